@@ -158,7 +158,7 @@ RIDDLES_LEFT = {
     "studies/judge/coverage.py",
     "studies/judge/extras.py",
     "studies/judge/row_sampling.py",
-    "studies/judge/rows.py",
+    "studies/judge/report_rows.py",
     "studies/judge/scores.py",
     "studies/report/chart.py",
     "studies/report/figures/maps.py",

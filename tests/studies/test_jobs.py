@@ -21,7 +21,7 @@ from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run import worker_processes
 from inlay.studies.run.claimed_work import Claims
 from inlay.studies.run.records import StudyDirs, read_appended, read_records
-from inlay.studies.run.session import Deadline, Session, Stage, conduct
+from inlay.studies.run.session import Deadline, Session, StudyProgress, conduct
 from inlay.studies.run.worker_processes import JobSettings, conduct_in_jobs
 from inlay.studies.spec.toy import WORDS
 
@@ -88,7 +88,7 @@ def dirs_in(folder: Path) -> StudyDirs:
     return StudyDirs(folder / "results", folder / "runs")
 
 
-class Saboteur(Stage):
+class Saboteur(StudyProgress):
     """Does something once it has heard of steps."""
 
     def __init__(self, act):
@@ -139,7 +139,7 @@ def test_of_copies_one_after_another_a_killed_process_costs_nothing_that_was_don
     text = ROW.replace('"glue/cola", "glue/stsb"', '"glue/cola"').replace("[1, 2, 3, 4]", "[40, 41, 42, 43]")
     plan, dirs = make_plan(tmp_path, backbone, text), dirs_in(tmp_path)
 
-    class Killer(Stage):
+    class Killer(StudyProgress):
         def tell(self, num_done, num_runs, num_busy, num_rows):
             if started[0].has_stepped and started[0].process.is_alive() and len(started) == 2:
                 os.kill(started[0].process.pid, signal.SIGKILL)

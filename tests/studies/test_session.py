@@ -22,7 +22,7 @@ from inlay.studies.run import units as work
 from inlay.studies.run.estimate import estimate_units
 from inlay.studies.run.recording import Origin, Recorder
 from inlay.studies.run.records import StudyDirs, StudyRecords, append_records, read_records
-from inlay.studies.run.session import Deadline, Stage, _Alarm, conduct, list_todo
+from inlay.studies.run.session import Deadline, StudyProgress, _Alarm, conduct, list_todo
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
@@ -108,7 +108,7 @@ def make_plan(tmp_path, backbone, text=STUDY, name="small", **changes):
     return plan_study(study, backbone, *load_tasks(study, None))
 
 
-class Counter(Stage):
+class Counter(StudyProgress):
     """Notes which runs are trained, and stops at the n-th step, or at every step of the run that fails."""
 
     def __init__(self, stop_at=None, error=KeyboardInterrupt, fails=None):
@@ -309,7 +309,7 @@ def test_a_copy_is_scored_on_its_test_rows_before_the_next_of_its_row_begins(tmp
     text = ROW.replace('"glue/cola", "glue/stsb"', '"extra/airline"').replace("[1, 2, 3, 4]", "[1, 2, 3]")
     plan, known = make_plan(tmp_path, backbone, text, submission=True), []
 
-    class Look(Stage):
+    class Look(StudyProgress):
         def watch(self, unit):
             class Watch(Hooks):
                 def on_end(self, member):
@@ -485,7 +485,7 @@ def test_records_of_a_run_are_on_disk_when_it_ends_not_when_its_cohort_does(tmp_
     plan = make_plan(tmp_path, backbone, text)
     seen = []
 
-    class Look(Stage):
+    class Look(StudyProgress):
         def watch(self, unit):
             class Watch(Hooks):
                 def on_end(self, member):
@@ -505,7 +505,7 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 from inlay.model import load_backbone
 from inlay.studies.run.records import StudyDirs
-from inlay.studies.run.session import Stage, conduct
+from inlay.studies.run.session import StudyProgress, conduct
 from test_session import Counter, make_plan, without_times
 folder = Path(sys.argv[2])
 backbone = load_backbone(sys.argv[3], device="cpu")

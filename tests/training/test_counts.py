@@ -1,4 +1,4 @@
-"""Parameters as the papers count them: SEMANTICS §1 to §3 and §6, from the shapes of published backbones."""
+"""Parameters as the papers count them (docs/methods.md), from the shapes of published backbones."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_single_adapters_are_one_and_eight_hundredths(shape, size, trained, per_
 def test_pals_beside_a_network_that_all_tasks_train_are_the_published_multiple(bert_base):
     totals = count_several(bert_base, 8, "pal-published")
     assert not totals.needs_backbone
-    assert round(totals.times_backbone, 2) == 1.13  # SEMANTICS §6
+    assert round(totals.times_backbone, 2) == 1.13  # docs/methods.md
 
 
 def test_fine_tuning_is_a_backbone_for_each_task_and_needs_none_beside(bert_base):

@@ -1,4 +1,4 @@
-"""The optimizer against torch's own AdamW and against the formulas of SEMANTICS §1."""
+"""The optimizer against torch's own AdamW and against the formulas of docs/methods.md."""
 
 from __future__ import annotations
 

@@ -207,7 +207,7 @@ class Budget:
 
 
 def _as_budget(seconds: float) -> str:
-    """Seconds as an option has them, rounded up."""
+    """Return seconds as an option has them, rounded up."""
     return f"{math.ceil(seconds)}s" if seconds < _LONG_SECONDS else f"{math.ceil(seconds / 60)}m"
 
 

@@ -76,19 +76,19 @@ def _find_label_errors(planned: FoldRuns, scores: FoldScores) -> LabelErrors | N
 
 
 def describe_report(report: Mapping[str, Any], task: Task) -> str:
-    """A cross-validation as a line of the report on what was trained afterwards."""
+    """Return a cross-validation as a line of the report on what was trained afterwards."""
     scores = f"{describe_mean(report, report['mean'], task.metric)}; {describe_pooled(report, task.metric)}"
     rows = f"{screen.count(len(task.train), 'row')}, with {screen.count(len(task.dev), 'dev row')} to choose its epoch"
     return f"cross-validated ({report['num_folds']} folds): {scores}; the run above was trained on {rows}"
 
 
 def describe_mean(about: Mapping[str, Any], means: Mapping[str, float], metric: str) -> str:
-    """The mean over folds with its standard error; `about` is what a version keeps."""
+    """Return the mean over folds with its standard error; `about` is what a version keeps."""
     return f"{metric} {screen.score(means[metric])} ± {screen.score(about['standard_error'][metric])}"
 
 
 def describe_pooled(about: Mapping[str, Any], metric: str) -> str:
-    """The score of all rows left out."""
+    """Return the score of all rows left out."""
     found, rows = about["pooled"][metric], screen.count(about["num_rows"], "row")
     span = f"{screen.score(found['low'])} to {screen.score(found['high'])}"
     return f"{screen.score(found['value'])} over all {rows} left out (95% interval {span})"

@@ -62,7 +62,7 @@ def materialize(
 
 
 def _choose_parts(configs: Sequence[RunConfig], wanted: Sequence[str]) -> list[RunConfig]:
-    """The settings of these tasks of a run, each once, with the data that is named for it: `TASK=DATA`."""
+    """Choose the settings of these tasks of a run, each once, with the data that is named for it: `TASK=DATA`."""
     known = {config.task: config for config in configs}
     found = {} if wanted else known
     for item in wanted:
@@ -90,7 +90,7 @@ def _load_part(config: RunConfig, run_id: str) -> Task:
 
 
 def _open_backbone(asked: str | None, known: str, device: str) -> Backbone:
-    """The backbone that was asked for, or the one that the run's settings name."""
+    """Open the backbone that was asked for, or the one that the run's settings name."""
     try:
         return open_backbone(asked or known, device)
     except Missing as error:

@@ -277,7 +277,7 @@ def _put_counts(made: JointPlan) -> None:
 
 
 def _put_down(run: JointRun, result: Result, ready: _Ready, *, publish: bool) -> dict[str, Any]:
-    """Every task made an ordinary one and published, as data."""
+    """Return every task made an ordinary one and published, as data."""
     from inlay.training import materialize
 
     trained = materialize(run, result, ready.backbone)
@@ -297,7 +297,7 @@ def _put_down(run: JointRun, result: Result, ready: _Ready, *, publish: bool) ->
 
 
 def _average_test(tasks: Sequence[dict[str, Any]]) -> float | None:
-    """The mean test score, each task's by its own metric; None unless all have one."""
+    """Return the mean test score, each task's by its own metric; None unless all have one."""
     scores = [(item["test"] or {}).get(item["metric"]) for item in tasks]
     known = [score for score in scores if score is not None]
     return sum(known) / len(known) if known and len(known) == len(scores) else None

@@ -32,7 +32,7 @@ _STYLES = {"published": "green", "stands": "green", "known": "yellow", "aside": 
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Seconds of `2s`, `500ms`, `1.5m`, `1h`, or of a plain number."""
+    """Return seconds of `2s`, `500ms`, `1.5m`, `1h`, or of a plain number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise BadConfig(f"`{option} {text}` is not a duration", f"write `{option} 2s`, `500ms` or `1m`")

@@ -318,7 +318,7 @@ class _StudyCommand:
         self, plans: Sequence[StudyPlan], deadline: float | None, num_jobs: int, memory_share: float
     ) -> SessionResult:
         """Train what is missing, in this process or in several."""
-        from inlay.cli.study_progress import CrewStage, ScreenStage
+        from inlay.cli.study_progress import JobsProgress, ScreenProgress
         from inlay.studies import JobSettings, conduct, conduct_in_jobs
         from inlay.training import take_share
 
@@ -326,9 +326,9 @@ class _StudyCommand:
             take_share(plan.backbone.device, memory_share)
         with _resumable():
             if num_jobs == 1:
-                return conduct(plans, self.dirs, deadline=deadline, commit=self.commit, stage=ScreenStage())
+                return conduct(plans, self.dirs, deadline=deadline, commit=self.commit, stage=ScreenProgress())
             settings = JobSettings(num_jobs, self.device, self.data_root, self.skip_missing, self.commit, memory_share)
-            with CrewStage() as stage:
+            with JobsProgress() as stage:
                 return conduct_in_jobs(plans, self.dirs, settings, deadline=deadline, stage=stage)
 
     def answer(self, plan: StudyPlan, result: SessionResult, report: dict[str, Any]) -> None:

@@ -7,13 +7,13 @@ from typing import Self
 
 from inlay.cli import screen
 from inlay.cli.progress import TrainingProgress
-from inlay.studies import Stage, Unit
+from inlay.studies import StudyProgress, Unit
 from inlay.training import Emit
 
 _SMOOTHED_SECONDS = 10.0  # the rate shown is that of about so long
 
 
-class ScreenStage(Stage):
+class ScreenProgress(StudyProgress):
     """A study on the screen: a line for every unit of work, with a bar while it is trained."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class ScreenStage(Stage):
             self._meter = None
 
 
-class CrewStage(Stage):
+class JobsProgress(StudyProgress):
     """Studies done by several processes, on the screen: one bar for all, a line for every unit that begins or fails."""
 
     def __init__(self) -> None:

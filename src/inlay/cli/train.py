@@ -191,7 +191,7 @@ def _describe_suspects(result: Result, given: RunOptions) -> list[str]:
 
 
 def _show_examples(ready: PreparedRun, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:
-    """The first encoded training rows, as people check their data."""
+    """Return the first encoded training rows, as people check their data."""
     if num_rows <= 0:
         return []
     from inlay.data import describe, encode_split

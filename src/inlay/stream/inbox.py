@@ -68,7 +68,7 @@ class Inbox:
         self._since: dict[str, tuple[Stamp, float]] = {}
 
     def scan(self) -> list[Path]:
-        """Every file but the hidden and the unfinished, by name."""
+        """Return every file but the hidden and the unfinished, by name."""
         try:
             names = [entry.name for entry in os.scandir(self.path) if entry.is_file()]
         except OSError as error:
@@ -89,7 +89,7 @@ class Inbox:
                 yield path, stamp, now - self._since[path.name][1] >= self._settle_s
 
     def stamp(self, path: Path) -> Stamp:
-        """The stamp of a data file now; its first part is None where the file is gone."""
+        """Return the stamp of a data file now; its first part is None where the file is gone."""
         return tuple(_stamp_file(each) for each in (path, path.with_suffix(".toml")))
 
     def move_aside(self, path: Path, text: str) -> Path:
@@ -182,7 +182,7 @@ class Journal:
 
 
 def _read_own_settings(path: Path, config: RunConfig) -> dict[str, Any]:
-    """The settings beside a data file, as a tree; {} where there are none."""
+    """Read the settings beside a data file, as a tree; {} where there are none."""
     try:
         own = tomllib.loads(path.read_bytes().decode("utf8"))
     except FileNotFoundError:
@@ -198,7 +198,7 @@ def _read_own_settings(path: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _merge(config: RunConfig, own: dict[str, Any], path: Path) -> RunConfig:
-    """The stream's settings with a file's own over them; the data are always the file itself."""
+    """Return the stream's settings with a file's own over them; the data are always the file itself."""
     tree = dataclasses.asdict(dataclasses.replace(config, task=Store.legal_name(path.stem)))
     for key, value in own.items():
         tree[key] = {**tree[key], **value} if isinstance(value, dict) and isinstance(tree.get(key), dict) else value

@@ -86,7 +86,7 @@ class StreamEvent(Event):
     details: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The event as data; what does not apply is left out."""
+        """Return the event as data; what does not apply is left out."""
         named = {"file": self.file, "task": self.task, "version": self.version}
         given = {name: value for name, value in named.items() if value is not None}
         return {"event": self.kind, "message": self.message, **given, **self.details}
@@ -200,7 +200,7 @@ class _Stream:
             time.sleep(min(settings.every_s, settle_s) if self._open_files() else settings.every_s)
 
     def _open_files(self) -> list[str]:
-        """Files that are not done with: after a drain, those that have not settled."""
+        """Open files that are not done with: after a drain, those that have not settled."""
         return [path.name for path, stamp, _ in self._folder.look() if self._closed.get(path.name) != stamp]
 
     def _drain(self, config: RunConfig, together: bool, names: Collection[str] | None = None) -> bool:
@@ -300,7 +300,7 @@ class _Stream:
         return True
 
     def _find(self, content: str, name: str | None = None) -> Version | None:
-        """The version this content became and the store still has, under this name or whatever name."""
+        """Find the version this content became and the store still has, under this name or whatever name."""
         for version in self._journal.versions(content):
             with suppress(UnknownName):  # removed since
                 if name in (None, version.name) and self._context.store.resolve(version.reference) == version:
@@ -327,7 +327,7 @@ class _Stream:
         self._prove()
 
     def _fit(self, batch: list[_ReadyFile], *, restart: bool = False) -> dict[str, Result]:
-        """Results by run id. What stops a cohort is found by training its files alone; that file goes aside."""
+        """Fit results by run id. What stops a cohort is found by training its files alone; that file goes aside."""
         runs = [ready.run for ready in batch]
         try:
             settings = dataclasses.replace(self._context.settings, restart=restart)

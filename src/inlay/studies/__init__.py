@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from inlay.studies.report.report import draw_report
     from inlay.studies.run.estimate import Estimate, estimate_units
     from inlay.studies.run.records import StudyDirs, StudyRecords, count_other_poolings, results_file
-    from inlay.studies.run.session import SessionResult, Stage, conduct, make_agenda
+    from inlay.studies.run.session import SessionResult, StudyProgress, conduct, make_agenda
     from inlay.studies.run.units import Unit
     from inlay.studies.run.worker_processes import JobSettings, conduct_in_jobs
     from inlay.studies.spec.planning import StudyPlan, load_tasks, plan_study
@@ -25,7 +25,7 @@ __getattr__ = import_lazily(
         "inlay.studies.report.report": ("draw_report",),
         "inlay.studies.run.estimate": ("Estimate", "estimate_units"),
         "inlay.studies.run.records": ("StudyDirs", "StudyRecords", "count_other_poolings", "results_file"),
-        "inlay.studies.run.session": ("SessionResult", "Stage", "conduct", "make_agenda"),
+        "inlay.studies.run.session": ("SessionResult", "StudyProgress", "conduct", "make_agenda"),
         "inlay.studies.run.units": ("Unit",),
         "inlay.studies.run.worker_processes": ("JobSettings", "conduct_in_jobs"),
         "inlay.studies.spec.planning": ("StudyPlan", "load_tasks", "plan_study"),
@@ -47,10 +47,10 @@ __all__ = [
     "Estimate",
     "JobSettings",
     "SessionResult",
-    "Stage",
     "Study",
     "StudyDirs",
     "StudyPlan",
+    "StudyProgress",
     "StudyRecords",
     "Unit",
     "choose_entries",

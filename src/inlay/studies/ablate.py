@@ -1,4 +1,4 @@
-"""Ablation: what a trained task still knows when the adapters of some layers are taken out, without retraining.
+"""Ablation: dev scores of a trained task without the adapters of some layers, without retraining.
 
 Houlsby et al. 2019 (section 3.6) remove the adapters of every contiguous span of layers and score the dev rows anew.
 Here the spans are slots of one bank, all of them the trained task behind gates of its own: rows of all spans go through
@@ -18,11 +18,11 @@ from inlay.model import TOKEN_BUDGET, Backbone, Bank, SlotSpec, collect_outputs,
 from inlay.training import read_outputs, read_trained
 
 Span = tuple[int, int]
-"""The first and the last layer of a span, both in it."""
+"""the first and the last layer of a span, both inclusive"""
 
 
 def list_spans(num_layers: int) -> list[Span]:
-    """Every contiguous span of layers: n·(n + 1)/2 of them."""
+    """List every contiguous span of layers: n·(n + 1)/2 of them."""
     return [(first, last) for first in range(num_layers) for last in range(first, num_layers)]
 
 
@@ -34,7 +34,7 @@ def score_spans(
     metric: str | None = None,
     on_rows: Callable[[int], object] = lambda _: None,
 ) -> dict[Span | None, float]:
-    """The dev score of a finished run without the adapters of each span of layers; under None that of the whole.
+    """Score a finished run on dev without the adapters of each span of layers; None is the whole run.
 
     The score is accuracy for tasks with classes, whatever they were selected by (a majority classifier has a Matthews
     correlation of 0, which says nothing of what is left), and the task's own metric elsewhere, unless `metric` says
@@ -67,7 +67,7 @@ def _require_adapters(spec: SlotSpec, backbone: Backbone) -> None:
 
 
 def _gate_spans(spec: SlotSpec, tensors: dict[str, Tensor], backbone: Backbone, spans: Sequence[Span | None]) -> Bank:
-    """A bank with a slot for every span: the same task, without the adapters of the span's layers."""
+    """Build a bank with a slot for every span: the same task, without the adapters of the span's layers."""
     whole = Bank(backbone, 1)
     whole.put(0, spec, tensors)
     bank = whole.repeated(0, len(spans))
@@ -78,11 +78,11 @@ def _gate_spans(spec: SlotSpec, tensors: dict[str, Tensor], backbone: Backbone, 
 
 
 def _infer_spans(bank: Bank, encoded: Encoded, on_rows: Callable[[int], object]) -> list[list[Tensor]]:
-    """The logits of every window, by slot. Windows are taken so many at a time that all their spans fill a batch."""
+    """Compute the logits of every window by slot. As many windows at a time as fill a batch with all their spans."""
     answers: list[list[Tensor]] = [[] for _ in range(bank.num_slots)]
     windows = list(encoded)
     mean_length = float(encoded.lengths.mean()) if windows else 1.0
-    budget = 4 * TOKEN_BUDGET[bank.backbone.device.type]  # several batches, each of rows about as long
+    budget = 4 * TOKEN_BUDGET[bank.backbone.device.type]  # several batches of rows of similar length
     step = max(1, int(budget / (mean_length * bank.num_slots)))
     for start in range(0, len(windows), step):
         some = windows[start : start + step]

@@ -25,7 +25,7 @@ _NOTED = "runs.json"
 
 @dataclass(frozen=True)
 class Entry:
-    """A task's file in the entry of an arm: who answers, and where."""
+    """One task's file in the entry of an arm: the run that answers, and the paths."""
 
     arm: str
     task: str
@@ -44,7 +44,7 @@ class Entry:
 
     @property
     def answered_by(self) -> str | None:
-        """The run whose answers are there: this one, or one that was the best before."""
+        """The id of the run whose answers are there: this one, or one that was the best before."""
         return _read_noted(self.folder).get(self.file, {}).get("run") if (self.folder / self.file).is_file() else None
 
     @property
@@ -57,7 +57,7 @@ class Entry:
 
 
 def choose_entries(plan: StudyPlan, records: Iterable[Record], places: StudyDirs, root: str | None) -> list[Entry]:
-    """For each arm and task of GLUE whose test file is at hand, the best run on dev; of equal ones one with weights."""
+    """Choose the best run on dev for each arm and GLUE task whose test file is here; in a tie, one with weights."""
     asked = [task for task in plan.study.tasks if task.startswith("glue/") and _has_test(plan, task, root)]
     runs = {item.id: item.run for item in plan.items if isinstance(item.run, Run)}
     best: dict[tuple[str, str], Entry] = {}
@@ -75,12 +75,12 @@ def choose_entries(plan: StudyPlan, records: Iterable[Record], places: StudyDirs
 
 
 def _rank(entry: Entry) -> tuple[float, bool, bool]:
-    """All of GLUE's metrics are better when higher."""
+    """Return a sort key: the dev score (all of GLUE's metrics are better when higher), then what is at hand."""
     return (entry.record.dev[entry.record.metric], entry.is_written, entry.has_weights)
 
 
 def list_gone(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries that have not answered, and whose weights are not here."""
+    """Return the unanswered entries whose weights are not here."""
     return [entry for entry in entries if not entry.is_written and not entry.has_weights]
 
 
@@ -122,7 +122,7 @@ def write_entries(
 
 
 def _answer(plan: StudyPlan, entry: Entry, root: str | None) -> None:
-    """Have a task's test set answered, and note who did."""
+    """Have a task's test set answered, and record the run that did."""
     place, task = entry.weights.parent, plan.tasks[entry.task]
     answers = answer_test(plan.backbone, place, task, plan.study.data_config(entry.task, root))
     write_submission(task, answers, entry.folder)
@@ -135,7 +135,7 @@ def _answer(plan: StudyPlan, entry: Entry, root: str | None) -> None:
 
 
 def _describe_arm(plan: StudyPlan, entries: Sequence[Entry], root: str | None) -> list[str]:
-    """Where an arm's entry lies and which of the server's files it lacks; nothing if none was written."""
+    """Describe where an arm's entry lies and which of the server's files it lacks; empty if none was written."""
     folder = entries[0].folder if entries else None
     if folder is None or not (folder / "submission.zip").is_file():
         return []

@@ -32,7 +32,7 @@ class TestFile:
     name: str
     num_rows: int
     labels: tuple[str, ...]
-    """that the server knows; none: a number from 0 to 5"""
+    """the labels that the server knows; empty: a number from 0 to 5"""
 
 
 SUBMISSION = {
@@ -51,7 +51,7 @@ SUBMISSION = {
 
 
 def answer_test(backbone: Backbone, run_folder: Path, task: Task, config: DataConfig) -> list[str | float]:
-    """A finished run's answer to every row of its task's unlabelled test file, in order: labels, or numbers.
+    """Return a finished run's answer to every row of its task's unlabelled test file, in order: labels, or numbers.
 
     `config` says where GLUE lies; the task's name says which set. A set whose test file is missing is a `Missing`.
     """
@@ -64,7 +64,7 @@ def answer_test(backbone: Backbone, run_folder: Path, task: Task, config: DataCo
 
 
 def read_test(task: str, config: DataConfig) -> Split:
-    """The rows of a GLUE set's test file, in order, without labels."""
+    """Read the rows of a GLUE set's test file, in order, without labels."""
     table = _open(_find_name(task), config).read("test")
     pairs = table.column("pair") if "pair" in table.header.names else None
     return Split(table.column("text"), pairs, None, table.lines, table.header.path)
@@ -83,7 +83,7 @@ def _open(name: str, config: DataConfig) -> Source:
 
 
 def write_submission(task: Task | str, answers: Sequence[str | float], folder: Path) -> Path:
-    """Write a task's file of the submission; refuses answers that the server would: too few, or no label of its."""
+    """Write a task's file of the submission; refuse answers that the server would refuse."""
     name = _find_name(task if isinstance(task, str) else task.name)
     entry = SUBMISSION[name]
     if len(answers) != entry.num_rows:
@@ -101,7 +101,7 @@ def write_submission(task: Task | str, answers: Sequence[str | float], folder: P
 
 
 def pack_submission(folder: Path) -> tuple[Path, list[str]]:
-    """Zip the files that are there for the server; and the names of those it will miss."""
+    """Zip the files that are there for the server; return the zip and the names of the missing files."""
     there = [entry.name for entry in SUBMISSION.values() if (folder / entry.name).is_file()]
     if not there:
         raise Missing(f"no answers in `{folder}`", "write a task's with `write_submission` first")
@@ -113,7 +113,7 @@ def pack_submission(folder: Path) -> tuple[Path, list[str]]:
 
 
 def glue_name(task: str) -> str:
-    """The name under which the server knows a study's task, if it does."""
+    """Return the server's name of a study's task; None if it has none."""
     return task.removeprefix("glue/").lower()
 
 

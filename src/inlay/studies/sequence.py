@@ -161,7 +161,7 @@ class _Walk:
         }
 
     def _score(self) -> dict[str, float]:
-        """The dev score of every task so far: through the network as it is now, or one bank of all tasks."""
+        """Return the dev score of every task so far: through the network as it is now, or one bank of all tasks."""
         if self._learned[0].spec.is_finetuned:
             scores = {}
             for learned in self._learned:
@@ -175,12 +175,12 @@ class _Walk:
         return {learned.run.task.name: _score_slot(bank, slot, learned) for slot, learned in enumerate(self._learned)}
 
     def _tensors_of(self, learned: _Learned) -> dict[str, Tensor]:
-        """A task's tensors on the network as it is now."""
+        """Return a task's tensors on the network as it is now."""
         names = {item.name for item in learned.spec.layout(self._backbone.anatomy)}
         return {**learned.tensors, **{name: self._body[name] for name in names & self._body.keys()}}
 
     def _measure_moves(self) -> float:
-        """The largest difference of a probe's logit from what it was when its task had been learnt."""
+        """Measure the largest difference of a probe's logit from what it was when its task had been learnt."""
         moves = [0.0]
         for learned in self._learned:
             now = self._answer_probes(learned.run, learned.spec, learned.tensors)

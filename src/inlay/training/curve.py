@@ -21,7 +21,7 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
         range(1, len(progress.losses) + 1), progress.losses, color="#9bb8d3", linewidth=0.8, label="loss per step"
     )
     if progress.history:
-        shift = run.config.train.contrast or 0  # of steps before the first of training
+        shift = run.config.train.contrast or 0  # number of steps before the first training step
         steps = [_position(line, shift) for line in progress.history]
         known = [line for line in progress.history if line["train_loss"] is not None]
         losses = [line["train_loss"] for line in known]
@@ -47,5 +47,5 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
 
 
 def _position(line: dict[str, Any], shift: int) -> int:
-    """Return the position of an epoch on the axis of steps, those before training included."""
+    """Return an epoch's position on the axis of steps, counting those before training."""
     return int(line["step"]) + (0 if line.get("stage") == PROBE else shift)

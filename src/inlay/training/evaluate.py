@@ -52,7 +52,7 @@ from inlay.training.run.run import Result, Run
 
 
 class Targets:
-    """A split's targets as the head's loss takes them, a row or a window at a time."""
+    """The targets of a split in the form the head's loss takes, by row or by window."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Targets:
         head: HeadSpec,
         written: Sequence[np.ndarray] | None = None,
     ) -> None:
-        """`written` has the tokens of every answer, where they are what is learned."""
+        """Prepare the targets; `written` has the tokens of every answer on a seq2seq backbone."""
         assert split.targets is not None
         aligned = align_targets(head.kind, encoded, split.targets) if written is None else written
         self._whole = None if aligned is not None else _as_numbers(split.targets, head)
@@ -72,10 +72,10 @@ class Targets:
         weigh = find_head(WRITTEN if written is not None else head.kind).weight
         weights = [weigh(target) for target in self._tokens] if aligned is not None else np.ones(len(encoded))
         self.weights = torch.as_tensor(weights, dtype=torch.float32)
-        """how much each window counts in a mean: labelled or written tokens, where there are such"""
+        """the weight of each window in a mean: its number of labelled or written tokens, else 1"""
 
     def take(self, windows: Sequence[int], width: int) -> Tensor:
-        """The targets of some windows, those of tokens padded to `width`."""
+        """Return the targets of some windows; targets of tokens are padded to `width`."""
         if self._whole is not None:
             return self._whole[torch.as_tensor(np.asarray(windows))]
         chosen = [self._tokens[window] for window in windows]
@@ -85,7 +85,7 @@ class Targets:
         return padded
 
     def lay(self, windows: np.ndarray) -> np.ndarray:
-        """The targets of the tokens of some windows, end to end [N, 1] or [N, 2]."""
+        """Return the targets of some windows' tokens, end to end: [N, 1] or [N, 2]."""
         laid = torch.cat([self._tokens[window] for window in windows])
         return laid.view(len(laid), -1).numpy()
 
@@ -105,7 +105,7 @@ def _as_numbers(targets: np.ndarray, head: HeadSpec) -> Tensor:
 
 @dataclass(frozen=True)
 class DevScores:
-    """The scores of a run on its dev rows: every metric of its kind, the mean loss, and what of its head they fitted.
+    """The scores of a run on its dev rows: every metric, the mean loss, and the head settings fitted to them.
 
     If the outputs of some rows are not finite, scores and loss are NaN, which no epoch is chosen by, and the run has
     diverged.
@@ -117,19 +117,19 @@ class DevScores:
     num_lost: int = 0
     """rows whose outputs are not finite"""
     unpredicted: tuple[str, ...] = ()
-    """labels that some rows have and no row was answered with"""
+    """labels of dev rows that were never predicted"""
     untuned: dict[str, float] = dataclasses.field(default_factory=dict)
-    """the scores without thresholds, where some were tuned: on the rows they were tuned on `scores` are too good"""
+    """the scores without tuned thresholds, if there are any; `scores` are too good on the rows that tuned them"""
 
     @property
     def findings(self) -> dict[str, Any]:
-        """The fields that a history has only where there is something to keep."""
+        """The fields that the history gets only when they have a value."""
         found = {"unpredicted": list(self.unpredicted), "dev_untuned": self.untuned}
         return {name: value for name, value in found.items() if value}
 
 
 def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> DevScores:
-    """The verdict of the dev rows, from the logits of their windows."""
+    """Score the dev rows from the logits of their windows."""
     split, head = run.task.dev, run.spec.head
     outputs = _collect(split, encoded, logits)
     num_lost = sum(not output.is_finite for output in outputs)
@@ -148,10 +148,10 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> DevScores
     scores = score_all(run.task.kind, run.task.labels, split.targets, predictions, split.unseen)
     scores |= _score_calibration(head, calibrated, decisions)
     unpredicted = _find_unpredicted(run.task.kind, run.task.labels, split.targets, predictions)
-    if head.is_free_text:  # what was written is right or wrong: there are no logits to be surer by
+    if head.is_free_text:  # generated answers are right or wrong: there are no logits to calibrate
         return DevScores(scores, 1.0 - scores["exact_match"], fitted)
     known = split
-    if split.unseen:  # labels that training never saw have no output, and count nothing in a loss
+    if split.unseen:  # labels not seen in training have no output and do not count in the loss
         form = KINDS[run.task.kind].targets
         known = dataclasses.replace(split, targets=form.ignore_unseen(split.targets, len(run.task.labels)))
     loss = _mean_loss(head, Targets(known, encoded, head), logits)
@@ -159,7 +159,7 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> DevScores
 
 
 def _find_unpredicted(kind: str, labels: Sequence[str], targets: np.ndarray, outputs: Any) -> tuple[str, ...]:
-    """Return the labels that some rows have and none is predicted with."""
+    """Return the labels of dev rows that were never predicted."""
     form = KINDS[kind].targets
     true = form.find_present(targets)
     if not true:
@@ -173,7 +173,7 @@ def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> fl
     if logits[0].dim() == 1:
         taken = targets.take(range(len(logits)), 0)
         lost = row_losses(torch.stack(list(logits)), taken)
-        if taken.dim() == 1 and not taken.is_floating_point():  # without rows of a class that training never saw
+        if taken.dim() == 1 and not taken.is_floating_point():  # without the rows of classes not seen in training
             lost = lost[taken != IGNORED]
         return float(lost.mean()) if len(lost) else 0.0
     losses = [row_losses(row.unsqueeze(0), targets.take([window], len(row))) for window, row in enumerate(logits)]
@@ -184,7 +184,7 @@ Decisions = tuple[np.ndarray, np.ndarray]
 
 
 def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions: Decisions | None) -> dict[str, Any]:
-    """Fit a head on dev rows: its temperature where it has probabilities, its margin of silence."""
+    """Fit a head's settings on dev rows: its temperature, if it has probabilities, and its no-answer margin."""
     fitted: dict[str, Any] = {}
     if decisions is not None:
         fitted["temperature"] = fit_temperature(*_take_known(head, decisions))
@@ -198,21 +198,21 @@ def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions
 
 
 def _tune_cuts(metric: str, head: HeadSpec, decisions: Decisions | None) -> tuple[float, ...] | None:
-    """Thresholds that gain on dev rows, also on those they were not chosen on; None where none do."""
+    """Return thresholds that improve dev scores, also on rows that did not choose them; None if there are none."""
     if decisions is None or not KINDS[head.kind].has_cuts(head.num_outputs):
         return None
     return tune_thresholds(metric, *_take_known(head, decisions))
 
 
 def _take_known(head: HeadSpec, decisions: Decisions) -> Decisions:
-    """The decisions whose target is a class that training saw."""
+    """Return the decisions whose target is a class seen in training."""
     logits, targets = decisions
     is_known = targets < head.num_outputs if targets.ndim == 1 else slice(None)
     return logits[is_known], targets[is_known]
 
 
 def _decisions(kind: str, outputs: Sequence[Output], split: Split, encoded: Encoded) -> Decisions | None:
-    """The logits and targets of every decision that has a probability; None for kinds that have none.
+    """Return the logits and targets of every decision with a probability; None for kinds without any.
 
     A class or tag that training never saw is wrong whatever was decided; in a set of labels nothing was decided on it.
     """
@@ -238,14 +238,14 @@ def _score_calibration(before: HeadSpec, after: HeadSpec, decisions: Decisions |
 
 
 def score_split(run: Run, result: Result, backbone: Backbone, split: Split) -> dict[str, float]:
-    """Every metric of the task's kind for a run's best tensors on labelled rows."""
+    """Score a run's best tensors on labelled rows by every metric of the task's kind."""
     judged = judge_split(result.spec(run), result.tensors, backbone, split, run.reading)
     scores = _score(run.task.kind, run.task.labels, judged.outputs, split, judged.head)
     return scores | ({} if judged.ece is None else {"ece": judged.ece})
 
 
 def score_probe(run: Run, head: Mapping[str, Tensor], backbone: Backbone, split: Split) -> dict[str, float]:
-    """Every metric on labelled rows of the linear probe that a run began with: its head, its slot as it was then."""
+    """Score the linear probe that a run began with (its head on the initial slot) on labelled rows, by every metric."""
     bank = Bank(backbone, 1)
     bank.initialise(0, run.spec, run.config.train.seed)
     tensors = {**bank.read(0), **run.start.of(run.name), **head}
@@ -266,11 +266,11 @@ class SplitOutputs:
     num_tokens: int = 0
 
     def predictions(self, labels: Sequence[str]) -> Any:
-        """The outputs as the metrics take them."""
+        """Return the outputs as the metrics take them."""
         return read_outputs(self.head, labels, self.outputs)
 
     def take(self, rows: Sequence[int]) -> SplitOutputs:
-        """The outputs of some rows."""
+        """Take the outputs of some rows."""
         return dataclasses.replace(self, outputs=[self.outputs[row] for row in rows])
 
 
@@ -282,7 +282,7 @@ def judge_split(
     reading: Reading,
     on_batch: Callable[[int], None] | None = None,
 ) -> SplitOutputs:
-    """The outputs of every labelled row, and how honest their probabilities are."""
+    """Compute the outputs for every labelled row, and the calibration of their probabilities."""
     encoded = encode_cached(backbone.tokenizer, split, reading)
     outputs = _collect(split, encoded, _infer(spec, tensors, backbone, encoded, on_batch))
     ece = _measure_calibration(spec.head, outputs, split, encoded)
@@ -305,7 +305,7 @@ def predict_split(
     max_length: int,
     stride: int = Reading.stride,
 ) -> list[Tensor]:
-    """All logits of every row of a split, as one vector each."""
+    """Return all logits of every row of a split as one vector per row."""
     head = spec.head
     encoded = encode_cached(
         backbone.tokenizer, split, Reading(head.layout, max_length, stride, head.prompt, head.pairs)
@@ -330,7 +330,7 @@ def _collect(split: Split, encoded: Encoded, logits: Sequence[Tensor]) -> list[O
 
 
 def answer_slot(bank: Bank, slot: int, split: Split, reading: Reading, labels: Sequence[str]) -> Any:
-    """Answer the rows of a split by a slot of a bank, labelled or not, as the metrics take it."""
+    """Answer the rows of a split, labelled or not, by a slot of a bank; return outputs in the form metrics take."""
     spec = bank.specs[slot]
     assert spec is not None
     encoded = encode_cached(bank.backbone.tokenizer, split, reading)
@@ -339,13 +339,13 @@ def answer_slot(bank: Bank, slot: int, split: Split, reading: Reading, labels: S
 
 
 def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
-    """A split's rows for slot 0, ready for `infer`, each text or pair whole."""
+    """Encode a split's rows for slot 0, ready for `infer`, each text or pair whole."""
     encoded = encode_cached(backbone.tokenizer, split, Reading(WHOLE_ROW, max_length))
     return make_rows(encoded)
 
 
 def read_outputs(head: HeadSpec, labels: Sequence[str], outputs: Sequence[Output]) -> Any:
-    """Outputs as the metrics take them: logits [n, L], numbers [n] on the targets' own scale, tags or texts.
+    """Return outputs in the form metrics take: logits [n, L], numbers [n] on the targets' scale, tags or texts.
 
     If some are not finite, a list with None in their place, which the metrics score as NaN.
     """

@@ -46,7 +46,7 @@ def emit_to(*listeners: Emit) -> Emit:
 
 @dataclass(frozen=True)
 class RowsEncoded(Event):
-    """Some rows of a set are tokenised. A set that is in the token cache causes no such event."""
+    """Some rows of a set are tokenised. Sets in the token cache cause no such event."""
 
     num_done: int
     num_rows: int
@@ -69,7 +69,7 @@ class CompileEnded(Event):
 
 @dataclass(frozen=True)
 class Notice(Event):
-    """Something does not go as planned, but the result is the same."""
+    """Something does not go as planned; the result is the same."""
 
     message: str
 

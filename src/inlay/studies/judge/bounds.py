@@ -33,25 +33,25 @@ class MeanWithError(NamedTuple):
     sem: float | None = None
     num: int = 1
     freedom: int | None = None
-    """degrees of freedom of `sem`; None: as good as known"""
+    """degrees of freedom of `sem`; None if the error is known exactly"""
     rows: float | None = 0.0
-    """standard error from the rows that were scored; None: not known"""
+    """standard error from the rows that were scored; None if it is not known"""
 
     @property
     def margin(self) -> float:
-        """The error of training, 0 where it is not known."""
+        """The error of training; 0 if it is not known."""
         return self.sem or 0.0
 
 
 def estimate(scores: Iterable[float], rows: float | None = 0.0) -> MeanWithError:
-    """Mean and standard error of the mean: the sample's standard deviation over √n."""
+    """Return the mean and its standard error: the sample's standard deviation over √n."""
     values = list(scores)
     sem = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return MeanWithError(statistics.fmean(values), sem, len(values), len(values) - 1, rows)
 
 
 def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> MeanWithError:
-    """The mean of the groups' means; its error is that of the scores within their groups. No group depends on another.
+    """Average the groups' means; the error comes from the scores within the groups, which are independent.
 
     A group with a single score has no variance of its own, and another's is not lent to it: then there is no error.
     """
@@ -66,7 +66,7 @@ def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None =
 
 
 def combine(values: Sequence[MeanWithError], weights: Sequence[float]) -> MeanWithError:
-    """A weighted sum of estimates whose seeds do not depend on each other.
+    """Return a weighted sum of estimates whose seeds do not depend on each other.
 
     They are scored on the same rows, where methods err together. So a sum's error of rows is at most the sum of their
     errors (all weights of one sign), and a difference's at most that of independent rows.
@@ -90,34 +90,34 @@ def _combine_rows(errors: Sequence[float | None], weights: Sequence[float]) -> f
 
 
 def satterthwaite(variances: Sequence[float], freedoms: Sequence[int | None]) -> int | None:
-    """Degrees of freedom of a sum of variances, rounded down, never below the least of its parts; None: known."""
+    """Return the degrees of freedom of a sum of variances, rounded down, at least the smallest part's; None: known."""
     known = [(part, freedom) for part, freedom in zip(variances, freedoms, strict=True) if freedom is not None]
     if not known:
         return None
     least = min(freedom for _, freedom in known)
     below = sum(part**2 / freedom for part, freedom in known if freedom)
-    if not below:  # no variance at all
+    if not below:  # all variances are zero
         return least
     return max(int(sum(variances) ** 2 / below + 1e-9), least)
 
 
 def negated(value: MeanWithError) -> MeanWithError:
-    """The same with the other sign: what is lost, for what is gained."""
+    """Return the estimate with the other sign."""
     return value._replace(mean=-value.mean)
 
 
 def difference(first: MeanWithError, second: MeanWithError) -> MeanWithError:
-    """One less another whose seeds do not depend on its own."""
+    """Return the difference of two estimates with independent seeds."""
     return combine([first, second], [1.0, -1.0])
 
 
 def mean_of_all(values: Sequence[MeanWithError]) -> MeanWithError:
-    """The mean of estimates whose seeds do not depend on each other."""
+    """Return the mean of estimates with independent seeds."""
     return combine(values, [1 / len(values)] * len(values))
 
 
 def deviations(values: Sequence[MeanWithError]) -> list[MeanWithError]:
-    """Each estimate less the mean of all."""
+    """Return each estimate less the mean of all."""
     share = 1 / len(values)
     found = []
     for number, value in enumerate(values):
@@ -127,7 +127,7 @@ def deviations(values: Sequence[MeanWithError]) -> list[MeanWithError]:
 
 
 def reach(value: MeanWithError, chance: float = CHANCE, *, new_rows: bool = False) -> float:
-    """Return how far a one-sided bound is from the estimate that is wrong with `chance`.
+    """Return the distance from the estimate of a one-sided bound that is wrong with probability `chance`.
 
     With `new_rows` it is a bound on the score over new rows, else over the rows that were scored.
     """
@@ -140,7 +140,7 @@ def reach(value: MeanWithError, chance: float = CHANCE, *, new_rows: bool = Fals
 
 
 def tail(value: MeanWithError, distance: float, *, new_rows: bool = False) -> float:
-    """The least chance at which a bound keeps within `distance` of the estimate: the p-value of being beyond it."""
+    """Return the p-value of being further than `distance` from the estimate."""
     if distance < 0:
         return 1 - tail(value, -distance, new_rows=new_rows)
     if reach(value, 0.25, new_rows=new_rows) == 0:  # no error at all
@@ -156,7 +156,7 @@ def tail(value: MeanWithError, distance: float, *, new_rows: bool = False) -> fl
 
 
 def moderate(values: Sequence[MeanWithError]) -> list[MeanWithError]:
-    """Estimates of several tasks of which one may be picked: none is surer than tasks are on average.
+    """Moderate the estimates of several tasks of which one may be picked: none is surer than the average.
 
     Two or three seeds are equal by chance on one of many tasks, which then looks sure. So a task has its own variance
     or the mean of all tasks' variances, whichever is larger; its degrees of freedom are those of that mean.
@@ -176,7 +176,7 @@ def moderate(values: Sequence[MeanWithError]) -> list[MeanWithError]:
 
 
 def show(value: MeanWithError | float | None, *, signed: bool = False) -> str:
-    """A number of points with its standard error: `86.2 ± 0.3`; a dash where there is none."""
+    """Format points with their standard error: `86.2 ± 0.3`; a dash if there are none."""
     if value is None:
         return ABSENT
     found = value if isinstance(value, MeanWithError) else MeanWithError(value)

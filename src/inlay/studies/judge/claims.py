@@ -18,7 +18,7 @@ from inlay.studies.judge.verdicts import NONE, OPEN, ClaimVerdict, hold_together
 from inlay.studies.spec.shown import Claim
 
 LIKE = 0.5
-"""points that ours and the published difference may be apart and still agree, if we know ours to twice as many"""
+"""points by which our and the published difference may differ and still agree, if ours is known to twice as many"""
 
 
 @dataclass(frozen=True)
@@ -28,22 +28,22 @@ class JudgedClaim:
     claim: Claim
     verdict: ClaimVerdict
     stands: bool = False
-    """holds together with all others that stand: the chance that one of them is wrong is 5%"""
+    """whether it holds together with all others that stand: the chance that one of them is wrong is 5%"""
 
 
 def judge_claims(claims: Sequence[Claim], studies: Mapping[str, ScoredStudy]) -> list[JudgedClaim]:
-    """Judge claims on one backbone by its studies, which are given by name; what was not run has no verdict."""
+    """Judge claims on one backbone by its studies, given by name; a claim whose study was not run has no verdict."""
     found = [_judge(claim, studies.get(claim.study)) for claim in claims]
     return [JudgedClaim(*item) for item in zip(claims, found, hold_together(found), strict=True)]
 
 
 def _judge(claim: Claim, scored: ScoredStudy | None) -> ClaimVerdict:
-    """Return the verdict on a claim; open, and it says why, while planned runs of the rows it rests on are missing."""
+    """Judge a claim; it is open, with the reason, while planned runs of its rows are missing."""
     if scored is None or not scored.rows:
         return ClaimVerdict(NONE, "its study has not been run")
     found = JUDGES[claim.rule](scored, claim)
     rows = match_rows(scored.rows, found.rows)
-    if found.rows != ("*",):  # not where all rows are meant: the table of settings says it
+    if found.rows != ("*",):  # not for claims on all rows: the table of settings says it
         found = replace(found, sentence="; ".join((found.sentence, *describe_ends(scored, rows, found.tasks))))
     gap = scored.coverage.find_gap(found.rows, found.tasks)
     if not gap:
@@ -52,7 +52,7 @@ def _judge(claim: Claim, scored: ScoredStudy | None) -> ClaimVerdict:
 
 
 def describe_agreement(scored: ScoredStudy) -> list[str]:
-    """Return a sentence for each row whose difference to the reference was published: whether ours is like it."""
+    """Say of each row with a published difference to the reference whether ours agrees with it."""
     sentences = []
     for key in scored.rows:
         gaps = find_gaps(scored, key)

@@ -1,4 +1,4 @@
-"""The plan of a study held against its records: what is missing, in words, and whether a row is whole.
+"""The plan of a study compared with its records: what is missing, in words, and whether a row is complete.
 
 A planned run is an arm's setting on a task with a seed. It is there once a record has the same arm, task and seed, the
 same values on the arm's axes and no other setting than the arm's, unless that says it failed; one that diverged has
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from inlay.studies.judge.rows import NOT_AVERAGED, RowSpec, list_rows, make_rows, name_task
+from inlay.studies.judge.report_rows import NOT_AVERAGED, RowSpec, list_rows, make_rows, name_task
 from inlay.studies.judge.scores import joint_of
 from inlay.studies.run.records import FAILED, Record, count_layers
 from inlay.studies.spec.arms import ARM_KINDS
@@ -28,36 +28,36 @@ _MOST_LINES, _MOST_NAMES = 8, 8
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """A run that a study asks for; one of several tasks stands here once for each."""
+    """A run that a study asks for; a multi-task run occurs once for each task."""
 
     run: tuple[Any, ...]
-    """what tells runs apart, whichever arm asks"""
+    """the key that tells runs apart, whichever arm asks for them"""
     arm: str
     task: str
     seed: int
     axes: Mapping[str, Any]
     settings: Mapping[str, Mapping[str, Any]]
-    """of its method and its training, alone or with other tasks, by section"""
+    """settings of its method and training, alone or with other tasks, by section"""
     data: Mapping[str, Mapping[str, Any]]
-    """short name of a task that may be the run's first -> the settings that say which of its rows are read"""
+    """short name of a possible first task -> the settings that choose its rows"""
     sample: int | None
-    """rows of a task at most"""
+    """most training rows of a task; None: all"""
     depth: int
-    """layers that its arm needs; 0 where an arm that needs as many has run"""
+    """layers that its arm needs; 0 if an arm that needs as many has run"""
 
     @property
     def place(self) -> tuple[str, int]:
-        """Return what tells it apart from the others of its arm and task."""
+        """Return the key that tells it apart from the others of its arm and task."""
         return (repr(sorted(self.axes.items())), self.seed)
 
     def is_met_by(self, record: Record) -> bool:
-        """Tell whether a record is of this setting, as far as it says; what the plan leaves open may be anything."""
+        """Tell whether a record has this setting, as far as it says; open settings of the plan match anything."""
         if self.axes and record.axes != dict(self.axes):
             return False
         if self.sample is not None and record.num_train > self.sample:
             return False
         tasks = _tasks_of(record) if len(self.data) > 1 else list(self.data)
-        if not self.data.keys() >= set(tasks):  # `--skip-missing` leaves some out, and the first may be another
+        if not self.data.keys() >= set(tasks):  # `--skip-missing` leaves some tasks out, so the first may be another
             return False
         own = (
             (name, value, record.config.get(section, {}))
@@ -73,7 +73,7 @@ class Planned:
         return is_own and is_read and (is_answered or "answers" not in read)
 
     def pretend(self, number: int) -> Record:
-        """A record such as this run would have, as far as the rows of a table are made by it."""
+        """Make a record that this run would have, with the fields that tables sort rows by."""
         values: dict[str, Any] = {item.name: None for item in dataclasses.fields(Record)}
         values |= {"id": str(number), "arm": self.arm, "task": self.task, "seed": self.seed, "axes": dict(self.axes)}
         return Record(**{**values, "config": dict(self.settings), "extra": {}})
@@ -81,7 +81,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class Gap:
-    """The planned runs that some rows lack; false where they lack none."""
+    """The missing planned runs of some rows; false if none is missing."""
 
     missing: Sequence[Planned]
     planned: Sequence[Planned]
@@ -91,19 +91,19 @@ class Gap:
 
     @property
     def count(self) -> str:
-        """`8 of 24 planned runs are missing`."""
+        """Describe the number: `8 of 24 planned runs are missing`."""
         return f"{_count_runs(self.missing)} of {_count_runs(self.planned)} planned runs are missing"
 
     @property
     def text(self) -> str:
-        """The same with the first of what is missing."""
+        """Describe the number and the first of the missing runs."""
         lines = describe_runs(self.missing, self.planned)
         more = f"; {len(lines) - 2} more" if len(lines) > 2 else ""
         return f"{self.count} ({'; '.join(lines[:2])}{more})"
 
 
 class Coverage:
-    """A study's plan held against its records, which are of one backbone and profile."""
+    """A study's plan compared with its records of one backbone and profile."""
 
     def __init__(self, study: Study, records: Sequence[Record]) -> None:
         self._study = study
@@ -134,14 +134,14 @@ class Coverage:
 
     @cached_property
     def _rows(self) -> dict[str, set[tuple[Any, ...]]]:
-        """Row -> the runs that are planned for it: rows are made of these as they are of records."""
+        """Row -> its planned runs; rows are made of these as of records."""
         rows: dict[str, set[tuple[Any, ...]]] = {}
         for spec in _pretend_rows(self._study, self.planned, is_shown=False):
             rows.setdefault(spec.key, set()).update(self.planned[int(record.id)].run for record in spec.records)
         return rows
 
     def find_gap(self, rows: Sequence[str], tasks: Iterable[str] | None = None) -> Gap:
-        """Return what is missing of these rows on these tasks, or on all that count in a mean.
+        """Find the missing runs of these rows, on these tasks or on all that count in a mean.
 
         A `*` in the name of a row stands for anything.
         """
@@ -156,32 +156,32 @@ class Coverage:
 
     @property
     def count(self) -> str:
-        """`96 of 154 planned runs`."""
+        """Describe the number: `96 of 154 planned runs`."""
         whole = _count_runs(self.planned)
         return f"{whole - _count_runs(self.missing)} of {whole} planned runs"
 
 
 def list_planned_rows(study: Study) -> list[RowSpec]:
-    """Return the rows that a study would have if all of it were run; their records are empty but for settings."""
+    """List the rows of a complete study; their records are empty but for settings."""
     return _pretend_rows(study, list(_plan(study)), is_shown=True)
 
 
 def _pretend_rows(study: Study, planned: Sequence[Planned], *, is_shown: bool) -> list[RowSpec]:
-    """Return the rows of planned runs, and unless only what `is_shown` is wanted those for claims alone."""
+    """List the rows of planned runs; with `is_shown` only those of tables, else those for claims too."""
     records = [item.pretend(number) for number, item in enumerate(planned)]
     others = [rule for rule in study.report.rows if not is_shown and not rule.is_shown]
     return [*list_rows(study, records), *(row for rule in others for row in make_rows(study, rule, records))]
 
 
 def match_rows(keys: Iterable[str], patterns: Sequence[str]) -> list[str]:
-    """The rows that are meant; a `*` in a name stands for anything."""
+    """Find the rows of these names; a `*` in a name stands for anything."""
     return [key for key in keys if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)]
 
 
 def split_planned(
     study: Study, records: Iterable[Record], old_starts: Collection[str] = ()
 ) -> tuple[list[Record], list[Record]]:
-    """The records of a study's settings, with whichever seed, and those of settings that it has not.
+    """Split records into those of the study's current settings (with any seed) and others.
 
     So are those that go on from one of `old_starts`: runs of settings that their own study has not.
     """
@@ -199,7 +199,7 @@ def split_planned(
 
 
 def list_missing(study: Study, records: Sequence[Record]) -> list[str]:
-    """Return what a study has not got yet, in words: how many runs, which, and those that came to nothing."""
+    """Describe what a study still lacks: how many runs, which, and the failed ones."""
     coverage = Coverage(study, records)
     lines = describe_runs(coverage.missing, coverage.planned)
     found = [f"{coverage.count} are there", *lines] if lines else []
@@ -216,7 +216,7 @@ def list_missing(study: Study, records: Sequence[Record]) -> list[str]:
 
 
 def _plan(study: Study) -> Iterator[Planned]:
-    """Every arm, task, setting and seed; a run of several tasks has the arm's own grid, as `planning.py` makes it."""
+    """List every arm, task, setting and seed; multi-task runs have the arm's own grid, as in `planning.py`."""
     for name, arm in study.arms.items():
         is_one = ARM_KINDS[arm.kind].spans_tasks
         made: dict[str, Any] = {}
@@ -240,24 +240,24 @@ def _plan(study: Study) -> Iterator[Planned]:
                     )
 
 
-# Of a task's data: what a run finds out by itself, what an arm says, and where files lie.
+# Data settings that do not choose rows: found out by a run, given by an arm, or paths.
 _NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "root", "source", "dev", "test", "pairs"))
 
 
 def _list_row_settings(study: Study, task: str) -> dict[str, Any]:
-    """Return what a study says of the rows of a task, as far as a record does."""
+    """Return a study's settings that choose a task's rows, as far as records have them."""
     most = {f"most_{side}": number for side, number in study.most_rows.items()}
     config = {**dataclasses.asdict(study.data_config(task, None)), **most}
     return {name: value for name, value in config.items() if name not in _NOT_ROWS}
 
 
 def _list_answers(given: Iterable[str]) -> set[str]:
-    """The answers, as `label=text`, that are not the label itself: of a run alone a record has those too."""
+    """List the answers that differ from their label, as `label=text`; records of single runs have only these."""
     return {item for item in given if len(set(item.split("=", 1))) > 1}
 
 
 def _tasks_of(record: Record) -> list[str]:
-    """The tasks of a record's run, in order, by their short names; the data settings it has are those of the first."""
+    """List the tasks of a record's run in order, by short name; its data settings are those of the first."""
     named = joint_of(record).get("tasks") or record.extra.get("sequence") or [record.task]
     return [shorten(task) for task in named]
 
@@ -271,7 +271,7 @@ def _count_runs(items: Iterable[Planned]) -> int:
 
 
 def describe_runs(missing: Sequence[Planned], planned: Sequence[Planned]) -> list[str]:
-    """A line for all arms and tasks that lack the same, `no run with epochs 10: full on CoLA, RTE`; few, then the rest.
+    """Describe missing runs: a line for arms and tasks that lack the same, `no run with epochs 10: full on CoLA, RTE`.
 
     An arm that needs more layers than any that has run is said to.
     """
@@ -298,7 +298,7 @@ def _by_arm_and_task(items: Iterable[Planned]) -> dict[tuple[str, str], list[Pla
 
 
 def _name_places(missing: Sequence[Planned], planned: Sequence[Planned]) -> str:
-    """Return what is missing of an arm on a task: all, the values that no run has, or so many runs."""
+    """Describe what an arm lacks on a task: everything, the values without a run, or a number of runs."""
     if len(missing) == len(planned):
         return "not run"
     lacking, whole = (_values(items) for items in (missing, planned))
@@ -313,13 +313,13 @@ def _name_places(missing: Sequence[Planned], planned: Sequence[Planned]) -> str:
 
 
 def _name_values(values: Mapping[str, Sequence[Any]]) -> str:
-    """`lr 0.0001 and seeds 1, 2`."""
+    """Describe values: `lr 0.0001 and seeds 1, 2`."""
     names = {name: "seeds" if name == "seed" and len(own) > 1 else name for name, own in values.items()}
     return " and ".join(f"{names[name]} {', '.join(map(_show, own))}" for name, own in values.items())
 
 
 def _values(items: Sequence[Planned]) -> dict[str, list[Any]]:
-    """Axis, or `seed` -> the values that some of these runs have."""
+    """Map each axis, and `seed`, to the values of these runs."""
     found: dict[str, list[Any]] = {}
     for item in items:
         for name, value in (*item.axes.items(), ("seed", item.seed)):

@@ -1,4 +1,4 @@
-"""Rules on what records keep beside scores: spans of an ablation, scales of initial values, sequences, embeddings."""
+"""Rules on data that records keep beside scores: spans of an ablation, initial scales, sequences, embeddings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from inlay.studies.judge.bounds import MeanWithError, deviations, difference, estimate, mean_of_all, show
-from inlay.studies.judge.rows import name_task
+from inlay.studies.judge.report_rows import name_task
 from inlay.studies.judge.scored import ScoredStudy
 from inlay.studies.judge.series import (
     Ablation,
@@ -35,13 +35,13 @@ from inlay.studies.run.records import Record
 from inlay.studies.spec.shown import Claim
 
 SMALL_SCALE = 1.0001e-2
-"""the greatest scale of initial values that is called small: 1e-2, however it is rounded"""
+"""the largest scale of initial values that counts as small: 1e-2, however it is rounded"""
 SPENT = 90.0
-"""percent of what is above the majority class: who has lost as much can hardly lose more"""
+"""percent of the accuracy above the majority class; a row that lost as much can hardly lose more"""
 UNMOVED = 0.01
-"""points of a dev score that are no change"""
+"""points of a dev score that do not count as a change"""
 MOVED = 0.1
-"""of the length of embeddings: what training must move them by before they say anything of tasks"""
+"""share of the embeddings' length that training must move them before they say anything about tasks"""
 
 
 # Spans of layers whose trained adapters were removed
@@ -110,7 +110,7 @@ _SPANS: dict[str, Callable[[Sequence[Ablation], Claim], ClaimVerdict]] = {
 
 
 def judge_init(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge what the scale of the initial values costs: up to 1e-2, above it, and on one task against another."""
+    """Judge the effect of the initial scale: up to 1e-2, above it, and on one task against another."""
     return _INIT[claim.part](scored, claim)
 
 
@@ -172,7 +172,7 @@ _INIT: dict[str, Callable[[ScoredStudy, Claim], ClaimVerdict]] = {
 
 
 def _lost_share(scored: ScoredStudy, series: str, task: str) -> MeanWithError | None:
-    """Return what the first scale above 1e-2 loses of the accuracy above the majority class, in percent."""
+    """Return the share, in percent, of the accuracy above the majority class that the first scale above 1e-2 loses."""
     small, large = _scales(scored, series, task)
     majority = next((row[task].majority for row in scored.rows.values() if task in row), None)
     if not small or not large or majority is None:
@@ -195,7 +195,7 @@ def _lost_share(scored: ScoredStudy, series: str, task: str) -> MeanWithError | 
 
 
 def judge_moved(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge whether, where each task has its slot, no answer and no dev score of an earlier one moves."""
+    """Judge whether, with a slot for each task, no answer and no dev score of an earlier task changes."""
     changes: list[float] = []
     networks: list[float] = []
     moves: list[float] = []
@@ -219,7 +219,7 @@ def judge_moved(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
 
 
 def _changes(records: Sequence[Record]) -> list[float]:
-    """Return how far each later dev score of a task is from that when it was learnt, run by run."""
+    """Return the change of each earlier task's dev score since it was learnt, run by run."""
     learnt = {(_sequence(item), item.task): item.extra.get("after", {}).get(item.task) for item in records}
     return [
         100 * abs(score - before)
@@ -230,7 +230,7 @@ def _changes(records: Sequence[Record]) -> list[float]:
 
 
 def _sequence(record: Record) -> tuple[str, str, int, str]:
-    """Return what the records of one sequence of tasks have in common."""
+    """Return the key of records that belong to one sequence of tasks."""
     return (record.arm, repr(sorted(record.axes.items())), record.seed, record.hardware)
 
 
@@ -238,7 +238,7 @@ def _sequence(record: Record) -> tuple[str, str, int, str]:
 
 
 def judge_embeddings(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge whether training takes embeddings of tasks of a kind closer to each other than to those of others.
+    """Judge whether training brings embeddings of similar tasks closer together than those of others.
 
     They begin as draws by chance, which have a gap of their own: what counts is how much wider it gets. While they have
     hardly moved nothing is said.

@@ -1,4 +1,4 @@
-"""Differences of rows to the reference, ours beside the published ones, and rates at an end of those tried."""
+"""Differences of rows to the reference, ours beside the published ones, and learning rates at the end of a grid."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass
 
 from inlay.studies.judge.pairs import Paired, pair
 from inlay.studies.judge.published import PublishedTable
-from inlay.studies.judge.rows import NOT_AVERAGED, has_one_setting, name_task
+from inlay.studies.judge.report_rows import NOT_AVERAGED, has_one_setting, name_task
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks
 from inlay.studies.judge.scores import Cell, Row, column_row
 
 BY_CHANCE = 0.05
-"""how likely a row's learning rates may be at one end of those tried before it is said"""
+"""most probable chance at which a row's learning rates at one end of the grid are mentioned"""
 
 
 @dataclass(frozen=True)
 class Gaps:
-    """A row less the reference: ours, and as published."""
+    """A row's difference to the reference: ours, and as published."""
 
     ours: Paired
     published: float
     tasks: tuple[str, ...]
-    """those that both are over"""
+    """the tasks of both differences"""
     over: str
-    """the same in words"""
+    """the tasks in words"""
 
 
 def find_gaps(scored: ScoredStudy, key: str) -> Gaps | None:
-    """Both over the same tasks, from the first published table that has the two rows; None where none has."""
+    """Find both differences over the same tasks, in the first published table with both rows; None if there is none."""
     reference = scored.reference
     for table in scored.published.tables if reference is not None and key != reference else ():
         assert reference is not None
@@ -47,7 +47,7 @@ def find_gaps(scored: ScoredStudy, key: str) -> Gaps | None:
 
 
 def _gap_tasks(scored: ScoredStudy, table: PublishedTable, key: str) -> list[str]:
-    """The tasks on which a row can be held against the reference, both ours and as this table has them."""
+    """Return the tasks on which a row can be compared with the reference, ours and in this table."""
     arms = (key, scored.reference or "")
     return [
         task
@@ -57,7 +57,7 @@ def _gap_tasks(scored: ScoredStudy, table: PublishedTable, key: str) -> list[str
 
 
 def published_gap(scored: ScoredStudy, table: PublishedTable, key: str, tasks: Sequence[str]) -> float | None:
-    """The row less the reference as published: over exactly these tasks, or over the source's own."""
+    """Return the published difference to the reference: over exactly these tasks, or over the source's own."""
     row, reference = table.row(key), scored.reference
     if row is None or row.is_difference or reference is None or key == reference:
         return None
@@ -67,12 +67,12 @@ def published_gap(scored: ScoredStudy, table: PublishedTable, key: str, tasks: S
 
 
 def own_mean(table: PublishedTable, key: str) -> float | None:
-    """The mean over its own tasks that a source prints for a row, where it prints nothing else."""
+    """Return the published mean over the source's own tasks, if it prints nothing else for a row."""
     return next((table.value(key, column) for column in table.columns if column.startswith("mean:")), None)
 
 
 def averaged_rows(scored: ScoredStudy, table: PublishedTable) -> tuple[dict[str, Row], str, tuple[str, ...]]:
-    """Our rows with the cells that a mean beside this table is over, what that mean is, and what it lacks."""
+    """Return our rows with the cells of a published mean, a description of that mean, and what is missing."""
     tasks = mean_tasks(scored)
     if not table.mean_of:
         rows = {key: {task: row[task] for task in tasks} for key, row in scored.rows.items()}
@@ -88,7 +88,7 @@ def averaged_rows(scored: ScoredStudy, table: PublishedTable) -> tuple[dict[str,
 
 
 def describe_ends(scored: ScoredStudy, keys: Collection[str], tasks: Collection[str] | None = None) -> list[str]:
-    """The rows whose learning rate is the greatest that was tried, or the least, on more tasks than by chance.
+    """Describe the rows whose learning rate is at an end of the grid on more tasks than by chance.
 
     What such a row comes to with a rate beyond that end is not known. Tasks are those given, or all that count in a
     mean; where they are one run they have one rate, which is at an end too easily to be said.
@@ -110,7 +110,7 @@ def describe_ends(scored: ScoredStudy, keys: Collection[str], tasks: Collection[
 
 
 def _chance(at_end: int, cells: Sequence[Cell]) -> float:
-    """Return how likely so many tasks or more have the rate of one end, if all rates were as good."""
+    """Return the probability of at least this many tasks at one end, if all rates were equally good."""
     share = 1 / min(len(cell.rates) for cell in cells)
     num = len(cells)
     return sum(math.comb(num, n) * share**n * (1 - share) ** (num - n) for n in range(at_end, num + 1))

@@ -32,7 +32,7 @@ class Paired:
 
     @property
     def num_pairs(self) -> int:
-        """Pairs of runs with the same task and seed; where one of the two has several tasks, pairs of seeds."""
+        """Number of pairs of runs with the same task and seed; for multi-task runs, of seeds."""
         return self.estimate.num
 
     @property
@@ -42,7 +42,7 @@ class Paired:
 
 
 def pair(row: Row, other: Row, tasks: Iterable[str] | None = None) -> Paired | None:
-    """`row` less `other` over the runs that share task and seed; None where there is no such pair.
+    """Return `row` less `other` over the runs that share task and seed; None if there are none.
 
     What no seed draws (TF-IDF) is a pair with every seed of the other.
     """
@@ -55,7 +55,7 @@ def pair(row: Row, other: Row, tasks: Iterable[str] | None = None) -> Paired | N
 
 
 def _pair(row: Row, other: Row, numbers: Mapping[str, int | None]) -> Paired | None:
-    """The difference over tasks, each with as many settings as `numbers` say; None: as chosen."""
+    """Return the difference over tasks, each with the number of settings in `numbers`; None: as chosen."""
     differences: dict[str, dict[int, float]] = {}
     errors: dict[str, float | None] = {}
     for task, number in numbers.items():
@@ -78,18 +78,18 @@ class _Side:
 
     scores: Mapping[int, float]
     runs: Mapping[int, Sequence[tuple[Record, float]]]
-    """seed -> the runs that its score is made of, with their shares"""
+    """seed -> the runs that its score is made of, with their weights"""
 
 
 def _common_settings(first: Cell, second: Cell) -> int | None:
-    """Return how many settings two cells are compared by; None where they have equally many, or it is moot."""
+    """Return the number of settings to compare two cells by; None if both have as many, or it does not matter."""
     counts = [len(cell.candidates) for cell in (first, second)]
     is_moot = first.is_fixed or second.is_fixed or 0 in counts
     return None if is_moot or counts[0] == counts[1] else min(counts)
 
 
 def _limit(cell: Cell, number: int | None) -> _Side:
-    """A cell as the expected best of `number` of its settings, drawn at random; as it is where that is None."""
+    """Return a cell as the expected best of `number` random settings; unchanged for None."""
     if number is None or number >= len(cell.candidates):
         return _Side(cell.scores, {seed: _shares(runs, 1.0) for seed, runs in cell.runs.items()})
     # The i-th best is the best of those drawn if it is drawn and none of the i before it is.
@@ -107,7 +107,7 @@ def _shares(runs: Sequence[Record], whole: float) -> list[tuple[Record, float]]:
 
 
 def _paired_row_error(first: Cell, second: Cell, sides: Sequence[_Side], seeds: Sequence[int]) -> float | None:
-    """The error of rows of a difference, in points: measured on rows that both answered, else as if independent."""
+    """Return the row error of a difference in points: measured on rows both answered, else as if independent."""
     if not first.is_fixed and not second.is_fixed:
         runs = [
             (record, sign * share / len(seeds))
@@ -126,7 +126,7 @@ def _paired_row_error(first: Cell, second: Cell, sides: Sequence[_Side], seeds: 
 
 
 def _cancel(runs: Sequence[tuple[Record, float]]) -> bool:
-    """Tell whether a weighted sum of runs is nothing, whatever they scored."""
+    """Tell whether a weighted sum of runs is zero, whatever they scored."""
     weights: dict[str, float] = {}
     for record, weight in runs:
         weights[record.id] = weights.get(record.id, 0.0) + weight
@@ -136,7 +136,7 @@ def _cancel(runs: Sequence[tuple[Record, float]]) -> bool:
 def _match_seeds(
     first: Cell, second: Cell, first_scores: Mapping[int, float], second_scores: Mapping[int, float]
 ) -> list[Mapping[int, float]]:
-    """The scores of two cells by seed; a cell that no seed draws has the other's seeds."""
+    """Return the scores of two cells by common seeds; a cell without seeds takes the other's."""
     scores = (first_scores, second_scores)
     is_fixed = (first.is_fixed, second.is_fixed)
     seeds = next((own for own, fixed in zip(scores, is_fixed, strict=True) if not fixed), first_scores)

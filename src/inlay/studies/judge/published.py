@@ -26,12 +26,12 @@ class PublishedRow:
     """One printed row."""
 
     arm: str
-    """the arm of ours it compares with, or a name of its own"""
+    """the arm of ours that it compares with, or a name of its own"""
     label: str
     cells: tuple[float | None, ...]
     """in points, one for each column; None where nothing is printed"""
     printed: Mapping[str, float] = field(default_factory=dict)
-    """what the source derives from its cells, or says about the row"""
+    """values that the source derives from its cells, or says about the row"""
     deviations: tuple[float | None, ...] = ()
     """standard deviations over seeds, one for each column or none at all"""
     trained_parameters: int | None = None
@@ -53,21 +53,21 @@ class PublishedTable:
     rows: tuple[PublishedRow, ...]
     notes: tuple[str, ...] = ()
     over: str = ""
-    """what a `mean:…` column is a mean of, where the source prints nothing else: `17 tasks`"""
+    """the tasks of a `mean:…` column, in words, if the source prints nothing else: `17 tasks`"""
     mean_of: tuple[str, ...] = ()
-    """the columns (`task:metric`) that this mean is over, where they are known: ours is taken over the same"""
+    """the columns (`task:metric`) of this mean, if known: ours is taken over the same"""
 
     def row(self, arm: str) -> PublishedRow | None:
-        """The row that compares with an arm of ours."""
+        """Return the row that compares with an arm of ours; None if there is none."""
         return next((row for row in self.rows if row.arm == arm), None)
 
     def value(self, arm: str, column: str) -> float | None:
-        """Return what is printed for an arm under `task:metric`."""
+        """Return the printed value for an arm under `task:metric`."""
         row = self.row(arm)
         return row.cells[self.columns.index(column)] if row is not None and column in self.columns else None
 
     def mean(self, arm: str, columns: Iterable[str]) -> float | None:
-        """The mean of the printed cells under these columns; None unless all of them are printed."""
+        """Return the mean of the printed cells under these columns; None unless all of them are printed."""
         values = [self.value(arm, column) for column in columns]
         known = [value for value in values if value is not None]
         return statistics.fmean(known) if values and len(known) == len(values) else None
@@ -81,17 +81,17 @@ class Published:
     tables: tuple[PublishedTable, ...] = ()
 
     def value(self, arm: str, column: str) -> float | None:
-        """The first printed value for an arm under `task:metric`, in any table."""
+        """Return the first printed value for an arm under `task:metric`, in any table."""
         return next((value for table in self.tables if (value := table.value(arm, column)) is not None), None)
 
     @property
     def notes(self) -> list[str]:
-        """Return what is to be known about the tables, each note once."""
+        """Return the notes on the tables, each once."""
         return list(dict.fromkeys(note for table in self.tables for note in table.notes))
 
 
 def read_published(folder: Path, name: str) -> Published:
-    """The published values of `folder/NAME.toml`; for an empty name none."""
+    """Read the published values of `folder/NAME.toml`; empty for an empty name."""
     if not name:
         return Published("")
     path = folder / f"{name}.toml"
@@ -130,7 +130,7 @@ def _read_row(tree: Mapping[str, Any], where: str) -> PublishedRow:
         has = "an unknown" if wrong[0] in tree else "no"
         raise BadConfig(f"{where}row `{tree.get('arm', '?')}` has {has} `{wrong[0]}`", _MEND)
     cells = tuple(None if cell == "" else float(cell) for cell in tree["cells"])
-    given = tuple(map(float, tree.get("deviations", ())))  # of the cells that are printed
+    given = tuple(map(float, tree.get("deviations", ())))  # standard deviations of the printed cells
     num_printed = sum(cell is not None for cell in cells)
     if given and len(given) != num_printed:
         counts = f"{len(given)} deviations for {num_printed} printed cells"

@@ -1,7 +1,7 @@
 """Covariances of the scores of runs over draws of dev rows, measured from their answers.
 
 A study with `paired_rows` keeps in each run's folder how every dev row moves the run's metrics (`influence`). When a
-sitting ends, the covariances of all runs of a task are put into their records. Rows, labels and answers themselves stay
+session ends, the covariances of all runs of a task are put into their records. Rows, labels and answers themselves stay
 out of the results: data sets need not be passed on with them.
 """
 
@@ -25,11 +25,11 @@ from inlay.training import Result, Run, judge_split
 FILE = "dev_rows.npz"
 METRICS = ("accuracy", "f1", "matthews", "spearman", "pearson")
 DIGITS = 6
-"""significant ones of a covariance: more are noise"""
+"""significant digits of a covariance: more are noise"""
 
 
 def keep_influences(folder: Path, run: Run, result: Result, backbone: Backbone) -> None:
-    """Answer a run's dev rows with its best weights, and keep how each row moves its metrics."""
+    """Answer a run's dev rows with its best weights, and write each row's influence on its metrics."""
     task = run.task
     kind = KINDS[task.kind]
     if (folder / FILE).is_file() or not (kind.is_classifier or kind.is_number) or task.dev.targets is None:
@@ -48,12 +48,12 @@ def keep_influences(folder: Path, run: Run, result: Result, backbone: Backbone) 
 
 
 def _digest(gold: Floats) -> bytes:
-    """Return what tells that two runs answered the same rows: their labels, in order."""
+    """Return a digest of the labels in order: equal if two runs answered the same rows."""
     return hashlib.sha256(gold.tobytes()).digest()
 
 
 def add_covariances(records: Sequence[Record], runs: Path) -> list[Record]:
-    """The records of runs whose influences are kept, with covariances; those that do not change are left out."""
+    """Return the records whose covariances change, from the influences that runs have kept."""
     groups: dict[tuple[str, str, bytes], dict[str, Mapping[str, Floats]]] = {}
     for record in records:
         if record.status == FINISHED and (runs / record.id / FILE).is_file():
@@ -74,7 +74,7 @@ def add_covariances(records: Sequence[Record], runs: Path) -> list[Record]:
 def _changed(records: Iterable[Record], measured: Mapping[str, dict[str, dict[str, float]]]) -> Iterable[Record]:
     for record in records:
         before = record.extra.get("row_covariances") or {}
-        # What another machine measured of runs whose folders are not here stays.
+        # Covariances that another machine measured stay: its runs' folders are not here.
         own = measured.get(record.id, {})
         after = {**before, **{metric: {**before.get(metric, {}), **found} for metric, found in own.items()}}
         if after != before:

@@ -1,4 +1,4 @@
-"""Standard errors of metrics from the rows that were scored: how far a score may be from that on new rows.
+"""Standard errors of metrics from the rows that were scored: how far a score may be from the score on new rows.
 
 Two ways. Where the answers of two runs to the same rows are at hand, the covariances of their scores are measured (see
 `influence`) and kept in the records, so that a difference has the error of rows that were answered by both. Where only
@@ -21,13 +21,13 @@ Floats = NDArray[np.float64]
 
 
 def num_rows(record: Record, split: str) -> int | None:
-    """Return how many rows a record was scored on; None where it does not say."""
+    """Return the number of rows a record was scored on; None if it does not say."""
     found = record.extra.get(f"num_{split}")
     return None if found is None else int(found)
 
 
 def score_error(metric: str, scores: Mapping[str, float], rows: int | None) -> float | None:
-    """The standard error of a metric over `rows` rows, from the metrics that were kept; None where it is not known."""
+    """Return a metric's standard error over `rows` rows, from the kept metrics; None if it is not known."""
     if rows is None or rows < 4 or metric not in scores:
         return None
     value = scores[metric]
@@ -46,7 +46,7 @@ def score_error(metric: str, scores: Mapping[str, float], rows: int | None) -> f
 
 
 def _confusion(scores: Mapping[str, float]) -> Floats | None:
-    """Shares of rows (true and false positives, false and true negatives) of a task of two classes.
+    """Return the shares of true and false positives, false and true negatives, for two classes.
 
     With W the share of wrong rows and F the F1, 2TP / (2TP + W) = F gives the true positives. Matthews' coefficient
     then tells how the wrong rows are divided, up to which part are the false positives, which neither error depends
@@ -88,13 +88,13 @@ _OF_SHARES = {"f1": _f1, "matthews": _matthews}
 
 
 def _delta_error(metric: str, shares: Floats, rows: int) -> float:
-    """The error of a function of the shares of a multinomial draw, to first order."""
+    """Return the standard error of a function of multinomial shares, to first order."""
     slopes = _slopes(metric, shares)
     return math.sqrt(max(float(shares @ slopes**2 - (shares @ slopes) ** 2), 0.0) / rows)
 
 
 def _slopes(metric: str, shares: Floats) -> Floats:
-    """Return how a metric changes with each of the four shares: central differences, one-sided at zero."""
+    """Return the derivative of a metric by each of the four shares: central differences, one-sided at zero."""
     step = 1e-6
     found = []
     for number in range(4):
@@ -108,7 +108,7 @@ def _slopes(metric: str, shares: Floats) -> Floats:
 
 
 def influence(metric: str, gold: Floats, answers: Floats) -> Floats | None:
-    """Return how each row moves a metric: the metric varies over draws of rows as the mean of these values does.
+    """Return each row's influence on a metric: over draws of rows, the metric varies as the mean of these values.
 
     The covariance of two runs' metrics on the same n rows is the covariance of their influences over n.
     """
@@ -132,7 +132,7 @@ def _ranks(values: Floats) -> Floats:
 
 def _correlation_influence(first: Floats, second: Floats) -> Floats:
     """Return the influence on Pearson's r: uv − r (u² + v²) / 2, u and v standardised (of ranks: first order)."""
-    if first.std() == 0 or second.std() == 0:  # no correlation, whichever rows are drawn
+    if first.std() == 0 or second.std() == 0:  # no correlation is defined, whichever rows are drawn
         return np.zeros(len(first))
     u, v = ((values - values.mean()) / values.std() for values in (first, second))
     r = float((u * v).mean())
@@ -140,13 +140,13 @@ def _correlation_influence(first: Floats, second: Floats) -> Floats:
 
 
 def covariances(influences: Sequence[Floats]) -> Floats:
-    """The covariances of the metrics of several runs on the same rows."""
+    """Return the covariances of the metrics of several runs on the same rows."""
     stacked = np.stack(influences)
     return np.atleast_2d(np.cov(stacked)) / stacked.shape[1]
 
 
 def paired_error(records: Sequence[tuple[Record, float]], metric: str) -> float | None:
-    """The error from rows of a weighted sum of runs' scores, by covariances that were measured; None without them."""
+    """Return the row error of a weighted sum of runs' scores, from measured covariances; None without them."""
     total = 0.0
     for record, weight in records:
         known: Mapping[str, Any] = (record.extra.get("row_covariances") or {}).get(metric, {})

@@ -1,4 +1,4 @@
-"""The rules that claims are judged by: what of a study's rows is compared, how, and what is said of it.
+"""The rules that claims are judged by: which rows are compared, how, and the sentence about it.
 
 A claim of a study's file names a rule and gives its numbers; `RULES` in `spec/shown.py` says what each holds to be
 true. What makes a claim confirmed is in `verdicts.py`. No rule knows which study it judges.
@@ -14,7 +14,7 @@ from inlay.studies.judge import curve_rules
 from inlay.studies.judge.bounds import MeanWithError, deviations, moderate, negated, reach, show
 from inlay.studies.judge.coverage import match_rows
 from inlay.studies.judge.pairs import Paired, pair
-from inlay.studies.judge.rows import NOT_AVERAGED, RowSpec, find_number, has_joint_runs, name_task
+from inlay.studies.judge.report_rows import NOT_AVERAGED, RowSpec, find_number, has_joint_runs, name_task
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks, score_row
 from inlay.studies.judge.scores import Row, mean_of
 from inlay.studies.judge.series import list_series, most_parameters, series_keys
@@ -106,7 +106,7 @@ def _count(scored: ScoredStudy, key: str) -> str:
 
 
 def _find_untried(scored: ScoredStudy, claim: Claim) -> str:
-    """Return what the second row was not tried with though the claim is about it; empty where all was."""
+    """Return the settings that the claim is about and the second row was not tried with; empty if there are none."""
     records = [record for spec in scored.specs if spec.key == claim.rows[-1] for record in spec.records]
     for name, values in claim.covers.items():
         tried = {find_number(scored.study, record, name) for record in records}
@@ -116,7 +116,7 @@ def _find_untried(scored: ScoredStudy, claim: Claim) -> str:
 
 
 def _source_tasks(scored: ScoredStudy, key: str) -> tuple[str, ...]:
-    """Return the study's tasks on which a row was published: what a claim about it is about; all where none was."""
+    """Return the study's tasks on which a row was published; all if none was."""
     columns = {
         column.partition(":")[0]
         for table in scored.published.tables
@@ -128,14 +128,14 @@ def _source_tasks(scored: ScoredStudy, key: str) -> tuple[str, ...]:
 
 
 def _tell_beside(scored: ScoredStudy, key: str, other: str, judged: Sequence[str] | None) -> str:
-    """Return a sentence's part on the tasks that a claim is not about."""
+    """Return the part of a sentence about the tasks that a claim is not about."""
     others = [task for task in scored.tasks if task not in (*(judged or ()), *NOT_AVERAGED)]
     paired = compare(scored, key, other, others)
     return f"; {gap_text(paired, 'on tasks that were not published')}" if paired else ""
 
 
 def _tell_unequal(scored: ScoredStudy, *keys: str) -> str:
-    """Return what is added where one row's settings are chosen for each task and the other's once for all."""
+    """Return a remark if one row's settings are chosen per task and the other's once for all."""
     rows = [scored.rows[key] for key in keys if key in scored.rows]
     if len(rows) < len(keys):
         return ""
@@ -153,11 +153,11 @@ class _Best:
     def __init__(self, label: str, row: Row, share: float, note: str = "") -> None:
         self.label, self.row, self.note = label, row, note
         self.share = share
-        """trained per task in the mean, in percent of the backbone"""
+        """parameters trained per task on average, in percent of the backbone"""
 
 
 def _best_within(scored: ScoredStudy, series: str, most_share: float) -> _Best | None:
-    """Return the best of a series, or where that trains more than a share, the best of those that do not."""
+    """Return the best row of a series; if it trains more than a share, the best of those that do not."""
     key = next((key for key in (series, *series_keys(scored, series)[::-1]) if key in scored.rows), None)
     if key is None:
         return None
@@ -184,7 +184,7 @@ def _mean_share(scored: ScoredStudy, row: Row) -> float:
 
 
 def judge_total(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge the parameters of some tasks together: parts beside one backbone, against a network for each."""
+    """Judge the parameters of some tasks together: adapters beside one backbone against a network for each task."""
     best, full = _best_within(scored, claim.rows[0], claim.share or 100.0), scored.rows.get(claim.rows[1])
     if best is None or not full:
         return lacking(*claim.needs)
@@ -199,7 +199,7 @@ def judge_total(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
 
 
 def judge_some_above(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge whether a row is above another on some task, beyond what the best of so many is by chance.
+    """Judge whether a row is above another on some task by more than the best of so many is by chance.
 
     Two seeds say little about the error of one task: it is drawn towards that of all, as far as tasks are alike.
     """
@@ -224,7 +224,7 @@ def judge_some_above(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
 
 
 def judge_none_above(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge whether no row is above the reference by more than the bound; full fine-tuning is not asked."""
+    """Judge whether no row is above the reference by more than the bound; full fine-tuning is left out."""
     reference = scored.reference
     found = {
         key: paired
@@ -292,7 +292,7 @@ _ONE_START = (
 
 
 def join_series(scored: ScoredStudy, series: str) -> Row:
-    """Return the rows of a series as one: a task with a number of samples is a task of its own.
+    """Join the rows of a series into one: a task with a number of samples becomes a task of its own.
 
     The few samples that a seed draws of a task are among the many that it draws: columns of one task vary together.
     """
@@ -304,7 +304,7 @@ def join_series(scored: ScoredStudy, series: str) -> Row:
 
 
 def judge_series_below(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge whether a series is clearly below rows of another that train no more, over all that have such a row."""
+    """Judge whether a series is clearly below rows of another series that train no more parameters."""
     series, other = claim.rows
     tasks, smaller_rows = mean_tasks(scored), series_keys(scored, other)
     gaps: list[Paired] = []
@@ -312,7 +312,7 @@ def judge_series_below(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
     for key in series_keys(scored, series):
         limit = most_parameters(scored, key)
         smaller = [row for row in smaller_rows if most_parameters(scored, row) <= limit]
-        # Only where the two curves stand side by side: at least a quarter of these parameters.
+        # Only where the two curves overlap: at least a quarter of these parameters.
         if smaller and most_parameters(scored, smaller[-1]) >= limit / 4:
             paired = pair(scored.rows[key], scored.rows[smaller[-1]], tasks)
             gaps += [paired] if paired else []
@@ -329,7 +329,7 @@ def judge_series_below(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
 
 
 def _mean_gap(values: Sequence[MeanWithError]) -> MeanWithError:
-    """Return the mean of differences to the same rows: their errors do not cancel, so it has the largest of them."""
+    """Return the mean of differences to the same rows, with the largest error: these errors do not cancel."""
     widest = max(values, key=lambda value: math.inf if value.sem is None else reach(value, new_rows=True))
     return widest._replace(mean=sum(value.mean for value in values) / len(values))
 
@@ -351,7 +351,7 @@ def judge_stable(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
     return verdict(all_within(found, claim.bound), text, (f"{series}-*",))
 
 
-# Rule -> what judges by it; `RULES` in `spec/shown.py` says what each holds to be true.
+# Rule -> the function that judges by it; `RULES` in `spec/shown.py` says what each claims.
 JUDGES: dict[str, Judge] = {
     **dict.fromkeys(_TESTS, judge_difference),
     "some_above": judge_some_above,

@@ -1,4 +1,4 @@
-"""A study with the scores of its rows: what tables, figures and claims are made of."""
+"""A study with the scores of its rows: the source of tables, figures and claims."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 
 from inlay.studies.judge.coverage import Coverage, list_planned_rows
 from inlay.studies.judge.published import Published
-from inlay.studies.judge.rows import NOT_AVERAGED, RowSpec, has_one_setting, list_rows, make_rows, name_row
+from inlay.studies.judge.report_rows import NOT_AVERAGED, RowSpec, has_one_setting, list_rows, make_rows, name_row
 from inlay.studies.judge.scores import Row, choose, list_candidates, rank_settings, shared_tasks
 from inlay.studies.run.records import Record
 from inlay.studies.spec.arms import ARM_KINDS
@@ -24,36 +24,36 @@ class ScoredStudy:
     rows: Mapping[str, Row]
     """key -> cells"""
     tasks: tuple[str, ...]
-    """those with a cell in some row, in the study's order"""
+    """tasks with a cell in some row, in the study's order"""
     split: str
     published: Published
 
     @property
     def reference(self) -> str | None:
-        """The row that differences are taken to."""
+        """The row that the others are compared with."""
         return next((key for key in (*self.study.report.reference, "full") if key in self.rows), None)
 
     @property
     def records(self) -> list[Record]:
-        """The records of all rows; one that stands in two rows is here twice."""
+        """The records of all rows; a record in two rows occurs twice."""
         return [record for spec in self.specs for record in spec.records]
 
     @cached_property
     def coverage(self) -> Coverage:
-        """Return what is planned and what of it is missing."""
+        """The study's plan compared with its records."""
         return Coverage(self.study, self.records)
 
     @cached_property
     def planned_specs(self) -> list[RowSpec]:
-        """The rows that the study would have if all of it were run."""
+        """The rows of a complete study."""
         return list_planned_rows(self.study)
 
     def label(self, key: str) -> str:
-        """Return what a row is called."""
+        """Return the label of a row."""
         return next((spec.label for spec in self.specs if spec.key == key), None) or name_row(self.study, key)
 
     def find_row(self, key: str) -> Row:
-        """The cells of a row, or of runs that a rule takes for claims alone; none where nothing was run."""
+        """Return the cells of a row, or of runs that a rule takes for claims alone; empty if nothing was run."""
         if key in self.rows:
             return self.rows[key]
         rules = [rule for rule in self.study.report.rows if rule.key == key and not rule.is_shown]
@@ -61,11 +61,11 @@ class ScoredStudy:
         return score_row(self.study, specs[0], self.split) if specs else {}
 
     def metric(self, task: str) -> str:
-        """Return what is measured on a task."""
+        """Return the metric of a task."""
         return next(row[task].metric for row in self.rows.values() if task in row)
 
     def column(self, task: str) -> str:
-        """The task and its metric, as published columns are named."""
+        """Return a task with its metric, as published columns are named."""
         return f"{task}:{self.metric(task)}"
 
     def is_tested(self, task: str) -> bool:
@@ -73,7 +73,7 @@ class ScoredStudy:
         return any(record.test for record in self.records if record.task == task)
 
     def narrowed(self, tasks: Sequence[str]) -> ScoredStudy:
-        """Return the same for some of the tasks."""
+        """Return the study narrowed to some of its tasks."""
         rows = {key: {task: row[task] for task in tasks if task in row} for key, row in self.rows.items()}
         kept = {key: row for key, row in rows.items() if row}
         split = self.split if any(map(self.is_tested, tasks)) else "dev"
@@ -99,7 +99,7 @@ def score_study(study: Study, records: Sequence[Record], published: Published) -
 
 
 def score_row(study: Study, spec: RowSpec, split: str) -> Row:
-    """Return the cells of a row; tasks of one run, and of one sequence, have one setting for all of them."""
+    """Score a row; tasks of one run or of one sequence have one setting together."""
     report, found = study.report, spec.records
     # 1. of tasks that have one setting together, keep the runs of the best one
     ranked = rank_settings(found, report.metric_of()) if has_one_setting(spec) else []
@@ -124,7 +124,7 @@ def score_row(study: Study, spec: RowSpec, split: str) -> Row:
 
 
 def _choose(study: Study, records: Sequence[Record], split: str) -> Row:
-    """Return a row's cells, each in the metric that the study shows of its task."""
+    """Return a row's cells, each in the metric that the study shows for its task."""
     row: Row = {}
     for task in dict.fromkeys(record.task for record in records):
         own = [record for record in records if record.task == task]
@@ -133,26 +133,26 @@ def _choose(study: Study, records: Sequence[Record], split: str) -> Row:
 
 
 def _is_fixed(study: Study, arm: str) -> bool:
-    """Tell whether an arm comes out the same with every seed: what has no backbone (TF-IDF) draws nothing."""
+    """Tell whether an arm gives the same result with every seed: without a backbone (TF-IDF) nothing is random."""
     return arm in study.arms and not ARM_KINDS[study.arms[arm].kind].needs_backbone
 
 
 def needs_backbone(scored: ScoredStudy, key: str) -> bool:
-    """Tell whether a row's tasks are answered with the backbone; TF-IDF does without."""
+    """Tell whether a row needs the backbone to answer; TF-IDF does not."""
     return not all(cell.is_fixed for cell in scored.rows[key].values())
 
 
 def mean_tasks(scored: ScoredStudy) -> list[str]:
-    """Return the tasks a mean is over: those that every row has. WNLI is shown and not averaged, as in the papers."""
+    """Return the tasks of a mean: those that every row has. WNLI is shown and not averaged, as in the papers."""
     return [task for task in shared_tasks(scored.rows.values(), scored.tasks) if task not in NOT_AVERAGED]
 
 
 def averaged_tasks(scored: ScoredStudy) -> list[str]:
-    """Return all tasks that a mean may be over, whether or not every row has them."""
+    """Return all tasks that a mean may include, whether or not every row has them."""
     return [task for task in scored.tasks if task not in NOT_AVERAGED]
 
 
 def published_tasks(scored: ScoredStudy) -> list[str]:
-    """Return the tasks of the mean that some published table has under the same metric: where means compare."""
+    """Return the tasks of the mean that some published table has with the same metric, so that means compare."""
     columns = {column for table in scored.published.tables for column in table.columns}
     return [task for task in mean_tasks(scored) if scored.column(task) in columns]

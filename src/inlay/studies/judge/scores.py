@@ -1,4 +1,4 @@
-"""From records to numbers: settings chosen on dev, means and s.e.m. over seeds, differences pair by pair.
+"""Numbers from records: settings chosen on dev, means and s.e.m. over seeds, differences pair by pair.
 
 Everything shown about a study goes through here, so that one rule holds everywhere. A **setting** is an arm with values
 on its axes. Of the settings of a row the one with the best mean dev score is chosen: for each task, or once for all
@@ -53,40 +53,40 @@ class Cell:
     backbone_parameters: int
     num_train: int
     majority: float | None
-    """in points"""
+    """accuracy of the majority class, in points"""
     num_settings: int
-    """settings it was chosen from"""
+    """number of settings it was chosen from"""
     num_waiting: int
-    """settings that had too few seeds to be among them"""
+    """number of settings with too few seeds to be chosen"""
     num_lost: int
-    """runs of the row on this task that diverged or failed"""
+    """number of the row's runs on this task that diverged or failed"""
     by_metric: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """every metric of the chosen runs: seed -> score, in points"""
     is_copy: bool = False
-    """all tasks of the row together are one copy of the backbone"""
+    """whether all tasks of the row together are one copy of the backbone"""
     is_finetuned: bool = False
-    """its run trained a copy of the whole backbone: the backbone itself need not be kept for it"""
+    """whether its run trained a copy of the whole backbone, so that the backbone itself is not needed"""
     networks: frozenset[str] = frozenset()
     """the runs that were scored; a run of several tasks stands in the cells of all of them"""
     rates: tuple[float, ...] = ()
     """the learning rates that were tried, in order"""
     is_fixed: bool = False
-    """nothing of it is drawn by a seed: it is the same with every one"""
+    """whether every seed gives the same result"""
     row_errors: Mapping[str, float | None] = field(default_factory=dict)
     """metric -> the standard error of its score from the rows that were scored, in points"""
     candidates: tuple[Candidate, ...] = ()
-    """the settings it was chosen from, best first; none where the rows that are shown did not choose it"""
+    """the settings it was chosen from, best first; empty if the shown rows did not choose it"""
     runs: Mapping[int, tuple[Record, ...]] = field(default_factory=dict)
-    """seed -> the runs that were scored, where that was on dev: covariances over rows are of dev rows"""
+    """seed -> the scored runs, if they were scored on dev: covariances are of dev rows"""
 
     @property
     def estimate(self) -> MeanWithError:
-        """Mean with its errors, of seeds and of rows."""
+        """The mean with its errors of seeds and of rows."""
         return estimate(self.scores.values(), self.row_error)
 
     @property
     def row_error(self) -> float | None:
-        """The standard error from the rows that were scored; None where it is not known."""
+        """The standard error from the rows that were scored; None if it is not known."""
         return self.row_errors.get(self.metric)
 
     @property
@@ -96,14 +96,14 @@ class Cell:
 
     @property
     def end(self) -> str:
-        """`greatest` or `least` where its learning rate is that of several that were tried, else nothing."""
+        """`greatest` or `least` if its learning rate is at that end of the grid, else ""."""
         if len(self.rates) < 2:
             return ""
         return {self.rates[0]: "least", self.rates[-1]: "greatest"}.get(self.setting.get("lr", 0.0), "")
 
 
 Row = dict[str, Cell]
-"""task -> cell, of the tasks that have one"""
+"""task -> cell, for the tasks that have one"""
 
 
 def average_columns(
@@ -111,7 +111,7 @@ def average_columns(
     networks: Mapping[str, frozenset[str]],
     row_errors: Mapping[str, float | None],
 ) -> MeanWithError:
-    """The mean of columns (name -> seed -> score); `networks` are the runs that each column's scores come from.
+    """Average columns (name -> seed -> score); `networks` has the runs that each column's scores come from.
 
     Columns that share networks vary together, so they become one group: their mean for each seed that all have. The
     errors of rows add up within a task, whose columns are scored on the same rows, and are independent across tasks.
@@ -130,7 +130,7 @@ def average_columns(
 
 
 def _average_row_errors(errors: Mapping[str, float | None]) -> float | None:
-    """The error of rows of a mean of columns, called `TASK`, `TASK:METRIC` or `TASK@SAMPLES`."""
+    """Return the row error of a mean of columns, named `TASK`, `TASK:METRIC` or `TASK@SAMPLES`."""
     by_task: dict[str, float] = {}
     for name, error in errors.items():
         if error is None:
@@ -141,7 +141,7 @@ def _average_row_errors(errors: Mapping[str, float | None]) -> float | None:
 
 
 def _join_shared(networks: Sequence[frozenset[str]]) -> list[list[int]]:
-    """Numbers of the columns, those together that share a network, if only by way of others."""
+    """Group the columns that share a network, directly or through others; return their indices."""
     found: list[tuple[frozenset[str], list[int]]] = []
     for number, own in enumerate(networks):
         touched = [item for item in found if item[0] & own]
@@ -152,7 +152,7 @@ def _join_shared(networks: Sequence[frozenset[str]]) -> list[list[int]]:
 
 
 def choose(records: Iterable[Record], report_on: str = "dev", metric: str | None = None) -> Row:
-    """A row of a table: for each task the scores of the setting that was best on dev.
+    """Choose the best setting on dev for each task, and return the row of its scores.
 
     `metric` is what is shown, and on dev also what chooses; default: each record's own. A task without a finished run,
     or without the split that is reported, has no cell.
@@ -214,7 +214,7 @@ def _runs_by_seed(records: Sequence[Record]) -> dict[int, tuple[Record, ...]]:
 
 
 def _row_error(records: Sequence[Record], split: str, metric: str) -> float | None:
-    """The error of rows of the mean over runs, in points: all have the same rows, so it is as large as one run's."""
+    """Return the row error of a mean over runs, in points: all have the same rows, so it is that of one run."""
     errors = []
     for record in records:
         scores = record.dev if split == "dev" else record.test
@@ -226,7 +226,7 @@ def _row_error(records: Sequence[Record], split: str, metric: str) -> float | No
 
 
 def _is_own_copy(record: Record) -> bool:
-    """Tell whether a run trained the whole backbone; many parameters alone, such as a hypernetwork's, are no copy."""
+    """Tell whether a run trained the whole backbone; many parameters alone (a hypernetwork) are no copy."""
     method = (METHODS | JOINT_METHODS).get(record.config.get("method", {}).get("name", ""))
     if method is not None and not method.is_finetuned:
         return False
@@ -236,19 +236,19 @@ def _is_own_copy(record: Record) -> bool:
 
 
 def network_of(record: Record) -> str:
-    """The run that a record is of; one of several tasks, or a sequence of them, has a record for each."""
+    """Return the id of the run that a record belongs to; multi-task runs and sequences have a record per task."""
     return joint_of(record).get("run") or record.id.partition("-")[0]
 
 
 def joint_of(record: Record) -> Mapping[str, Any]:
-    """Return what a record says of the run of several tasks that it is part of; nothing where there is none."""
+    """Return a record's data about its multi-task run; empty if there is none."""
     return record.extra.get("joint") or {}
 
 
 def _rank(
     settings: Mapping[str, Sequence[Record]], metric: str | None, diverged: frozenset[str]
 ) -> list[Sequence[Record]]:
-    """The runs of each setting that could be chosen, the best on dev first."""
+    """Rank the settings that may be chosen by their runs on dev, the best first."""
     found = {name: _mean_by_seed(group, metric) for name, group in settings.items()}
     # A seed counts once it has all tasks; before any has, that with the most of them.
     tasks = max(num_tasks for seeds in found.values() for num_tasks, _ in seeds.values())
@@ -268,7 +268,7 @@ def _rank(
 
 
 def _diverged(records: Iterable[Record]) -> frozenset[str]:
-    """The settings of which a run diverged wherever it was tried."""
+    """Return the settings with a diverged run on every machine that tried it."""
     tried: dict[tuple[str, str, int], set[str]] = {}
     for record in records:
         tried.setdefault((_setting(record), record.task, record.seed), set()).add(record.status)
@@ -276,11 +276,11 @@ def _diverged(records: Iterable[Record]) -> frozenset[str]:
 
 
 ENOUGH_SEEDS = 2
-"""seeds that make a setting a candidate, though others have more"""
+"""number of seeds from which a setting is a candidate, though others have more"""
 
 
 def _mean_by_seed(records: Sequence[Record], metric: str | None) -> dict[int, tuple[int, float]]:
-    """Seed -> how many tasks have a dev score, and their mean."""
+    """Map each seed to the number of tasks with a dev score, and their mean."""
     found: dict[int, list[float]] = {}
     for task in dict.fromkeys(record.task for record in records):
         for seed, score in _by_seed([item for item in records if item.task == task], "dev", metric).items():
@@ -289,7 +289,7 @@ def _mean_by_seed(records: Sequence[Record], metric: str | None) -> dict[int, tu
 
 
 def keep_best(records: Iterable[Record], metric: str | None = None, *, over_tasks: bool = False) -> list[Record]:
-    """The finished runs of the setting that is best on dev: for each task, or one for all tasks together."""
+    """Return the finished runs of the setting that is best on dev: per task, or one for all tasks together."""
     by_task: dict[str, list[Record]] = {}
     for record in records:
         by_task.setdefault("" if over_tasks else record.task, []).append(record)
@@ -297,7 +297,7 @@ def keep_best(records: Iterable[Record], metric: str | None = None, *, over_task
 
 
 def rank_settings(records: Sequence[Record], metric: str | None = None) -> list[Sequence[Record]]:
-    """The finished runs of each setting, all tasks together, the best on dev first."""
+    """Return the finished runs of each setting over all tasks, the best on dev first."""
     settings: dict[str, list[Record]] = {}
     for record in records:
         if record.status == FINISHED and _score(record, "dev", metric) is not None:
@@ -306,13 +306,13 @@ def rank_settings(records: Sequence[Record], metric: str | None = None) -> list[
 
 
 def list_candidates(ranked: Sequence[Sequence[Record]], task: str, metric: str | None) -> tuple[Candidate, ...]:
-    """One task's scores at settings that were ranked over several tasks, in their order."""
+    """List one task's scores at settings that were ranked over several tasks, in that order."""
     groups = ([record for record in group if record.task == task] for group in ranked)
     return tuple(_candidate(group, metric) for group in groups if group)
 
 
 def _setting(record: Record) -> str:
-    """Return the settings that a record shares with its other seeds; where none are kept, its place in the arm."""
+    """Return the settings that a record shares with its other seeds; if none are kept, its axes."""
     config = record.config
     if "train" not in config:
         return json.dumps([record.arm, record.axes], sort_keys=True, default=str)
@@ -324,16 +324,16 @@ def _setting(record: Record) -> str:
 
 
 def _by_seed(records: Sequence[Record], split: str, metric: str | None) -> dict[int, float]:
-    """seed -> score in points; repeats of a run on other hardware count once, as their mean."""
+    """Map each seed to its score in points; repeats on other hardware count once, as their mean."""
     scores = ((record, _score(record, split, metric)) for record in records)
     return average_repeats((record, 100 * score) for record, score in scores if score is not None)
 
 
 def average_repeats(values: Iterable[tuple[Record, float]]) -> dict[int, float]:
-    """Seed -> value, from what single records say: those of one seed on other hardware count once, as their mean."""
+    """Map each seed to its value, from single records; repeats on other hardware count once, as their mean."""
     found: dict[int, dict[str, float]] = {}
     for record, value in values:
-        # A run that stands in two arms is one run; on two machines it is two measurements of one seed.
+        # A run in two arms is one run; on two machines it is two measurements of one seed.
         found.setdefault(record.seed, {})[record.hardware] = value
     return {seed: statistics.fmean(scores.values()) for seed, scores in sorted(found.items())}
 
@@ -344,7 +344,7 @@ def _score(record: Record, split: str, metric: str | None) -> float | None:
 
 
 def mean_of(row: Row, tasks: Iterable[str]) -> MeanWithError | None:
-    """The mean over tasks; None unless the row has all of them."""
+    """Return the mean over tasks; None unless the row has all of them."""
     wanted = list(tasks)
     if not wanted or not all(task in row for task in wanted):
         return None
@@ -356,7 +356,7 @@ def mean_of(row: Row, tasks: Iterable[str]) -> MeanWithError | None:
 
 
 def column_row(row: Row, columns: Iterable[tuple[str, str]]) -> Row | None:
-    """A row whose cells are columns (task, metric), as `task:metric`; None unless it has all of them."""
+    """Return a row whose cells are columns (task, metric), as `task:metric`; None unless it has all of them."""
     wanted = list(columns)
     if not all(task in row and metric in row[task].by_metric for task, metric in wanted):
         return None
@@ -367,13 +367,13 @@ def column_row(row: Row, columns: Iterable[tuple[str, str]]) -> Row | None:
 
 
 def shared_tasks(rows: Iterable[Row], tasks: Sequence[str]) -> list[str]:
-    """The tasks that every one of these rows has: what a mean can be compared over."""
+    """Return the tasks that all of these rows have."""
     held = list(rows)
     return [task for task in tasks if held and all(task in row for row in held)]
 
 
 def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list[Record]:
-    """The records of a row, each run once though it may stand in several arms."""
+    """Return the records of a row, each run once even if it is in several arms."""
     found: dict[tuple[str, str], Record] = {}
     for record in records:
         if accepts(record):
@@ -382,7 +382,7 @@ def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list
 
 
 def total_parameters(row: Row, *, needs_backbone: bool = True) -> float | None:
-    """Return what all tasks of a row take together, as a multiple of the backbone: 1 + their parts, or a copy for each.
+    """Return the size of all tasks together as a multiple of the backbone: 1 + their parts, or a copy for each.
 
     A row that has no use for the backbone (TF-IDF) takes its parts alone.
     """
@@ -392,10 +392,10 @@ def total_parameters(row: Row, *, needs_backbone: bool = True) -> float | None:
     backbone = cells[0].backbone_parameters
     if not needs_backbone:
         return sum(cell.trained_parameters for cell in cells) / backbone
-    # Its own network for each task, or one for all of them: the backbone is not kept.
+    # A network for each task, or one for all of them: the backbone itself is not kept.
     if not all(cell.is_finetuned or cell.is_copy for cell in cells):
         return 1 + sum(cell.trained_parameters for cell in cells) / backbone
     if any(cell.is_copy for cell in cells):  # each task has its share of the one network
         return sum(cell.trained_parameters for cell in cells) / backbone
-    groups = _join_shared([cell.networks for cell in cells])  # tasks that one network went through have it together
+    groups = _join_shared([cell.networks for cell in cells])  # tasks of one sequence share one network
     return sum(max(cells[index].trained_parameters for index in group) for group in groups) / backbone

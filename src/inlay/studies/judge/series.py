@@ -1,4 +1,4 @@
-"""Lines over rows and what single studies keep beyond scores: series, spans of an ablation, steps of a sequence.
+"""Series of rows, and data beyond scores: spans of an ablation, steps of a sequence, embeddings.
 
 A series are the rows of one rule by their numbers; rows that were planned and have not been run can be listed too, so
 that a line breaks where they would stand. Spans and steps are read from a record's `extra`: scores in points, means
@@ -41,7 +41,7 @@ def most_parameters(scored: ScoredStudy, key: str) -> int:
 
 
 def planned_numbers(scored: ScoredStudy, series: str, tasks: Iterable[str] = ()) -> dict[float, str]:
-    """Return number -> row of a series, in order: those run or planned on all of these tasks."""
+    """Return number -> row of a series, in order: rows that were run or planned on all of these tasks."""
     wanted = set(tasks)
     planned = [spec for spec in scored.planned_specs if wanted <= {record.task for record in spec.records}]
     held = [spec for spec in scored.specs if spec.key in scored.rows and wanted <= scored.rows[spec.key].keys()]
@@ -53,7 +53,7 @@ def planned_numbers(scored: ScoredStudy, series: str, tasks: Iterable[str] = ())
 
 
 def planned_keys(scored: ScoredStudy, series: str, task: str | None = None) -> list[str]:
-    """Return the rows of a series by their numbers, those that were planned (on a task) and have not been run too."""
+    """Return the rows of a series by number, including planned rows (of a task) that were not run."""
     whole = [spec.key for spec in scored.specs if (spec.series, spec.number) == (series, None)]
     numbered = planned_numbers(scored, series, () if task is None else (task,)).values()
     return [*(key for key in whole if key in scored.rows), *numbered]
@@ -76,7 +76,7 @@ class Ablation:
     whole: Mapping[int, float]
     """seed -> accuracy with all adapters"""
     spans: Mapping[Span, Mapping[int, float]]
-    """(first, last layer removed, both in it) -> seed -> accuracy"""
+    """(first, last removed layer, both inclusive) -> seed -> accuracy"""
     majority: float | None
     num_rows: int | None = None
     """dev rows that were scored"""
@@ -92,7 +92,7 @@ class Ablation:
         return estimate(scores.values(), self._row_error(scores))
 
     def decrease(self, first: int, last: int) -> MeanWithError:
-        """Points lost, paired by seed."""
+        """Return the points lost, paired by seed."""
         return self._less(self.whole, self.spans[first, last])
 
     def less(self, span: Span, other: Span) -> MeanWithError:
@@ -110,7 +110,7 @@ class Ablation:
         return None if error is None else 100 * error
 
     def relative(self, first: int, last: int) -> float:
-        """Return what is lost in percent of the whole: what the paper's heat-map shows."""
+        """Return the loss in percent of the whole, as in the paper's heat-map."""
         return 100 * statistics.fmean(
             (self.whole[seed] - value) / self.whole[seed] for seed, value in self.spans[first, last].items()
         )
@@ -127,12 +127,12 @@ class Ablation:
 
 
 def lower_part(item: Ablation) -> int:
-    """Return how many layers are called lower: as many of ours as layers 0–4 are of the twelve of Houlsby et al."""
+    """The number of layers called lower: in proportion to layers 0–4 of the twelve in Houlsby et al."""
     return max(1, round(item.num_layers * 5 / 12))
 
 
 def read_ablations(records: Iterable[Record], tasks: Sequence[str]) -> list[Ablation]:
-    """The ablations among records, in the order of tasks: of each task the setting that is best on dev."""
+    """Read the ablations among records in the order of tasks, each at the setting that is best on dev."""
     by_task: dict[str, list[Record]] = {}
     for record in keep_best(record for record in records if record.extra.get("spans")):
         by_task.setdefault(record.task, []).append(record)
@@ -156,7 +156,7 @@ def _read_ablation(task: str, records: Sequence[Record]) -> Ablation:
 
 
 def read_spans(content: Mapping[str, float] | Sequence[Sequence[float]]) -> dict[Span | None, float]:
-    """Spans from JSON: {"0-11": 0.37, "whole": 0.84}, or [[0, 11, 0.37], …]."""
+    """Read spans from JSON: {"0-11": 0.37, "whole": 0.84}, or [[0, 11, 0.37], …]."""
     pairs = content.items() if isinstance(content, Mapping) else [(f"{a:g}-{b:g}", value) for a, b, value in content]
     spans: dict[Span | None, float] = {}
     for key, value in pairs:
@@ -167,14 +167,14 @@ def read_spans(content: Mapping[str, float] | Sequence[Sequence[float]]) -> dict
 
 @dataclass(frozen=True)
 class Step:
-    """After one more task: the scores on all tasks so far."""
+    """The scores on all tasks so far, after one more task."""
 
     task: str
     scores: Mapping[str, MeanWithError]
 
 
 def read_steps(records: Iterable[Record], tasks: Sequence[str]) -> list[Step]:
-    """Return what a row scored after each step of the sequence of tasks, over seeds: `extra["after"]`, task -> score.
+    """Return a row's scores after each step of its sequence of tasks, over seeds: `extra["after"]`, task -> score.
 
     One setting goes through the whole sequence: the one whose tasks were best on dev, each when it was learnt.
     """
@@ -191,7 +191,7 @@ def read_steps(records: Iterable[Record], tasks: Sequence[str]) -> list[Step]:
 
 
 def forgotten(steps: Sequence[Step]) -> dict[str, MeanWithError]:
-    """Points each earlier task lost between the step that taught it and the last one; none for the last task."""
+    """Return the points each earlier task lost between its own step and the last one; without the last task."""
     if not steps:
         return {}
     last = steps[-1].scores
@@ -212,23 +212,23 @@ class Embeddings:
     vectors: Any
     """[tasks, width]"""
     starts: Any = None
-    """[tasks, width] before they were trained; None where that is not known"""
+    """[tasks, width] before training; None if it is not known"""
 
     def alike(self, kinds: Mapping[str, str]) -> tuple[list[Likeness], list[Likeness]]:
-        """The cosine of every pair of tasks: of those of one kind, and of the others."""
+        """Return the cosines of all pairs of tasks: of one kind, and of different kinds."""
         return _find_alike(self.tasks, self.vectors, kinds)
 
     def gap(self, kinds: Mapping[str, str]) -> float | None:
-        """The mean cosine within kinds less that between them; None where there are no pairs of both."""
+        """Return the mean cosine within kinds less that between kinds; None without pairs of both."""
         return _find_gap(self.tasks, self.vectors, kinds)
 
     def first_gap(self, kinds: Mapping[str, str]) -> float | None:
-        """The same before training: of a draw by chance."""
+        """Return the same gap before training, of random embeddings."""
         return None if self.starts is None else _find_gap(self.tasks, self.starts, kinds)
 
     @property
     def movement(self) -> float | None:
-        """Return how far training took the embeddings, as a share of the length they began with; None: not known."""
+        """Return how far training moved the embeddings, relative to their initial length; None if it is not known."""
         import numpy
 
         if self.starts is None:
@@ -261,7 +261,7 @@ def _find_gap(tasks: Sequence[str], vectors: Any, kinds: Mapping[str, str]) -> f
 
 
 def read_embeddings(scored: ScoredStudy) -> dict[int, Embeddings]:
-    """Seed -> the embeddings of the run that is best on dev, of the first row that has any with two tasks or more."""
+    """Read the embeddings of the best run on dev by seed, for the first row with two tasks or more."""
     for spec in scored.specs:
         known = [record for record in spec.records if record.extra.get("embedding")]
         by_seed: dict[int, dict[str, Record]] = {}

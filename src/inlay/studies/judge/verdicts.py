@@ -1,4 +1,4 @@
-"""Verdicts on claims: an estimate held against a bound, and what is said of it.
+"""Verdicts on claims: an estimate compared with a bound, and the sentence about it.
 
 A claim is **confirmed** if our estimate keeps it and a statement like this is wrong at most once in twenty times, **not
 confirmed** if it breaks it, as surely, and **open** in between. What could have come out otherwise are the seeds and
@@ -24,23 +24,23 @@ from inlay.studies.judge.scored import ScoredStudy, averaged_tasks
 
 CONFIRMED, REFUTED, OPEN = "confirmed", "not confirmed", "open"
 NONE = "–"
-"""where a claim's study was not run, or not planned with the rows that it compares"""
+"""the verdict if a claim's study was not run, or not planned with the rows that it compares"""
 CLEARLY = 1.0
 """points that make a difference clear"""
 
 UNSEEN = 0.05
-"""points that an error is shown as 0.0 below"""
+"""points below which an error is shown as 0.0"""
 
 
 class Chances(NamedTuple):
-    """The chances of numbers like ours where the claim is false, and where it is true."""
+    """The p-values of a claim: of numbers like ours if it is false, and if it is true."""
 
     confirm: float
     """p-value of the claim being false"""
     refute: float
     """p-value of the claim being true"""
     is_fact: bool = False
-    """nothing of it is drawn, such as a count of parameters"""
+    """whether nothing of it is random, as a count of parameters"""
 
     @property
     def status(self) -> str:
@@ -58,16 +58,16 @@ class Finding(NamedTuple):
 
     @property
     def status(self) -> str:
-        """Return what is said of it: over new rows."""
+        """The verdict over new rows."""
         return self.new.status
 
 
 UNKNOWN = Finding(Chances(1.0, 1.0), Chances(1.0, 1.0))
-"""where there is no error to test by"""
+"""the finding without any error to test by"""
 
 
 def fact(is_true: bool) -> Finding:
-    """A condition that no draw decides."""
+    """Return the finding of a condition that does not depend on chance."""
     test = Chances(0.0, 1.0, is_fact=True) if is_true else Chances(1.0, 0.0, is_fact=True)
     return Finding(test, test)
 
@@ -104,7 +104,7 @@ def _test(value: MeanWithError, distance: float, *, new_rows: bool, is_strict: b
 
 
 def all_of(findings: Sequence[Finding]) -> Finding:
-    """Several conditions as one: all must be confirmed; one that is broken breaks it."""
+    """Combine conditions that must all be confirmed; one broken condition breaks the whole."""
     if not findings:
         return UNKNOWN
     return Finding(_all_of([item.new for item in findings]), _all_of([item.here for item in findings]))
@@ -117,17 +117,17 @@ def _all_of(tests: Sequence[Chances]) -> Chances:
 
 
 def any_of(findings: Sequence[Finding]) -> Finding:
-    """Several conditions of which one is enough; all must be broken to break it."""
+    """Combine conditions of which one is enough; all must be broken to break the whole."""
     return negate(all_of([negate(item) for item in findings]))
 
 
 def negate(finding: Finding) -> Finding:
-    """The opposite of a condition."""
+    """Return the opposite of a condition."""
     return Finding(*(Chances(test.refute, test.confirm, test.is_fact) for test in finding))
 
 
 def bracket(findings: Sequence[Finding]) -> Finding:
-    """A condition on a quantity that several estimates bracket: said only where each of them says it."""
+    """Combine conditions on several estimates of one quantity: certain only if all agree."""
     new, here = (
         Chances(max(test.confirm for test in tests), max(test.refute for test in tests))
         for tests in zip(*findings, strict=True)
@@ -136,13 +136,13 @@ def bracket(findings: Sequence[Finding]) -> Finding:
 
 
 def judge_pair(paired: Paired, test: Callable[[MeanWithError], Finding]) -> Finding:
-    """A condition on a difference: as chosen, and with equally many settings where one row had more."""
+    """Test a difference as chosen, and with equally many settings if one row had more."""
     sides = [paired, *([paired.equal] if paired.equal else [])]
     return bracket([test(side.estimate) for side in sides])
 
 
 def never_broken(finding: Finding) -> Finding:
-    """A condition that numbers which break it may break by how they were made: it can only be confirmed."""
+    """Return a condition that can only be confirmed: numbers against it may come from how they were made."""
     return Finding(*(Chances(test.confirm, 1.0) for test in finding))
 
 
@@ -158,11 +158,11 @@ class ClaimVerdict:
     status: str
     sentence: str
     rows: tuple[str, ...] = ()
-    """the rows it rests on (`*` stands for any end of a name): while planned runs of them are missing it is open"""
+    """the rows it rests on (`*` stands for any end of a name); it is open while their planned runs are missing"""
     tasks: tuple[str, ...] | None = None
-    """the tasks that it rests on; None: all that count in a mean"""
+    """the tasks it rests on; None: all that count in a mean"""
     chance: float | None = None
-    """how likely numbers like ours are if the verdict is wrong; 1 where it is open, None where nothing was tested"""
+    """probability of numbers like ours if the verdict is wrong; 1 if it is open, None if nothing was tested"""
 
 
 def verdict(
@@ -173,7 +173,7 @@ def verdict(
     *,
     is_tested: bool | None = None,
 ) -> ClaimVerdict:
-    """The verdict on a claim; what would be said of these dev rows alone is added where it differs.
+    """Make the verdict on a claim; say what these dev rows alone would give, if that differs.
 
     `is_tested` says that it counts among those that could have been judged wrongly, though its numbers say nothing.
     """
@@ -186,7 +186,7 @@ def verdict(
 
 
 def hold_together(verdicts: Sequence[ClaimVerdict]) -> list[bool]:
-    """Return which of the verdicts stand as a family, by Holm's step-down: the chance that one of them is wrong is 5%.
+    """Find the verdicts that stand as a family, by Holm's step-down: the chance that one of them is wrong is 5%.
 
     Each claim is either true or false, so each that was tested has one way to be judged wrongly. What was not tested,
     since its rows were not run or say nothing, cannot be.
@@ -201,25 +201,25 @@ def hold_together(verdicts: Sequence[ClaimVerdict]) -> list[bool]:
 
 
 def compare(scored: ScoredStudy, key: str, other: str, tasks: Sequence[str] | None = None) -> Paired | None:
-    """Return a row less another over tasks, or all that count in a mean; None where one of them is not there."""
+    """Compare a row with another over tasks, or over all that count in a mean; None if one of them is missing."""
     row, less = scored.find_row(key), scored.find_row(other)
     return pair(row, less, averaged_tasks(scored) if tasks is None else tasks) if row and less else None
 
 
 def lacking(*rows: str) -> ClaimVerdict:
-    """Return what is said where rows were not run."""
+    """Return the verdict for rows that were not run."""
     return ClaimVerdict(OPEN, f"needs {' and '.join(rows)} on the same tasks and seeds, which were not run")
 
 
 def not_planned(scored: ScoredStudy, *rows: str) -> ClaimVerdict | None:
-    """Return what is said where a profile leaves out rows of a claim; None where all are planned, or there."""
+    """Return the verdict for rows that a profile leaves out; None if all are planned or there."""
     planned = {spec.key for spec in scored.planned_specs} | set(scored.rows)
     left_out = [row for row in rows if row not in planned]
     return ClaimVerdict(NONE, f"{' and '.join(left_out)} not in this profile") if left_out else None
 
 
 def gap_text(paired: Paired, what: str) -> str:
-    """A difference as a sentence's part, with its bounds."""
+    """Describe a difference with its bounds, as part of a sentence."""
     tasks, pairs = len(paired.by_task), paired.num_pairs
     text = f"{what}: {show(paired.estimate, signed=True)} points over {tasks} task{'s' * (tasks > 1)}"
     text += f" ({pairs} pair{'s' * (pairs > 1)}{unsure(paired.estimate)})"
@@ -231,7 +231,7 @@ def gap_text(paired: Paired, what: str) -> str:
 
 
 def unsure(value: MeanWithError) -> str:
-    """Return what is added on the errors of a difference: its one-sided bounds, or that it has none."""
+    """Describe the errors of a difference: its one-sided bounds, or that it has none."""
     if value.sem is None:
         return ", of one seed"
     if value.rows is None:

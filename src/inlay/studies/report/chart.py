@@ -96,7 +96,7 @@ class Mark:
         return tuple(1 - 0.35 * (1 - int(self.colour[place : place + 2], 16) / 255) for place in (1, 3, 5))
 
     def ours(self) -> dict[str, Any]:
-        """A filled marker."""
+        """Return a filled marker."""
         return {
             "color": self.colour,
             "marker": self.shape,
@@ -105,11 +105,11 @@ class Mark:
         }
 
     def lone(self) -> dict[str, Any]:
-        """A pale one, for what has one seed."""
+        """Return a pale one, for what has one seed."""
         return {**self.ours(), "markerfacecolor": self.pale, "markeredgecolor": self.colour, "markeredgewidth": 0.8}
 
     def theirs(self) -> dict[str, Any]:
-        """A hollow one, for what was published."""
+        """Return a hollow one, for what was published."""
         return {
             "color": self.colour,
             "marker": self.shape,
@@ -121,7 +121,7 @@ class Mark:
 
 
 def marks_for(keys: Sequence[str]) -> dict[str, Mark]:
-    """A mark for each row, the same in every figure for the kinds that have their own."""
+    """Return a mark for each row, the same in every figure for the kinds that have their own."""
     free = iter(OTHERS * (1 + len(keys) // len(OTHERS)))
     marks: dict[str, Mark] = {}
     for key in keys:
@@ -142,7 +142,7 @@ def paper_style(name: str) -> Iterator[None]:
 
 
 def finish(figure: Any, name: str, caption: str) -> Drawing:
-    """The figure as SVG and PNG. Call inside `paper_style`."""
+    """Return the figure as SVG and PNG. Call inside `paper_style`."""
     svg, png = io.BytesIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None})
     figure.set_layout_engine("none")  # laid out once is enough, and takes the most of the time
@@ -151,7 +151,7 @@ def finish(figure: Any, name: str, caption: str) -> Drawing:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure, laid out so that nothing overlaps."""
+    """Return an empty figure, laid out so that nothing overlaps."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
@@ -191,7 +191,7 @@ def draw_series(axes: Any, places: Sequence[Place | None], mark: Mark) -> None:
 
 
 def split_runs(items: Iterable[T | None]) -> list[list[T]]:
-    """The runs of items between those that are missing."""
+    """Return the runs of items between those that are missing."""
     parts: list[list[T]] = [[]]
     for item in items:
         if item is None:
@@ -215,7 +215,7 @@ def tell_lone(shown: Iterable[MeanWithError]) -> str:
 
 
 def plain(label: str) -> str:
-    """A row's label as figures have it: without the backticks of documents."""
+    """Return a row's label as figures have it: without the backticks of documents."""
     return label.replace("`", "")
 
 
@@ -241,7 +241,7 @@ def legend(figure: Any, entries: Sequence[Entry]) -> None:
 
 
 def _fit_columns(lengths: Sequence[int], width: float) -> int:
-    """The most columns whose widest labels lie side by side; entries fill column by column."""
+    """Fit the most columns whose widest labels lie side by side; entries fill column by column."""
     for columns in range(len(lengths), 1, -1):
         few, rest = divmod(len(lengths), columns)  # as Matplotlib fills them: the first ones have one more
         ends = [few * place + min(place, rest) for place in range(columns + 1)]

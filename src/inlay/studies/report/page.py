@@ -63,7 +63,7 @@ Block = Heading | Text | Points | Picture | ReportTable | Folded
 
 
 def write_html(title: str, blocks: Sequence[Block]) -> str:
-    """The page."""
+    """Write the page."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_escape(title)}</title>'
     body = "\n".join(_html(block) for block in blocks)
     contents = [block for block in blocks if isinstance(block, Heading) and block.level == 2]
@@ -77,7 +77,7 @@ def write_html(title: str, blocks: Sequence[Block]) -> str:
 
 
 def write_markdown(blocks: Sequence[Block]) -> str:
-    """The same as Markdown, with pictures as files beside it."""
+    """Write the same as Markdown, with pictures as files beside it."""
     return "\n\n".join(_markdown(block) for block in blocks) + "\n"
 
 
@@ -119,7 +119,7 @@ def _is_words(cells: Sequence[str]) -> bool:
 
 
 def _status(cell: str) -> str:
-    """A verdict is shown as a coloured word; the word itself says it too."""
+    """Return a verdict is shown as a coloured word; the word itself says it too."""
     kind = {"confirmed": "yes", "not confirmed": "no", "open": "open"}.get(cell.strip("*"))
     return f'<span class="{kind}">{_inline(cell)}</span>' if kind else _inline(cell)
 

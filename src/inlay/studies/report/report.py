@@ -19,7 +19,7 @@ from inlay.store import write_atomically
 from inlay.studies.judge.claims import JudgedClaim, describe_agreement, judge_claims
 from inlay.studies.judge.coverage import Coverage, list_missing, split_planned
 from inlay.studies.judge.published import Published, read_published
-from inlay.studies.judge.rows import name_column, name_task
+from inlay.studies.judge.report_rows import name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, score_study
 from inlay.studies.judge.scores import network_of
 from inlay.studies.judge.verdicts import NONE
@@ -79,7 +79,7 @@ class Chapter:
     """records of settings that the study's file has not"""
 
     def study_of(self, group: Group) -> Study:
-        """The study as it was for these records."""
+        """Return the study as it was for these records."""
         return self.variants.get(group, self.study)
 
 
@@ -92,14 +92,14 @@ class StudyReport:
     figures: Mapping[str, Drawing]
 
     def beside(self, folder: str) -> StudyReport:
-        """The same report, to be written inside the folder its figures are in."""
+        """Return the same report, to be written inside the folder its figures are in."""
         prefix = f"{folder}/"
         figures = {path.removeprefix(prefix): drawing for path, drawing in self.figures.items()}
         return StudyReport(self.html, self.markdown.replace(f"]({prefix}", "]("), figures)
 
 
 def make_report(chapters: Sequence[Chapter], title: str = "Studies") -> StudyReport:
-    """The report of these studies."""
+    """Make the report of these studies."""
     scored = {
         (chapter.study.name, group): score_study(chapter.study_of(group), records, chapter.published)
         for chapter in chapters
@@ -271,7 +271,7 @@ def _published_blocks(published: Published) -> Iterator[Block]:
 
 
 def _cell(value: float | None, deviation: float | None) -> str:
-    """A published number, with its standard deviation over seeds where that was printed."""
+    """Return a published number, with its standard deviation over seeds where that was printed."""
     if value is None:
         return "–"
     return f"{value:g}" if deviation is None else f"{value:g} (s.d. {deviation:g})"
@@ -282,7 +282,7 @@ def _printed(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
 
 
 def _origin_blocks(study: Study, records: Sequence[Record]) -> Iterator[Block]:
-    """Training rows of each task, what was noted about the data, and the origin of the numbers."""
+    """Yield training rows of each task, what was noted about the data, and the origin of the numbers."""
     counts: dict[str, set[int]] = {}
     for record in records:
         counts.setdefault(record.task, set()).add(record.num_train)
@@ -372,7 +372,7 @@ def order_studies(paths: Sequence[Path]) -> list[Path]:
 
 
 def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Chapter:
-    """A study's file and its records, each group of which is held against the study as its profile has it.
+    """Return a study's file and its records, each group of which is held against the study as its profile has it.
 
     A study of one's own may have no profile `paper`: it is then its own first one, and differs from nothing.
     """
@@ -401,7 +401,7 @@ def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Ch
 
 
 def _find_old_runs(study: Study, group: Group, results: Path) -> set[str]:
-    """The runs of the studies that a study's arms go on from, of settings that those have not."""
+    """Find the runs of the studies that a study's arms go on from, of settings that those have not."""
     found: set[str] = set()
     for name, source in study.sources.items():
         kept, others = split_planned(source, group_records(read_results(results, name)).get(group, []))
@@ -410,7 +410,7 @@ def _find_old_runs(study: Study, group: Group, results: Path) -> set[str]:
 
 
 def _find_published(path: Path, name: str) -> Published:
-    """The published values beside a study's file, or those of the repository's own studies."""
+    """Find the published values beside a study's file, or those of the repository's own studies."""
     folders = [folder / "published" for folder in (path.parent, *study_folders())]
     found = next((folder for folder in folders if (folder / f"{name}.toml").is_file()), folders[-1])
     return read_published(found, name)

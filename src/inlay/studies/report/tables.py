@@ -1,6 +1,6 @@
 """The tables of a study, ours beside the published values, as cells of text.
 
-A table of scores has a line for each row of `judge/rows.py` and, under the same columns, a line for what was published.
+A table of scores has a line for each row of `judge/report_rows.py` and one for published values under the same columns.
 Means are over the columns that all lines have, and the published mean is computed anew over exactly these columns. The
 last columns compare with full fine-tuning pair by pair, over the same columns as the means; where fewer of them were
 published, a second comparison is over these. What a half-done study lacks is left out and named in a note.
@@ -16,7 +16,7 @@ from inlay.studies.judge.bounds import ABSENT, estimate, show
 from inlay.studies.judge.gaps import averaged_rows, describe_ends, own_mean, published_gap
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.published import PublishedRow, PublishedTable
-from inlay.studies.judge.rows import (
+from inlay.studies.judge.report_rows import (
     WIDE,
     group_tasks,
     has_joint_runs,
@@ -49,7 +49,7 @@ class ReportTable:
 
 
 def score_tables(scored: ScoredStudy) -> list[ReportTable]:
-    """The study's scores: one table, or one for each group of tasks (`glue/…`, `extra/…`)."""
+    """Return the study's scores: one table, or one for each group of tasks (`glue/…`, `extra/…`)."""
     groups = group_tasks(scored.tasks)
     tables = [_score_table(scored.narrowed(tasks), name if len(groups) > 1 else "") for name, tasks in groups.items()]
     tables += [_mean_table(scored, table) for table in scored.published.tables if table.over]
@@ -116,7 +116,7 @@ def _name_difference(scored: ScoredStudy, layout: _Layout, tasks: Sequence[str])
 
 
 def _unmatched(scored: ScoredStudy) -> list[str]:
-    """Published rows that none of ours stands beside; they close the table."""
+    """Return published rows that none of ours stands beside; they close the table."""
     return list(
         dict.fromkeys(row.arm for table in scored.published.tables for row in table.rows if row.arm not in scored.rows)
     )
@@ -135,7 +135,7 @@ def _own_line(scored: ScoredStudy, key: str, layout: _Layout) -> tuple[str, ...]
 
 
 def _count(scored: ScoredStudy, key: str, layout: _Layout) -> list[str]:
-    """Parameters of a row: a task's, their share over the tasks of the mean, and those of all tasks together."""
+    """Count parameters of a row: a task's, their share over the tasks of the mean, and those of all tasks together."""
     row = scored.rows[key]
     counted = {task: row[task] for task in layout.counted if task in row} or row
     counts = sorted(cell.trained_parameters for cell in counted.values())
@@ -149,7 +149,7 @@ def _count(scored: ScoredStudy, key: str, layout: _Layout) -> list[str]:
 
 
 def name_count(number: float) -> str:
-    """A number of parameters, short: `39.9k`, `2.42M`."""
+    """Return a number of parameters, short: `39.9k`, `2.42M`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{letter}"

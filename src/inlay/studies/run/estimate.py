@@ -23,7 +23,7 @@ from inlay.training import (
     measure_step_cost,
 )
 
-# Runs together -> times the rows per second of one run alone, as measured on an H200 (DESIGN.md); a CPU gains nothing.
+# Runs together -> times the rows per second of one run alone, as measured on an H200; a CPU gains nothing.
 _GAIN = {"cuda": {1: 1.0, 8: 2.6, 32: 3.1}, "cpu": {1: 1.0}}
 _CHARACTERS = 4  # of a token, as `PlannedRun.cost` has it
 _STILL = StepCost(0.0, 0.0, 0)

@@ -64,7 +64,7 @@ class SessionResult:
     seconds: float = 0.0
 
 
-class Stage:
+class StudyProgress:
     """Hears how studies go. This one is deaf; the command line's draws progress."""
 
     def begin(self, number: int, num_units: int, unit: Unit) -> None:
@@ -90,7 +90,7 @@ def conduct(
     *,
     deadline: float | None = None,
     commit: str | None = None,
-    stage: Stage | None = None,
+    stage: StudyProgress | None = None,
 ) -> SessionResult:
     """Do what is missing of plans, the most valuable first, until `deadline` (of `time.monotonic`), if there is one.
 
@@ -98,7 +98,7 @@ def conduct(
     and the same call goes on from there.
     """
     session = Session(plans, dirs, deadline=Deadline(deadline), commit=commit)
-    session.train(stage or Stage())
+    session.train(stage or StudyProgress())
     return session.sum_up()
 
 
@@ -133,7 +133,7 @@ class Session:
         self._compiled: tuple[Any, ...] = ()
         """the compile key of the last unit"""
 
-    def train(self, stage: Stage, wait: Callable[[], None] | None = None) -> None:
+    def train(self, stage: StudyProgress, wait: Callable[[], None] | None = None) -> None:
         """Train unit by unit until nothing is left that no other process has claimed, or the deadline has come.
 
         With `wait` it stays until the others are done, in case one of them dies: the function is called now and then.
@@ -154,7 +154,7 @@ class Session:
                 break
             wait()
 
-    def _do(self, unit: Unit, stage: Stage, alarm: Emit | None) -> None:
+    def _do(self, unit: Unit, stage: StudyProgress, alarm: Emit | None) -> None:
         began, failed = time.monotonic(), []
         listeners = [stage.watch(unit)] if alarm is None else [alarm, stage.watch(unit)]
         try:

@@ -32,7 +32,7 @@ from inlay.errors import LostProcess
 from inlay.model import Backbone, load_backbone
 from inlay.processes import JOBS
 from inlay.studies.run.records import StudyDirs
-from inlay.studies.run.session import Deadline, Session, SessionResult, Stage
+from inlay.studies.run.session import Deadline, Session, SessionResult, StudyProgress
 from inlay.studies.run.units import Unit
 from inlay.studies.spec.planning import PlannedRun, StudyPlan, load_tasks, plan_study
 from inlay.studies.spec.study import Study
@@ -73,11 +73,11 @@ def conduct_in_jobs(
     settings: JobSettings,
     *,
     deadline: float | None = None,
-    stage: Stage | None = None,
+    stage: StudyProgress | None = None,
 ) -> SessionResult:
     """Do what `conduct` does, by several processes."""
     session = Session(plans, dirs, deadline=Deadline(deadline), commit=settings.commit, num_jobs=settings.num_jobs)
-    _Workers(session, settings, stage or Stage()).run()
+    _Workers(session, settings, stage or StudyProgress()).run()
     result = session.sum_up()
     failed = {item.id: item for item in result.missing if item.id in session.known.failed}
     return dataclasses.replace(result, failed=[(item, session.known.failed[item.id]) for item in failed.values()])
@@ -102,7 +102,7 @@ class _Worker:
 class _Workers:
     """The processes of one session: started, listened to, replaced and stopped."""
 
-    def __init__(self, session: Session, settings: JobSettings, stage: Stage) -> None:
+    def __init__(self, session: Session, settings: JobSettings, stage: StudyProgress) -> None:
         self._session, self._settings, self._stage = session, settings, stage
         self._items = {item.key: item for plan in session.plans.values() for item in plan.items}
         self._workers: list[_Worker] = []
@@ -376,7 +376,7 @@ def _speak_into(log: Path) -> None:
         os.dup2(file.fileno(), 2)
 
 
-class _Relay(Stage):
+class _Relay(StudyProgress):
     """Tells the first process how work goes, and stops when that one is there no more."""
 
     def __init__(self, link: Connection) -> None:
@@ -387,9 +387,9 @@ class _Relay(Stage):
         try:
             self._link.send((what, value))
         except OSError:
-            self.heed_parent(is_gone=True)
+            self.stop_if_parent_died(is_gone=True)
 
-    def heed_parent(self, *, is_gone: bool = False) -> None:
+    def stop_if_parent_died(self, *, is_gone: bool = False) -> None:
         """Stop as by Ctrl-C if the first process has died: the step in hand is finished and saved."""
         if not self._is_left and (is_gone or os.getppid() != self._parent):
             self._is_left = True
@@ -397,7 +397,7 @@ class _Relay(Stage):
 
     def wait(self) -> None:
         """Let time pass while others have the rest in hand."""
-        self.heed_parent()
+        self.stop_if_parent_died()
         time.sleep(_WAIT_SECONDS)
 
     def begin(self, number: int, num_units: int, unit: Unit) -> None:
@@ -429,7 +429,7 @@ class _RelayListener:
             case StepTaken(_, num_rows):
                 self._count(num_rows)
             case RowsAnswered():
-                self._relay.heed_parent()
+                self._relay.stop_if_parent_died()
             case MemoryRanOut(message):
                 self._relay.send("warn", message)
 
@@ -438,4 +438,4 @@ class _RelayListener:
         if time.monotonic() - self._told >= _LISTEN_SECONDS:
             self._relay.send("rows", self._num_rows)
             self._num_rows, self._told = 0, time.monotonic()
-            self._relay.heed_parent()
+            self._relay.stop_if_parent_died()

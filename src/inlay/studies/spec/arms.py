@@ -29,7 +29,7 @@ class ArmKind:
     """`room.module.name`: of the work itself, or of what follows on a trained run"""
 
     def find(self) -> Callable[..., Any]:
-        """The function; its module is imported here, as it may be heavy."""
+        """Find the function; its module is imported here, as it may be heavy."""
         module, _, name = self.function.rpartition(".")
         return getattr(import_module(f"inlay.{module}"), name)
 

@@ -89,7 +89,7 @@ def _compare_arms(ours: Arm, theirs: Arm, configs: Sequence[Mapping[str, Any]]) 
 
 
 def _values(arm: Arm) -> dict[Key, list[Any]]:
-    """Every setting of an arm's runs, with all values that it takes."""
+    """Return every setting of an arm's runs, with all values that it takes."""
     base = arm.base()
     sections = ("method", "train", "joint") if ARM_KINDS[arm.kind].is_joint else ("method", "train")
     trees = {section: dataclasses.asdict(getattr(base, section)) for section in sections}
@@ -105,7 +105,7 @@ def _resolve(key: Key, configs: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _compare_task(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Values that a task has on some axes instead of the arms', where the paper's are others."""
+    """Return values that a task has on some axes instead of the arms', where the paper's are others."""
     texts = []
     for key in dict.fromkeys([*ours, *theirs]):
         if ours.get(key) != theirs.get(key):

@@ -57,7 +57,7 @@ class Count:
 
 
 def count_found(studies: Sequence[Study], facts: BackboneFacts, records: Iterable[Record]) -> Count:
-    """The runs that studies ask for on a backbone, and those of them that have a record, of whichever study."""
+    """Count the runs that studies ask for on a backbone, and those of them that have a record, of whichever study."""
     found = _Found(facts, [record for record in records if record.fingerprint == facts.fingerprint], studies)
     planned: set[str] = set()
     left: set[str] = set()
@@ -106,7 +106,7 @@ class _Asked:
 
 
 def _list_keys(study: Study, arm: Arm, facts: BackboneFacts) -> list[str]:
-    """The keys of all runs of an arm, with every seed."""
+    """List the keys of all runs of an arm, with every seed."""
     spans_tasks = ARM_KINDS[arm.kind].spans_tasks
     groups = [tuple(arm.tasks)] if spans_tasks else [(task,) for task in arm.tasks]
     return [
@@ -119,7 +119,7 @@ def _list_keys(study: Study, arm: Arm, facts: BackboneFacts) -> list[str]:
 
 
 def _plan(study: Study, arm: Arm, tasks: tuple[str, ...], config: RunConfig, seed: int, facts: BackboneFacts) -> str:
-    """The key of one run that a study asks for, with every setting as `make_run` resolves it."""
+    """Return the key of one run that a study asks for, with every setting as `make_run` resolves it."""
     kind, joint, start = ARM_KINDS[arm.kind], config.joint, ""
     if arm.source:
         name, _, source = arm.source.partition("/")
@@ -185,7 +185,7 @@ class _Found:
         return asked.make_key(self._facts, pooling)
 
     def _find_study(self, record: Record) -> Study | None:
-        """A record's own study, in its profile; None where there is none any more."""
+        """Find a record's own study, in its profile; None where there is none any more."""
         key = (record.study, record.profile)
         if key not in self._studies:
             known = list_studies(study_folders())

@@ -123,7 +123,7 @@ class StudyPlan:
 def load_tasks(
     study: Study, root: str | None, *, skip_missing: bool = False, known: dict[Any, Task] | None = None
 ) -> tuple[dict[str, Task], dict[str, str]]:
-    """The tasks of a study by name, and why those that are not at hand are not.
+    """Load the tasks of a study by name, and why those that are not at hand are not.
 
     Those of studies that it goes on from are there as `STUDY:TASK`. Refuses a study whose data is missing, naming all
     of it, unless it may be skipped; and one that has none at all. What is in `known` is not read again, and what is
@@ -153,7 +153,7 @@ def load_tasks(
 
 
 def find_root(root: str | None) -> str | None:
-    """The folder of the data sets, whole: that given, or $INLAY_DATA."""
+    """Find the folder of the data sets, whole: that given, or $INLAY_DATA."""
     given = root or os.environ.get("INLAY_DATA")
     return None if given is None else os.path.abspath(given)
 
@@ -197,7 +197,7 @@ class _Maker:
         self._sources: dict[str, JointRun] = {}
 
     def make(self, arm: Arm, seed: int) -> list[PlannedRun]:
-        """All items of an arm with one seed."""
+        """Make all items of an arm with one seed."""
         kind = ARM_KINDS[arm.kind]
         chosen = [task for task in arm.tasks if task in self._tasks and not self._is_too_small(arm, task)]
         if kind.spans_tasks:
@@ -206,7 +206,7 @@ class _Maker:
         return [self._make(arm, seed, [task], point) for task, point in points]
 
     def list_too_small(self) -> list[str]:
-        """The tasks that have fewer rows than an arm of them takes samples, in words."""
+        """List the tasks that have fewer rows than an arm of them takes samples, in words."""
         found: dict[str, list[str]] = {}
         for arm in self._study.arms.values():
             for task in arm.tasks:
@@ -249,7 +249,7 @@ class _Maker:
         return dataclasses.replace(made, sequence=steps)
 
     def _join(self, arm: Arm, config: RunConfig, names: Sequence[str], point: Point) -> PlannedRun:
-        """A run of several tasks, or of one by the same rules; where it goes on from another, that one too."""
+        """Join a run of several tasks, or of one by the same rules; where it goes on from another, that one too."""
         seed = config.train.seed
         source = self._find_source(arm.source) if arm.source else None
         if source is not None:
@@ -263,7 +263,7 @@ class _Maker:
         return dataclasses.replace(made, tasks=tuple(names), source=source)
 
     def _sample(self, name: str, num_rows: int | None, seed: int) -> Task:
-        """A task under the name it has in runs of several, with so many of its rows."""
+        """Return a task under the name it has in runs of several, with so many of its rows."""
         key = (name, num_rows or 0, seed if num_rows else 0)
         if key not in self._samples:
             task = self._tasks[name]
@@ -272,7 +272,7 @@ class _Maker:
         return self._samples[key]
 
     def _find_source(self, source: str) -> JointRun:
-        """The run that `STUDY/ARM` is: its first setting, with the first seed."""
+        """Find the run that `STUDY/ARM` is: its first setting, with the first seed."""
         if source not in self._sources:
             name, _, arm = source.partition("/")
             study = self._study.sources[name]

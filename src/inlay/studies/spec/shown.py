@@ -141,7 +141,7 @@ class Claim:
 
 
 def read_report(tree: Mapping[str, Any], figures: Iterable[str]) -> ReportSpec:
-    """The section `report` of a study's file; `figures` are those that stand outside of it."""
+    """Read the section `report` of a study's file; `figures` are those that stand outside of it."""
     inner = {"rows", "advice", "metric"}
     rules = tuple(_read_rule(item) for item in tree.get("rows", ()))
     advice = tuple(from_tree(Advice, item, "report.advice.") for item in tree.get("advice", ()))
@@ -171,7 +171,7 @@ def _read_rule(tree: Mapping[str, Any]) -> RowRule:
 
 
 def find_section(name: str) -> str:
-    """The section of a run's config that has a setting; none for the number of samples, which an arm has."""
+    """Find the section of a run's config that has a setting; none for the number of samples, which an arm has."""
     if name == SAMPLE:
         return ""
     for section, known in SETTINGS.items():
@@ -181,7 +181,7 @@ def find_section(name: str) -> str:
 
 
 def read_claims(study: str, tree: Iterable[Mapping[str, Any]]) -> tuple[Claim, ...]:
-    """The claims of a study's file."""
+    """Read the claims of a study's file."""
     claims = tuple(_read_claim(study, item) for item in tree)
     names = [claim.name for claim in claims]
     for name in names:

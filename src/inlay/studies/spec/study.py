@@ -73,7 +73,7 @@ class Arm:
     """`STUDY/ARM` whose trained run this one goes on from"""
 
     def points(self, per_task: Mapping[str, Any] | None = None) -> list[Point]:
-        """The grid of one task; `per_task` are values that a task has on some axes instead of the arm's."""
+        """Return the grid of one task; `per_task` are values that a task has on some axes instead of the arm's."""
         own = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in (per_task or {}).items()}
         axes = {**self.axes, **own}
         base = self.base()
@@ -87,7 +87,7 @@ class Arm:
         return points
 
     def base(self) -> RunConfig:
-        """The arm's settings before its axes: preset, then what the file gives."""
+        """Return the arm's settings before its axes: preset, then what the file gives."""
         config = RunConfig()
         if "preset" in self.settings:
             config = apply_preset(str(self.settings["preset"]), config)
@@ -143,7 +143,7 @@ class Study:
         return from_tree(DataConfig, {"source": task, "root": root, **given})
 
     def points(self) -> Iterator[tuple[Arm, str, Point]]:
-        """Every arm, task and setting, in the order of the file."""
+        """Yield every arm, task and setting, in the order of the file."""
         for arm in self.arms.values():
             made: dict[str, list[Point]] = {}  # most tasks have the same grid
             for task in arm.tasks:
@@ -168,7 +168,7 @@ class Study:
 
 
 def find_study(name: str, folders: Iterable[Path]) -> Path:
-    """The file of a study: a path, or a name in the first of `folders` that has it."""
+    """Find the file of a study: a path, or a name in the first of `folders` that has it."""
     if name.endswith(".toml") and Path(name).is_file():
         return Path(name)
     known = list_studies(folders)
@@ -178,7 +178,7 @@ def find_study(name: str, folders: Iterable[Path]) -> Path:
 
 
 def list_studies(folders: Iterable[Path]) -> dict[str, Path]:
-    """Every study by name; of two with one name the first folder's."""
+    """List every study by name; of two with one name the first folder's."""
     found: dict[str, Path] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.toml")):
@@ -198,7 +198,7 @@ def study_folders() -> list[Path]:
 
 
 def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
-    """The study of a file under a profile, with every setting checked.
+    """Read the study of a file under a profile, with every setting checked.
 
     On another `backbone` than the profile's, what the profile says under `backbones.<its name>` is laid over that.
     """
@@ -242,7 +242,7 @@ def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[st
 
 
 def _read_sources(path: Path, study: Study) -> dict[str, Study]:
-    """The studies that arms go on from: beside the file, or of those that are known."""
+    """Read the studies that arms go on from: beside the file, or of those that are known."""
     sources: dict[str, Study] = {}
     for arm in (arm for arm in study.arms.values() if arm.source):
         name, _, wanted = arm.source.partition("/")
@@ -321,7 +321,7 @@ def _check_rows(report: ReportSpec, claims: Iterable[Claim], arms: Iterable[str]
 
 
 def _read_arms(tree: Mapping[str, Any], tasks: tuple[str, ...]) -> dict[str, Arm]:
-    """All arms, in the order of the file. A table laid over an arm of several makes none, wherever it stands."""
+    """Read all arms, in the order of the file. A table laid over an arm of several makes none, wherever it stands."""
     several = {key: own["each"] for key, own in tree["arms"].items() if own.get("each")}
     made = {_fill(key, each, values) for key, each in several.items() for values in itertools.product(*each.values())}
     arms: dict[str, Arm] = {}
@@ -332,7 +332,7 @@ def _read_arms(tree: Mapping[str, Any], tasks: tuple[str, ...]) -> dict[str, Arm
 
 
 def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tasks: tuple[str, ...]) -> Iterator[Arm]:
-    """The arms of one table: several where `each` gives values for a `{word}` in its name and settings."""
+    """Yield the arms of one table: several where `each` gives values for a `{word}` in its name and settings."""
     _check_keys(tree, _ARM_KEYS, f"arms.{name}.")
     each = tree.get("each", {})
     for values in itertools.product(*each.values()):
@@ -398,7 +398,7 @@ def _fill(value: Any, each: Mapping[str, Any], values: Iterable[Any]) -> Any:
 
 
 def _section_of(key: str) -> str:
-    """The section of a run's config that has a setting of this name."""
+    """Return the section of a run's config that has a setting of this name."""
     for section, known in SETTINGS.items():
         if key in known:
             return section
@@ -426,7 +426,7 @@ def _check_keys(tree: Any, known: Iterable[str], where: str) -> None:
 
 
 def shorten(task: str) -> str:
-    """The name of a study's task in a run of several, where it names tensors: without the set it is of."""
+    """Return the name of a study's task in a run of several, where it names tensors: without the set it is of."""
     return task.rpartition("/")[2]
 
 

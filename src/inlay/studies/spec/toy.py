@@ -19,7 +19,7 @@ _NUM_ROWS = {"train": 24, "dev": 16, "test": 16}
 
 
 def make_toy_task(name: str, config: DataConfig) -> Task:
-    """A task as `name` would have it: GLUE's kind and metric for `glue/…`, answers for SQuAD, classes otherwise.
+    """Make a task as `name` would have it: GLUE's kind and metric for `glue/…`, answers for SQuAD, classes otherwise.
 
     The class of a text shows in the words it is drawn from. Only tasks of classes outside GLUE have test rows.
     """
@@ -59,7 +59,7 @@ def _draw(generator: np.random.Generator, label: int, num_groups: int) -> str:
 
 
 def _make_answers(generator: np.random.Generator, size: int) -> Split:
-    """The answer is the number after the word `prize`."""
+    """Make the answer is the number after the word `prize`."""
     others = [word for word in WORDS if word not in (*_NUMBERS, "prize", "?")]
     contexts, targets = [], []
     for _ in range(size):

@@ -47,7 +47,7 @@ from inlay.training.step.optimizer import SlotOptimizer
 from inlay.training.step.seq2seq import Seq2SeqStepper
 from inlay.training.step.updates import JointUpdate, SlotUpdate
 
-_ANSWERED = 4  # times the tokens of a training pass are a pass over dev rows: it keeps nothing for a backward pass
+_ANSWERED = 4  # tokens of a dev pass in those of a training pass: it keeps nothing for a backward pass
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class CohortSettings:
     token_budget: int
     """tokens of one forward pass at most, with padding; a step that needs more accumulates gradients over several"""
     num_threads: int
-    """threads of the last step; a resumed cohort takes what there is then"""
+    """threads of the last step; a resumed cohort may use another number"""
     save_every: int
     """steps between resume states"""
     num_slots: int | None = None
@@ -67,18 +67,18 @@ class CohortSettings:
 
 
 def longest_first(runs: Iterable[AnyRun]) -> list[AnyRun]:
-    """Runs in the order they get slots; of equally long ones the order given."""
+    """Return the runs in the order they get slots: the longest first, equally long ones as given."""
     return sorted(runs, key=lambda run: -run.num_steps)
 
 
 @dataclass(frozen=True)
 class Parked:
-    """A run that has begun, taken out of its slot: what a resume state has of it."""
+    """The saved state of a run that began and then lost its slot."""
 
     run: AnyRun
     progress: Progress
     num_steps: list[int]
-    """optimizer steps of every slot, and of what they share"""
+    """optimizer steps of every slot, and of the parameters they share"""
     rows: dict[str, Tensor]
     """its row of the bank's values and of both moments, by name"""
     best_tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -92,16 +92,16 @@ class Queue:
         self.num_begun = 0
         self.parked: list[Parked] = []
         self.passed: set[str] = set()
-        """ids of runs that were trained elsewhere: if they have not begun here, they do not"""
+        """ids of runs that were trained elsewhere; such a run does not begin here"""
 
     @property
     def waiting(self) -> list[AnyRun]:
-        """The runs without a slot that have not ended, in the order they will get one."""
+        """The unfinished runs without a slot, in the order they will get one."""
         fresh = [run for run in self.runs[self.num_begun :] if run.id not in self.passed]
         return [parked.run for parked in self.parked] + fresh
 
     def take(self) -> AnyRun | Parked | None:
-        """The next to enter a slot, or None."""
+        """Take the next run out of the queue; None if nobody waits."""
         if self.parked:
             return self.parked.pop(0)
         while self.num_begun < len(self.runs):
@@ -155,7 +155,7 @@ class Cohort:
         self.num_steps = 0
         self.seconds = 0.0
         self.left_steps = 0
-        """steps of runs that ended and whose slots others have now"""
+        """steps of ended runs whose slots other runs have now"""
         # 3. The first runs enter the slots.
         self.members: list[AnyMember] = []
         for seat in range(num_seats):
@@ -169,7 +169,7 @@ class Cohort:
     def _make_stepper(self, settings: CohortSettings) -> Stepper:
         members = [part for member in self.members for part in member.parts]
         is_compiled = can_compile(self.bank, members) and not settings.checkpointing
-        # A program has the optimizer inside: nothing can be exchanged before it.
+        # A program contains the optimizer: gradients cannot be exchanged between processes before it.
         if not is_compiled or self._world.process.size > 1:
             return Stepper(self.bank, self.slot_update, settings.token_budget, self._world)
         kind = Seq2SeqStepper if self.backbone.is_seq2seq else CompiledStepper
@@ -193,7 +193,7 @@ class Cohort:
 
     @property
     def cache_depth(self) -> CacheDepth:
-        """The depth up to which nothing is trained; through the next attention too, where rows are packed."""
+        """The depth below which nothing is trained; on packed rows it includes the next attention."""
         config, backbone = self.members[0].run.config, self.backbone
         if not find_family(backbone.anatomy.family).reuses:
             return CacheDepth(0)
@@ -213,13 +213,13 @@ class Cohort:
             yield
 
     def reuse(self, cache: FrozenCache) -> None:
-        """Compute what lies below the lowest trained layer once per text: now, and as runs enter."""
+        """Cache the states below the lowest trained layer, for these runs and those that enter later."""
         self._cache = cache
         for member in self.active:
             member.reuse(cache, self.cache_depth)
 
     def refill(self) -> list[AnyMember]:
-        """Give the slots of ended runs to those that wait; returns who entered."""
+        """Give the slots of ended runs to waiting runs; return the runs that entered."""
         entered = []
         for seat, member in enumerate(self.members):
             if not member.is_active and (entering := self.queue.take()) is not None:
@@ -234,13 +234,13 @@ class Cohort:
         return entered
 
     def _begin_as_alone(self, run: Run) -> None:
-        """Let a run be trained after another as it would be by itself: its own random numbers, its own peak."""
+        """Prepare a run that trains after another to train as if alone: its own random numbers, its own memory peak."""
         seed_for([run])
         if self.backbone.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.backbone.device)
 
     def seat(self, parked: Sequence[Parked]) -> None:
-        """Put runs that had begun into the slots, in order; those beyond the last wait."""
+        """Put runs that had begun into the slots, in order; the runs beyond the last slot wait."""
         for seat, entering in enumerate(parked[: self.num_seats]):
             self.members[seat] = self._enter(seat, entering)
         self.queue.parked = list(parked[self.num_seats :])
@@ -264,7 +264,7 @@ class Cohort:
         return member
 
     def _enter_part(self, slot: int, part: Run, run: AnyRun) -> Member:
-        """A task of a run in its slot."""
+        """Initialise the slot of one task of a run, and return the member that trains it."""
         self.bank.initialise(slot, part.spec, run.config.train.seed, part.name if isinstance(run, JointRun) else "")
         if start := run.start.of(part.name):
             self.bank.put(slot, part.spec, {**self.bank.read(slot), **start})
@@ -273,7 +273,7 @@ class Cohort:
 
     @property
     def stored(self) -> dict[str, Tensor]:
-        """All that training changes of the numbers, a row per run, by name."""
+        """All tensors that training changes, a row per run, by name."""
         found = {"values": self.flat.values_SP, "first": self.optimizer.first_SP, "second": self.optimizer.second_SP}
         if self.shared is not None:
             shared = self.shared
@@ -281,7 +281,7 @@ class Cohort:
         return {name: tensor.view(self.num_seats, -1) for name, tensor in found.items()}
 
     def counts(self, seat: int) -> list[int]:
-        """The optimizer's steps of each slot of a run, and those of what they share."""
+        """Return the optimizer steps of each slot of a run, and of the parameters its slots share."""
         first = seat * self.bank.slots_per_run
         own = self.optimizer.num_steps[first : first + self.bank.slots_per_run]
         return own if self.shared is None else [*own, self.shared.num_steps[seat]]
@@ -299,9 +299,9 @@ class Cohort:
         self.settings = replace(self.settings, token_budget=self.stepper.token_budget)
 
     def halve_budget(self) -> bool:
-        """Half the tokens of a forward pass; False if they are as few as can be."""
+        """Halve the tokens of a forward pass; return False if they cannot be fewer."""
         before = self.stepper.token_budget
-        # A budget that no step fills is no step's size.
+        # Start from the largest step there is: a budget larger than that would take several halvings to matter.
         self.use_budget(min(before, sum(member.most_tokens for member in self.active)) // 2)
         return self.stepper.token_budget < before
 
@@ -311,7 +311,7 @@ class Cohort:
         return min(_ANSWERED * self.stepper.token_budget, self._most_answered)
 
     def halve_answers(self) -> bool:
-        """Half the tokens of a forward pass over dev rows; False if one row is all they are."""
+        """Halve the tokens of a forward pass over dev rows; return False at the length of one row."""
         before = self.answer_budget
         longest = max(int(part.dev.lengths.max()) for member in self.active for part in member.parts)
         self._most_answered = max(longest, before // 2)
@@ -319,7 +319,7 @@ class Cohort:
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """Passes inside the block leave no trace: no gradients, random numbers drawn or running statistics moved."""
+        """Restore after the block what its passes change: gradients, random generators, running statistics."""
         undo = self._remember()
         try:
             yield
@@ -327,7 +327,7 @@ class Cohort:
             undo()
 
     def _remember(self) -> Callable[[], None]:
-        """Note what passes change besides gradients; the returned function puts it back and drops the gradients."""
+        """Note the state that passes change; return a function that restores it and drops the gradients."""
         is_cuda, device = self.backbone.device.type == "cuda", self.backbone.device
         drawn = (torch.get_rng_state(), torch.cuda.get_rng_state(device) if is_cuda else None)
         running = {name: stack.detach().clone() for name, stack in self.bank.stacks.items() if ".running_" in name}
@@ -367,12 +367,12 @@ class Cohort:
 
     @property
     def _version(self) -> int:
-        """Another number once moments have moved."""
+        """A number that changes when an optimizer step has moved moments."""
         shared = 0 if self.shared is None else self.shared.first_SP._version
         return self.optimizer.first_SP._version + shared + self.stepper.num_moved
 
     def step(self) -> int:
-        """One step of every active run; returns the number of rows seen.
+        """Take one step of every active run; return the number of rows seen.
 
         Where memory runs out for the gradients it raises OutOfMemory, and nothing has moved; where some runs were moved
         by an earlier program of the step, the error itself.
@@ -404,7 +404,7 @@ class Cohort:
 
     @property
     def is_unscored(self) -> bool:
-        """Whether a run is at the end of an epoch that was not scored: it was stopped there."""
+        """Whether a run was stopped at the end of an epoch before the epoch was scored."""
         return any(member.progress.cursor == member.steps_of_epoch for member in self.active)
 
     def finish_epochs(
@@ -438,7 +438,7 @@ class Cohort:
         return records
 
     def _fit_head(self, member: AnyMember) -> None:
-        """Put the linear model of what a run's slot gives now in place of its head; its optimizer begins anew.
+        """Replace a run's head by the linear model fitted to its slot's outputs, and reset its optimizer state.
 
         Of what a contrastive start changed a part is kept.
         """
@@ -449,15 +449,15 @@ class Cohort:
                 self.bank.put(slot, spec, keep_part(self._read_start(part), before, share))
             try:
                 fitted = fit_head(self.bank, part, self.answer_budget)
-            except (RuntimeError, MemoryError):  # memory ran out: tried again, it must find what it found
+            except (RuntimeError, MemoryError):  # memory ran out: a retry begins with the same state
                 self.bank.put(slot, spec, before)
                 raise
             progress.probe_score = fitted.score
             self.bank.put(slot, spec, {**self.bank.read(slot), **fitted.tensors})
-            if progress.stage == PROBE:  # later the slot has seen the labels that it would judge
+            if progress.stage == PROBE:  # after training the slot has seen the labels that it would judge
                 progress.suspects = fitted.suspects
             self.optimizer.reset(part.slot, part.run.config.train)
-        self._world.spread(list(self.stored.values()))  # a last bit may decide between two strengths
+        self._world.spread(list(self.stored.values()))  # the last bit may decide between two strengths
 
     def _read_start(self, member: Member) -> dict[str, Tensor]:
         """Return the tensors that the slot of a run of one task began with."""
@@ -473,7 +473,7 @@ class Cohort:
 
 
 def seed_for(runs: Sequence[AnyRun]) -> None:
-    """Seed what is drawn in training: by who trains together, or by who is about to train alone."""
+    """Seed the random numbers of training by the ids of the runs that train together, or of one that trains alone."""
     torch.manual_seed(int(digest([run.id for run in runs])[:12], 16))
 
 
@@ -489,7 +489,7 @@ def _check_budget(run: Run, encoder: Encoder, token_budget: int) -> None:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory used so far: the GPU's, or this process's resident memory."""
+    """Return the most memory used so far: the GPU's, or this process's resident memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""The end of a step and of an epoch: what is recorded, which weights are kept, what comes next, who has diverged."""
+"""The end of a step and of an epoch: history records, the choice of the kept weights, early stop, divergence."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY
 from inlay.training.step.optimizer import learning_rate
 from inlay.training.step.updates import StepStats
 
-_EXPLODED = 50.0  # a loss this many times the first one (or 1, if that was less) will not come back
+_EXPLODED = 50.0  # a run whose loss is this many times the first one (or 1, if that was less) counts as diverged
 
 
 def close_epoch(member: AnyMember, verdict: DevScores, seconds: float) -> tuple[dict[str, Any], bool]:
-    """Record an epoch, or a stage, that was just scored, `seconds` after its cohort began; and whether it is kept."""
+    """Record an epoch or stage that was just scored, `seconds` after its cohort began; return whether it is kept."""
     progress, metric, train = member.progress, member.run.metric, member.run.config.train
-    stage, num_steps = progress.stage, progress.cursor  # fewer than the epoch's where time was up
+    stage, num_steps = progress.stage, progress.cursor  # fewer than a whole epoch's if time was up
     record = {
         "epoch": progress.epoch + (stage != PROBE),
         "step": progress.step,
@@ -57,7 +57,7 @@ def _is_kept(member: AnyMember, value: float, dev_loss: float) -> bool:
     progress = member.progress
     if progress.last_gain == progress.epoch:
         return True
-    if member.leeway and progress.top_metric is not None:  # on few rows the score is chance, and later is better
+    if member.leeway and progress.top_metric is not None:  # on few rows the score is chance: later is better
         return value >= progress.top_metric - member.leeway
     # On a small dev set epochs tie; the loss still tells a sure answer from a lucky one.
     return value == progress.best_metric and dev_loss < progress.best_loss
@@ -69,8 +69,8 @@ def _next_stage(member: AnyMember) -> str:
 
 
 def rate_of(member: AnyMember, ahead: int = 0) -> float:
-    """The learning rate of the step to come, or of one so many later; steps before training have a schedule of their
-    own."""
+    """Return the learning rate of the next step, or of the step `ahead` of it.
+    / The steps before training have a schedule of their own."""
     train, progress = member.run.config.train, member.progress
     if progress.stage == CONTRAST:
         return learning_rate(train, progress.cursor + ahead, member.steps_of_epoch)
@@ -78,7 +78,7 @@ def rate_of(member: AnyMember, ahead: int = 0) -> float:
 
 
 def loss_limit(member: AnyMember) -> float:
-    """A loss above this will not come back."""
+    """Return the loss above which a run counts as diverged."""
     first = member.progress.first_loss
     return math.inf if first is None else _EXPLODED * max(1.0, first)
 
@@ -98,6 +98,6 @@ def has_diverged(member: AnyMember, seen: StepStats, limit: float) -> bool:
 
 
 def _end_diverged(member: AnyMember, reason: str) -> None:
-    """End a run that has diverged; the weights of its best epoch before stay."""
+    """End a diverged run; its best epoch's weights are kept."""
     member.progress.status = DIVERGED
     member.progress.message = f"{reason}; try a smaller learning rate than {member.run.config.train.lr:g}"

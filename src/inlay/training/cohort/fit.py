@@ -41,7 +41,7 @@ from inlay.training.step.losses import has_batched_loss
 
 __all__ = ["FitSettings", "Interrupted", "fit", "has_known_heads", "structure_of", "trains_apart"]
 
-# What runs of one cohort may differ in, besides seed, rates and task: it changes values, not which tensors there are.
+# Settings in which runs of one cohort may differ, besides seed, rates and task: they change values, not tensor shapes.
 _FREE_IN_A_COHORT: dict[str, Any] = {"size": None, "init_std": 1.0, "activation": "auto", "scale": None, "alpha": None}
 
 
@@ -149,7 +149,7 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cac
     stopped = None if asked.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
     runs = stopped.runs if stopped else _unfinished(runs, folder)
     files = CohortFiles(context, runs, cache if _reuses_states(runs, backbone, asked) else None)
-    world.agree([files.cohort_dir.name, stopped is not None], "runs to train")  # read by all before one writes
+    world.agree([files.cohort_dir.name, stopped is not None], "runs to train")  # all read before one writes
     if stopped is None:
         files.begin()
         chosen = _choose(runs, backbone, context)
@@ -183,14 +183,14 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cac
 
 
 def _reuses_states(runs: Sequence[AnyRun], backbone: Backbone, asked: FitSettings) -> bool:
-    """Whether the frozen layers of these runs' texts are worth keeping: there are some, and texts are read again."""
+    """Tell whether caching frozen layers pays: some layers are frozen, and texts are read more than once."""
     has_frozen = first_layer(backbone.anatomy, runs[0].spec.method) > 0
     is_read_again = sum(run.config.train.num_epochs for run in runs) > 1
     return asked.reuse_prefix and has_frozen and is_read_again
 
 
 def _choose(runs: list[AnyRun], backbone: Backbone, context: FitContext) -> CohortSettings:
-    """Return what a cohort begins with: what was asked for, and otherwise as many slots as fit in every process."""
+    """Choose the settings a cohort begins with: those asked for, else as many slots as fit in every process."""
     asked = context.settings
     num_slots = 1 if runs[0].spec.is_finetuned else min(asked.max_cohort or MAX_COHORT, len(runs))
     if asked.max_cohort is None and num_slots > 1:
@@ -217,7 +217,7 @@ def _describe_threads(threads: Threads, before: int | None) -> str:
 
 
 def _as_asked_now(stopped: CohortSettings, settings: FitSettings) -> CohortSettings:
-    """The settings of a stopped cohort, with those asked for now, perhaps because memory ran out.
+    """Return the settings of a stopped cohort, overridden by those asked for now.
 
     They hold from here on; sums are then rounded otherwise.
     """
@@ -230,7 +230,7 @@ def _as_asked_now(stopped: CohortSettings, settings: FitSettings) -> CohortSetti
 
 
 def _train_cohort(files: CohortFiles, backbone: Backbone, chosen: CohortSettings, *, is_measured: bool) -> None:
-    """Train the cohort from its state, if it has one, to its end."""
+    """Train the cohort to its end, from its resume state if it has one."""
     with _own_randomness(backbone, files.runs):
         free_bytes = available_bytes(backbone.device)
         cohort = Cohort(files.runs, backbone, chosen, files.emit, world=files.world)
@@ -249,7 +249,7 @@ def _train_cohort(files: CohortFiles, backbone: Backbone, chosen: CohortSettings
 
 
 def _memory_of_one_process(files: CohortFiles, chosen: CohortSettings, reason: str) -> OutOfMemory:
-    """Return the error of memory that ran out in one of several processes: the others cannot go on with less."""
+    """Return the error for memory that ran out in one of several processes: the others cannot continue with less."""
     fewer = ["a smaller `--max-cohort`"] if _count_slots(chosen, files) > 1 else []
     remedies = [*_remedies(files, chosen), *fewer, "`--spread cohorts`"]
     return OutOfMemory(
@@ -281,7 +281,7 @@ def _count_slots(chosen: CohortSettings, files: CohortFiles) -> int:
 
 
 def _remedies(files: CohortFiles, chosen: CohortSettings) -> list[str]:
-    """Return flags that take less memory and were not given yet; every command that trains has them."""
+    """Return the memory-saving flags that were not given yet; every command that trains has them."""
     remedies = [] if chosen.checkpointing else ["`--checkpointing`"]
     if files.cache is not None and files.cache.uses_memory:
         remedies.append("`--reuse-memory 0`")
@@ -294,7 +294,7 @@ def _join(remedies: Sequence[str]) -> str:
 
 @contextmanager
 def _own_randomness(backbone: Backbone, runs: list[AnyRun]) -> Iterator[None]:
-    """The seeding of a cohort; the caller's generators are as before after it."""
+    """Seed a cohort inside the block; afterwards the caller's generators are as before."""
     devices = [backbone.device] if backbone.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         seed_for(runs[:1] if runs[0].spec.is_finetuned else runs)

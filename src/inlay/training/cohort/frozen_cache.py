@@ -31,7 +31,7 @@ from inlay.model import TOKEN_BUDGET, Backbone, Bank, Batch, CacheDepth, CachedS
 from inlay.training.cohort.memory import available_bytes
 from inlay.training.events import CacheFull, Emit, StatesCached, ignore
 
-_MEMORY_SHARE, _DISK_SHARE = 4, 2  # a quarter of the free memory, since training needs the rest; half of the free disk
+_MEMORY_SHARE, _DISK_SHARE = 4, 2  # shares of the free memory and disk: training needs the rest
 # A product of few tokens is rounded otherwise than one of many (on two threads, below 200): a smaller batch repeats its
 # rows, so that a text's states do not depend on the texts beside it.
 _FEWEST_TOKENS = 512
@@ -43,7 +43,7 @@ Key = tuple[CacheDepth, bytes]
 
 @dataclass(frozen=True)
 class Limits:
-    """Most bytes to keep in each kind of memory, and in the file; None: a share of what is free."""
+    """Upper limits in bytes for each kind of memory and the file; None means a share of the free space."""
 
     memory_bytes: int | None = None
     file_bytes: int | None = None
@@ -55,7 +55,7 @@ class _Buffer:
 
     limit_bytes: int
     reserve: Callable[[int], Tensor]
-    """so many bytes; an OSError or RuntimeError says that there are fewer than it seemed"""
+    """allocates so many bytes; raises OSError or RuntimeError if they are not available"""
     used_bytes: int = 0
 
     @property
@@ -65,7 +65,7 @@ class _Buffer:
 
 @dataclass(eq=False)
 class _Chunk:
-    """States of texts, end to end in a buffer."""
+    """The states of several texts, one after another in a buffer."""
 
     buffer: _Buffer
     states_ND: Tensor
@@ -116,7 +116,7 @@ class FrozenCache:
         return self._limits.memory_bytes != 0
 
     def leave(self, free_bytes: int | None) -> int | None:
-        """Return how much of `free_bytes` the cache leaves to others, however full it gets."""
+        """Return how many of `free_bytes` the cache leaves to others when it is full."""
         if free_bytes is None:
             return None
         limit = self._limits.memory_bytes
@@ -127,12 +127,12 @@ class FrozenCache:
         return _make_buffers(self._backbone.device, self._folder, self._limits)
 
     def keep(self, reach: CacheDepth, encoded: Encoded) -> CachedTexts:
-        """The states of a text set at a layer; those that are not there yet are computed."""
+        """Return the cached states of a text set at a layer; missing ones are computed now."""
         keys = [_digest(reach, row) for row in _rows(encoded, range(len(encoded)))]
         new, width = self._find_new(keys), self._backbone.hidden_size * (1 + reach.with_attention)
         token_bytes = width * self._backbone.dtype.itemsize
         if encoded.lengths[new].sum() * token_bytes > self._buffers[0].room_bytes:
-            self._drop_unused()  # perhaps some of these very texts
+            self._drop_unused()  # some of these very texts may be cached already
             new = self._find_new(keys)
         # Longest first, as they go through the backbone.
         left = new[np.argsort(-encoded.lengths[new], kind="stable")]
@@ -154,7 +154,7 @@ class FrozenCache:
         return texts
 
     def _fill(self, chunk: _Chunk, reach: CacheDepth, encoded: Encoded, windows: np.ndarray) -> Iterator[int]:
-        """Compute the states of some windows into a chunk with room for them; tells now and then how many are done."""
+        """Compute the states of some windows into a chunk with room for them; report progress now and then."""
         ends = np.cumsum(encoded.lengths[windows])
         chunk.starts = (ends - encoded.lengths[windows]).tolist()
         states = self.compute(reach, _rows(encoded, windows))
@@ -165,9 +165,9 @@ class FrozenCache:
                 yield num_done
 
     def compute(self, reach: CacheDepth, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
-        """The states of each row as far as `reach` says, with the row's position."""
+        """Yield each row's position and its states at depth `reach`."""
         backbone, lengths = self._backbone, [len(row.ids) for row in rows]
-        # How far rows are padded depends on those beside them, and so does rounding: where only the last bit tells.
+        # Padding depends on the rows of the same batch, and padding changes rounding in the last bit.
         is_alone = backbone.device.type == "cpu" and not backbone.packs
         budget = 1 if is_alone else TOKEN_BUDGET[backbone.device.type]
         for positions in batches_by_length(lengths, budget, packs=backbone.packs):
@@ -181,14 +181,14 @@ class FrozenCache:
                     yield positions[origin], _states_of_row(states, batch, index, lengths[positions[origin]])
 
     def close(self) -> None:
-        """Give everything back, also what a run that was stopped still refers to."""
+        """Free all memory, including what a stopped run still refers to."""
         for chunk in self._chunks:
             chunk.states_ND = chunk.states_ND.new_empty(0)
         self._chunks.clear()
         self._index.clear()
 
     def _find_new(self, keys: Sequence[Key]) -> np.ndarray:
-        """The windows whose states are not there, each text once."""
+        """Find the windows whose states are not cached, each text once."""
         new = {key: window for window, key in enumerate(keys) if key not in self._index}
         return np.array(list(new.values()), dtype=np.int64)
 
@@ -197,7 +197,7 @@ class FrozenCache:
             return None
         try:
             memory = buffer.reserve(num_tokens * width * self._backbone.dtype.itemsize)
-        except (OSError, RuntimeError):  # somebody else took what was free when the limit was set
+        except (OSError, RuntimeError):  # another process took memory that was free when the limit was set
             buffer.limit_bytes = buffer.used_bytes
             return None
         chunk = _Chunk(buffer, memory.view(self._backbone.dtype).view(num_tokens, width))
@@ -206,7 +206,7 @@ class FrozenCache:
         return chunk
 
     def _drop_unused(self) -> None:
-        """Give back what no run at hand has texts in."""
+        """Free the states that no current run reads."""
         used = {chunk for user in self._users for chunk in user.chunks}
         for chunk in [chunk for chunk in self._chunks if chunk not in used]:
             for key in chunk.keys:
@@ -251,10 +251,10 @@ def _make_buffers(device: torch.device, folder: Path, limits: Limits) -> list[_B
 
 
 def _map_file(folder: Path, num_bytes: int) -> Tensor:
-    """A mapped file without a name: it is gone when nothing refers to it, however that comes about."""
+    """Map a file without a name, which disappears when nothing refers to it."""
     with tempfile.TemporaryFile(dir=folder) as file:
         if hasattr(os, "posix_fallocate"):
-            # All of it now: writing to a mapped page that the disk has no room for would end the process.
+            # Allocate all of it now: writing to a mapped page on a full disk would kill the process.
             os.posix_fallocate(file.fileno(), 0, num_bytes)
         else:
             file.truncate(num_bytes)

@@ -1,4 +1,4 @@
-"""The training loop of one cohort: steps and scores, and what is written when.
+"""The training loop of one cohort: steps, scores, and the order in which files are written.
 
 What always holds: the resume state is on disk before a result that depends on it, and a result is the last file of a
 run. Killed anywhere, nothing is lost and nothing half written.
@@ -57,7 +57,7 @@ from inlay.training.run.run import (
 # that takes more than a second is not repeated before training had twenty times as long.
 _QUICK_SECONDS, _REST = 1.0, 20.0
 MAX_DRAWN = 8
-"""curves of a cohort that are drawn, unless asked otherwise"""
+"""largest cohort whose learning curves are drawn by default"""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -65,12 +65,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 class _Unscored(Exception):
-    """Ctrl-C while dev rows were answered: nothing has changed since the step before."""
+    """Ctrl-C while dev rows were answered: the state is that of the last step."""
 
 
 @dataclass(frozen=True)
 class FitContext:
-    """One call of `fit`, as this process sees it: what was asked for, where files go, who listens, who trains along."""
+    """One call of `fit` in this process: settings, folders, listeners and the other processes."""
 
     runs_dir: Path
     """the folder that gets a folder for each run, and `cohorts/`"""
@@ -83,19 +83,19 @@ class FitContext:
 
 @dataclass
 class CohortFiles:
-    """The files of one cohort, written by the first of the processes that train it, and when they are written."""
+    """The files of one cohort, and when they are written. The first process of several writes them."""
 
     context: FitContext
     runs: list[AnyRun]
     cache: FrozenCache | None = None
     """the states of frozen layers, kept for all cohorts, if texts are read more than once"""
     fallbacks: list[str] = field(default_factory=list)
-    """what was made smaller because memory ran out"""
+    """settings that were made smaller because memory ran out"""
     threads: Threads = field(default_factory=lambda: Threads(1))
-    """how many threads compute: fewer while other processes keep cores busy"""
+    """the number of threads that compute: fewer while other processes keep cores busy"""
     saved_at: float = field(default_factory=time.monotonic)
     rest_seconds: float = 0.0
-    """training time before the next resume state, where a state takes long to write"""
+    """training time before the next resume state, if a state takes long to write"""
 
     @property
     def cohort_dir(self) -> Path:
@@ -108,7 +108,7 @@ class CohortFiles:
 
     @property
     def draws_curves(self) -> bool:
-        """Whether a learning curve is drawn into each run's folder: of a few runs, unless asked otherwise."""
+        """Whether each run's learning curve is drawn: for a few runs, unless asked otherwise."""
         asked = self.context.settings.draw_curves
         return len(self.runs) <= MAX_DRAWN if asked is None else asked
 
@@ -126,15 +126,15 @@ class CohortFiles:
         return self.world.process.size > 1 or time.monotonic() - self.saved_at >= rest
 
     def begin(self) -> None:
-        """Forget an earlier state, and put the runs' settings in their folders."""
+        """Remove an earlier state, and write the runs' settings to their folders."""
         if self.world.is_first:
             drop_state(self.cohort_dir)
             for run in self.runs:
                 write_start(self.run_dir(run), run)
-        self.world.agree(self.cohort_dir.name, "cohort")  # no process looks for a state before it is gone
+        self.world.agree(self.cohort_dir.name, "cohort")  # no process reads the old state after this
 
     def write_membership(self, settings: CohortSettings) -> None:
-        """Write who trains together, and how."""
+        """Write the runs of the cohort, in order, and its settings."""
         if self.world.is_first:
             write_membership(self.cohort_dir, self.runs, settings, self.fallbacks)
 
@@ -144,7 +144,7 @@ class CohortFiles:
             write_history(self.run_dir(member.run), member.progress.history)
 
     def write_probe(self, member: AnyMember, cohort: Cohort) -> None:
-        """Write the linear probe that a run begins with, so that its score can be compared with the run's."""
+        """Write the linear probe that a run begins with, for a later comparison of scores."""
         if self.world.is_first:
             head = {name: tensor for name, tensor in member.read(cohort.bank).items() if head_part.is_of_head(name)}
             write_tensors(self.run_dir(member.run) / PROBE_HEAD, head)
@@ -160,7 +160,7 @@ class CohortFiles:
         self.world.reseed(self.cohort_dir.name, cohort.num_steps)
 
     def check_stop(self) -> None:
-        """Stop answering dev rows, which may take minutes, if asked to; processes that share them must go on."""
+        """Stop answering dev rows if asked to, since it may take minutes; not where processes share them."""
         self.emit(RowsAnswered())
         if self.world.process.size == 1 and self.world.is_stopping:
             raise _Unscored
@@ -171,7 +171,7 @@ class CohortFiles:
             drop_state(self.cohort_dir)
 
     def share_cores(self, cohort: Cohort) -> None:
-        """Take more threads or fewer from here on, if other processes have left cores or taken them."""
+        """Adjust the number of threads to the cores that other processes leave free."""
         if self.threads.look_again():
             torch.set_num_threads(self.threads.number)
             cohort.settings = replace(cohort.settings, num_threads=self.threads.number)
@@ -180,7 +180,7 @@ class CohortFiles:
                 self.emit(Notice(self.threads.note))
 
     def fall_back(self, message: str, settings: CohortSettings) -> None:
-        """Note that memory ran out, and write what was chosen instead: a resume begins with it."""
+        """Record that memory ran out, and write the smaller settings: a resume begins with them."""
         self.fallbacks.append(message)
         self.write_membership(settings)
         self.emit(MemoryRanOut(message))
@@ -193,8 +193,8 @@ def train(cohort: Cohort, files: CohortFiles) -> None:
     files.emit(CohortStarted(cohort))
     if note := referee.begin(cohort, files.context.runs_dir):
         files.emit(Notice(note))
-    if not cohort.is_unscored:  # else after the scores, as if it had not been stopped: slots are given in order
-        _settle(cohort, files)  # runs that ended before a kill, but were perhaps not yet written
+    if not cohort.is_unscored:  # else after the scores: slots are given in order
+        _settle(cohort, files)  # runs that ended before a kill; their results may not be written yet
     with _interruptible(files.world), cohort.training():
         while cohort.active:
             # 1. One step of every run, unless epochs were stopped before they were scored.
@@ -216,7 +216,7 @@ def train(cohort: Cohort, files: CohortFiles) -> None:
                 files.write_history(member)
                 files.emit(EpochEnded(member, record))
             # 3. Let the referee end runs, by what was just scored and by the time.
-            if not any(member.progress.cursor for member in cohort.active):  # all are scored: no step is worth its time
+            if not any(member.progress.cursor for member in cohort.active):  # all are scored, and time is up
                 is_late = is_late or referee.is_late(len(cohort.active))
             referee.judge(cohort.members, {member.run.id for member, _ in records}, is_late=is_late)
             ended = [member for member in before if not member.is_active]
@@ -295,7 +295,7 @@ def _score(cohort: Cohort, files: CohortFiles, *, is_late: bool = False) -> list
 
 @contextmanager
 def _answering(cohort: Cohort) -> Iterator[None]:
-    """The backbone as it answers, between two steps: nothing is dropped."""
+    """Switch the backbone to inference between two steps: no dropout."""
     cohort.backbone.model.eval()
     try:
         yield
@@ -304,7 +304,7 @@ def _answering(cohort: Cohort) -> Iterator[None]:
 
 
 def _write_end(member: AnyMember, cohort: Cohort, files: CohortFiles) -> None:
-    """Write everything of an ended run, the result last. After a kill it is written again, with the same content."""
+    """Write all files of an ended run, the result last. Repeated after a kill, it writes the same content."""
     folder, progress = files.run_dir(member.run), member.progress
     if not files.world.is_first or is_finished(folder):
         return
@@ -330,8 +330,7 @@ def _write_end(member: AnyMember, cohort: Cohort, files: CohortFiles) -> None:
 
 @contextmanager
 def _interruptible(world: World) -> Iterator[None]:
-    """Ctrl-C is told to the world, so that the step in hand is finished, or the pass over dev rows, and saved; a second
-    one stops at once."""
+    """Let the first Ctrl-C stop after the current step or dev pass, with everything saved; the second stops at once."""
     asked = threading.Event()
     world.listen(asked)
     if threading.current_thread() is not threading.main_thread():

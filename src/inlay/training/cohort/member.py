@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from inlay.training.cohort.frozen_cache import CachedTexts, FrozenCache
 
 
-_MOST_CONTRASTED = 4096  # tokens of a step of a contrastive start, with padding
+_MOST_CONTRASTED = 4096  # padded tokens of a step of a contrastive start
 PROBE, CONTRAST = "probe", "contrast"
 """Stages before the first step of training: a head to be fitted, and steps that pull rows of a label together."""
 
 
 @dataclass
 class Progress:
-    """All that changes of a run while it trains, apart from its weights: what the resume state keeps of it."""
+    """Progress of a run: everything but weights that changes in training, as the resume state keeps it."""
 
     epoch: int = 0
     cursor: int = 0
@@ -53,11 +53,11 @@ class Progress:
     stage: str = ""
     """the stage before training, while it is not done: `PROBE`, then perhaps `CONTRAST`"""
     probe_score: float = 0.0
-    """score of the linear model last fitted, on rows left out"""
+    """score of the last fitted linear model on held-out rows"""
     is_fitted: bool = False
     """whether the head of this stage is fitted, and only its score is missing"""
     suspects: dict[str, Any] = field(default_factory=dict)
-    """training rows that may be labelled wrongly, as the linear model says that the head began as"""
+    """training rows that may be labelled wrongly, as judged by the linear model that the head began as"""
     step: int = 0
     loss_sum: float = 0.0
     """over this epoch's steps"""
@@ -66,30 +66,30 @@ class Progress:
     best_metric: float | None = None
     best_loss: float = 0.0
     top_metric: float | None = None
-    """the best score so far, where a later epoch within chance of it is kept instead"""
+    """the best score so far; a later epoch within chance of it may be kept instead"""
     last_gain: int = 0
     """the last epoch with a better score than any before, which patience counts from; a tie is no gain"""
     status: str = ""
     message: str = ""
     began: float = 0.0
-    """seconds its cohort had trained when it entered"""
+    """seconds its cohort had trained when the run entered"""
     losses: list[float] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class MemberRows:
-    """The encoded rows of a run, and the answers to write on a seq2seq backbone."""
+    """The encoded rows of a run, and on a seq2seq backbone the target answers."""
 
     train: Encoded
     dev: Encoded
     written: Encoded | None = None
     num_unwritable: int = 0
-    """answers with something that the backbone has no token for"""
+    """answers that contain something the backbone has no token for"""
 
 
 class Member:
-    """A run in its slot: encoded rows (windows, where a row is several), targets and progress."""
+    """A run in its slot: encoded rows (windows, if a row is several), targets and progress."""
 
     def __init__(self, run: Run, slot: int, rows: MemberRows) -> None:
         self.run, self.slot, self.train, self.dev = run, slot, rows.train, rows.dev
@@ -108,7 +108,7 @@ class Member:
 
     @property
     def parts(self) -> list[Member]:
-        """Its tasks, each in its slot: this one alone."""
+        """The members of a run's tasks; a run of one task has itself."""
         return [self]
 
     @property
@@ -126,27 +126,27 @@ class Member:
 
     @property
     def num_stages(self) -> int:
-        """Epochs and what is counted as one: the contrastive start."""
+        """Number of scored stages: the epochs, plus the contrastive start."""
         train = self.run.config.train
         return train.num_epochs + bool(train.contrast)
 
     @property
     def steps_left(self) -> int:
-        """Steps it will still take at most, those before training included."""
+        """Upper limit of the steps left, including those before training."""
         contrast, stage = self.run.config.train.contrast or 0, self.progress.stage
         before = contrast if stage == PROBE else contrast - self.progress.cursor if stage == CONTRAST else 0
         return before + self.num_steps - self.progress.step
 
     @property
     def steps_taken(self) -> int:
-        """Steps it has taken, those before training included."""
+        """Steps taken, including those before training."""
         contrast, stage = self.run.config.train.contrast or 0, self.progress.stage
         before = 0 if stage == PROBE else self.progress.cursor if stage == CONTRAST else contrast
         return before + self.progress.step
 
     @property
     def steps_of_epoch(self) -> int:
-        """Steps of the epoch it is in: the last one may end before all rows were seen."""
+        """Steps of the current epoch; the last epoch may end before all rows were seen."""
         if self.progress.stage:
             return self.run.config.train.contrast or 0 if self.progress.stage == CONTRAST else 0
         before = self.progress.step - self.progress.cursor
@@ -154,19 +154,19 @@ class Member:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its rows must be in one forward pass: batch norm and the contrast between rows see a batch whole."""
+        """Whether a batch must be one forward pass: batch norm and the contrastive loss need all its rows."""
         return self.run.config.method.inner_norm == "batch" or self.progress.stage == CONTRAST
 
     @property
     def fewest_tokens(self) -> int:
-        """Smallest token budget it can train with: its longest row, or a batch where it must be whole."""
+        """Smallest token budget it can train with: its longest row, or one whole batch if that cannot be split."""
         if self.progress.stage == CONTRAST:
             return self.longest * self._contrast_rows
         return self.longest * (self.run.config.train.batch_size if self.is_whole else 1)
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of one step at most, with padding."""
+        """Most tokens of one step, with padding."""
         return self.run.config.train.batch_size * self.longest
 
     @property
@@ -176,12 +176,12 @@ class Member:
 
     @property
     def num_cut_answers(self) -> int:
-        """Answers to training rows that are longer than what it may write."""
+        """Number of training answers longer than the longest answer allowed."""
         return 0 if self._written is None else self._written.num_truncated
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Tokens of every row, those of the answer included where it is written."""
+        """Tokens of every row, including the answer on a seq2seq backbone."""
         return self.train.lengths + (0 if self._written is None else self._written.lengths)
 
     @property
@@ -190,12 +190,12 @@ class Member:
 
     @property
     def leeway(self) -> float:
-        """The distance below the best dev score at which a later epoch is still kept: chance on so few rows."""
+        """Distance below the best dev score within which a later epoch is kept: the error of a score on few rows."""
         is_late = self.run.config.train.keep == "late" and METRICS[self.run.metric].higher_is_better
         return 0.5 / math.sqrt(len(self.run.task.dev)) if is_late else 0.0
 
     def next_batch(self) -> np.ndarray:
-        """Row numbers of the step to come. The order is a function of seed and epoch, so a cursor is all its state."""
+        """Return the row numbers of the next step. Seed and epoch give the order, so a cursor is all its state."""
         train, progress = self.run.config.train, self.progress
         if progress.stage == CONTRAST:
             return self._contrast_batch(progress.cursor)
@@ -220,7 +220,7 @@ class Member:
 
     @property
     def _contrast_rows(self) -> int:
-        """Rows of a step that are held against each other, in one forward pass: of long ones fewer."""
+        """Number of rows in one contrastive step, which is one forward pass: fewer if they are long."""
         return max(4, min(self.run.config.train.batch_size, _MOST_CONTRASTED // self.longest))
 
     def read(self, bank: Bank) -> dict[str, Tensor]:
@@ -232,17 +232,17 @@ class Member:
         return verdicts[0]
 
     def targets_of(self, batch: np.ndarray) -> np.ndarray:
-        """The targets of whole rows as numbers: classes, numbers on the head's scale, or which labels apply."""
+        """Return the targets of whole rows as numbers: classes, numbers on the head's scale, or which labels apply."""
         assert self._numbers is not None, "a head that reads tokens has targets of tokens"
         return self._numbers[batch]
 
     def answers_of(self, batch: np.ndarray) -> list[np.ndarray]:
-        """The tokens of the answers to a batch's rows, where they are written."""
+        """Return the tokens of the answers to a batch's rows, on a seq2seq backbone."""
         assert self._written is not None
         return [np.asarray(self._written.ids[index]) for index in batch.tolist()]
 
     def marks_of(self, batch: np.ndarray) -> np.ndarray:
-        """The targets of a batch's tokens, end to end [N, 1], or [N, 2] where they are starts and ends."""
+        """Return the targets of a batch's tokens, end to end: [N, 1], or [N, 2] for starts and ends."""
         return self._targets.lay(batch)
 
     def weights_of(self, batch: np.ndarray) -> np.ndarray:
@@ -250,7 +250,7 @@ class Member:
         return self._row_weights[batch] / self._total_weight(batch)
 
     def reuse(self, cache: FrozenCache, reach: CacheDepth) -> None:
-        """Compute all up to `reach` once and keep it, unless the head reads those layers too, or texts apart."""
+        """Cache the states up to `reach`, unless the head reads lower layers or reads texts apart."""
         head = self.run.spec.head
         if reach.layer > 0 and head.features == "last" and not head.has_towers:
             self._cached = {"train": cache.keep(reach, self.train), "dev": cache.keep(reach, self.dev)}
@@ -260,11 +260,11 @@ class Member:
         return bool(self._cached)
 
     def prefixes(self, windows: Iterable[int]) -> list[CachedStates]:
-        """Return the states of the frozen layers for the rows of a step; nothing, if they are not reused."""
+        """Return the cached states of frozen layers for the rows of a step; empty if nothing is cached."""
         return self._cached["train"].take(list(map(int, windows))) if self._cached else []
 
     def rows(self, windows: Sequence[int] | np.ndarray) -> list[Row]:
-        """Return the rows of a step, with the states of their frozen layers where these are reused."""
+        """Return the rows of a step, with the cached states of their frozen layers, if any."""
         prefixes: Sequence[CachedStates | None] = self.prefixes(windows) or [None] * len(windows)
         answers = None if self._written is None else self._written.ids
         rows = []
@@ -345,12 +345,12 @@ class JointMember:
 
     @property
     def num_stages(self) -> int:
-        """Its epochs."""
+        """Number of scored stages: its epochs."""
         return self.run.config.train.num_epochs
 
     @property
     def steps_left(self) -> int:
-        """Steps it will still take at most."""
+        """Upper limit of the steps left."""
         return self.num_steps - self.progress.step
 
     @property
@@ -360,7 +360,7 @@ class JointMember:
 
     @property
     def leeway(self) -> float:
-        """The best epoch is the one with the best mean."""
+        """Zero: the epoch with the best mean is kept."""
         return 0.0
 
     @property
@@ -373,7 +373,7 @@ class JointMember:
 
     @property
     def steps_of_epoch(self) -> int:
-        """Steps of the epoch it is in: the last one may be shorter."""
+        """Steps of the current epoch; the last one may be shorter."""
         before = self.progress.step - self.progress.cursor
         return min(self.steps_per_epoch, self.num_steps - before)
 
@@ -384,7 +384,7 @@ class JointMember:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of one step at most, with padding."""
+        """Most tokens of one step, with padding."""
         return max(part.most_tokens for part in self.parts)
 
     @cached_property
@@ -396,12 +396,12 @@ class JointMember:
         )
 
     def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
-        """Row numbers of the step to come, or of one so many later in its epoch, by slots of tasks that have any."""
+        """Return the row numbers of the next step, or of the step `ahead` of it, by slot of the tasks with rows."""
         found = self._sampler.rows(self.progress.epoch, self.progress.cursor + ahead)
         return {self.parts[task].slot: rows for task, rows in found.items()}
 
     def read(self, bank: Bank) -> dict[str, Tensor]:
-        """Return all it has trained: what its tasks share, and `task/name` for what each has of its own."""
+        """Return all trained tensors: the shared ones, and each task's own as `task/name`."""
         found = {}
         for part in self.parts:
             shared = {item.name for item in part.run.spec.layout(bank.anatomy) if item.is_shared}
@@ -410,7 +410,7 @@ class JointMember:
         return found
 
     def judge(self, verdicts: Sequence[DevScores]) -> DevScores:
-        """The mean over the tasks, each once by its own metric, and every score of each as `task/metric`."""
+        """Return the mean over the tasks, each by its own metric, and every task's scores as `task/metric`."""
         names, metrics = [part.run.name for part in self.parts], [part.run.metric for part in self.parts]
         mean = float(np.mean([verdict.scores[metric] for verdict, metric in zip(verdicts, metrics, strict=True)]))
         scores = {MEAN: mean}
@@ -426,7 +426,7 @@ class JointMember:
         return DevScores(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
 
     def reuse(self, cache: FrozenCache, reach: CacheDepth) -> None:
-        """Compute all up to `reach` once and keep it."""
+        """Cache the states up to `reach` for every task."""
         for part in self.parts:
             part.reuse(cache, reach)
 
@@ -442,7 +442,7 @@ class Encoder:
         self._known: dict[tuple[str, str, Reading], Encoded] = {}
 
     def encode(self, run: Run, split: str) -> Encoded:
-        """The rows of a split as a run reads them."""
+        """Return the rows of a split as a run reads them."""
         key = (run.task.digest, split, run.reading)
         if key not in self._known:
             rows = run.task.train if split == "train" else run.task.dev
@@ -453,12 +453,12 @@ class Encoder:
         return self._known[key]
 
     def rows_of(self, run: Run) -> MemberRows:
-        """All rows that a run trains and is judged on."""
+        """Return all rows that a run trains on and is scored on."""
         written = self._write(run)
         return MemberRows(self.encode(run, "train"), self.encode(run, "dev"), written, self._count_unwritable(written))
 
     def _write(self, run: Run) -> Encoded | None:
-        """The tokens of the answers to a run's training rows, where they are written."""
+        """Return the tokens of the answers to a run's training rows; None unless the backbone is seq2seq."""
         head, targets = run.spec.head, run.task.train.targets
         if not head.is_written:
             return None
@@ -468,13 +468,13 @@ class Encoder:
         return encode_cached(self._backbone.tokenizer, Split(chosen, None, None, []), Reading(WRITTEN_TEXT, max_length))
 
     def _count_unwritable(self, written: Encoded | None) -> int:
-        """Answers with a token that stands for whatever has none."""
+        """Count the answers that contain the unknown token."""
         unknown = self._backbone.tokenizer.unk_token_id
         if written is None or unknown is None:
             return 0
         return len(np.unique(np.searchsorted(written.offsets, np.flatnonzero(written.flat_ids == unknown), "right")))
 
     def keep(self, runs: Sequence[Run]) -> None:
-        """Forget the rows that none of these runs reads."""
+        """Drop the rows that none of these runs reads."""
         read = {(run.task.digest, run.reading) for run in runs}
         self._known = {key: rows for key, rows in self._known.items() if (key[0], key[2]) in read}

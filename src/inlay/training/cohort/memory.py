@@ -1,4 +1,4 @@
-"""Memory: how much is free, how much training takes, what to choose by it, and what to do when it runs out.
+"""Memory: how much is free, how much training needs, which settings fit, and the retry when it runs out.
 
 A slot's cost follows from the shapes. A token's is measured on two small forward and backward passes of the cohort
 itself: on a GPU by the allocator's own peak, on a CPU, whose allocator keeps no count, by the bytes autograd saves.
@@ -34,7 +34,7 @@ MAX_COHORT = 32
 """runs trained together at most, unless asked otherwise"""
 TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
 """tokens of a forward pass at most, unless asked otherwise: more are not faster"""
-_USABLE = 0.8  # of the free memory: the rest is for fragments, dev rows and whoever else is there
+_USABLE = 0.8  # share of the free memory to use: the rest is for fragments, dev rows and other programs
 _PROBED_TOKENS = (256, 1024)
 # A slot's numbers while gradients are taken: value, gradient, its flat copy, two moments, the best epoch's copy.
 _COPIES = 6
@@ -44,18 +44,18 @@ _STEPPING_COPIES = 6
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Memory that can still be taken on a device, by this process; None where the system does not tell."""
+    """Return the memory that this process can still take on a device; None if the system does not say."""
     if device.type == "cuda":
         reserved = torch.cuda.memory_reserved(device)
         free, total = torch.cuda.mem_get_info(device)
-        own = int(torch.cuda.get_per_process_memory_fraction(device.index) * total)  # what torch lets this process have
+        own = int(torch.cuda.get_per_process_memory_fraction(device.index) * total)  # torch's limit for this process
         return max(0, min(free, own - reserved)) + reserved - torch.cuda.memory_allocated(device)
     found = [number for number in (_free_in_system(), *_free_in_groups()) if number is not None]
     return min(found) // count_sharers() if found else None
 
 
 def take_share(device: torch.device, share: float) -> None:
-    """Have torch keep this process to a share of a GPU's memory, which is what `available_bytes` then counts on."""
+    """Limit this process to a share of a GPU's memory; `available_bytes` then counts on that share."""
     if device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(share, device)
 
@@ -66,13 +66,13 @@ def _free_in_system() -> int | None:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         pass
-    try:  # no Linux: half of what is built in, since nothing says how much of it is taken
+    try:  # not Linux: half of the installed memory, since nothing says how much is used
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (OSError, ValueError, AttributeError):
         return None
 
 
-# Where control groups say their limit, their use, and how much of it is files that can be dropped: version 2, then 1.
+# The files of control groups with their limit, use and droppable file cache: version 2, then 1.
 _GROUP_FILES = {
     "": ("", "memory.max", "memory.current", "inactive_file"),
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -80,7 +80,7 @@ _GROUP_FILES = {
 
 
 def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """Yield what every control group of this process leaves it: a container's limit is as real as the machine's."""
+    """Yield the memory that every control group leaves to this process; a container's limit counts."""
     lines = own.read_text(encoding="utf8").splitlines() if own.is_file() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers not in _GROUP_FILES:
@@ -94,12 +94,12 @@ def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
                 most, now = (int((folder / name).read_text(encoding="ascii")) for name in (limit, used))
                 stat = dict(line.split() for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines())
                 yield most - now + int(stat.get(droppable, 0))
-            except (OSError, ValueError):  # no limit is the word `max`
+            except (OSError, ValueError):  # the word `max` means no limit
                 continue
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error; of CUDA's without the memory of every process."""
+    """Return the first line of an error; for CUDA's, without the list of every process's memory."""
     return folders.first_line(error).split(". GPU ")[0]
 
 
@@ -112,7 +112,7 @@ class Saved:
 
 @contextmanager
 def counting_saved(ignored: Sequence[Tensor] = ()) -> Iterator[Saved]:
-    """Count what the forward passes inside the block save, every storage once; `ignored` ones are there anyway."""
+    """Count the bytes that forward passes in the block save, every storage once, except `ignored` ones."""
     saved = Saved()
     seen = {tensor.untyped_storage().data_ptr() for tensor in ignored}
 
@@ -128,7 +128,7 @@ def counting_saved(ignored: Sequence[Tensor] = ()) -> Iterator[Saved]:
 
 
 def count_slot_bytes(runs: Sequence[AnyRun], backbone: Backbone) -> int:
-    """Return the bytes that the slot (or slots) of any of the runs take while gradients are taken."""
+    """Return the largest memory in bytes that the slots of one of the runs take while gradients are computed."""
     widest: dict[str, tuple[int, ...]] = {}
     for run in runs:
         for index, part in enumerate(run.parts):
@@ -139,7 +139,7 @@ def count_slot_bytes(runs: Sequence[AnyRun], backbone: Backbone) -> int:
 
 
 def measure_token_bytes(cohort: Cohort) -> float:
-    """Measure the bytes that a token takes from its forward to its backward pass, among the longest rows.
+    """Measure the bytes a token takes between its forward and its backward pass, on the longest rows.
 
     The cohort is as before afterwards. Raises OutOfMemory if even the small passes do not fit.
     """
@@ -153,7 +153,7 @@ def measure_token_bytes(cohort: Cohort) -> float:
     with cohort.rehearsing():
         for count in counts:
             stepper = Stepper(cohort.bank, cohort.slot_update, count * length)
-            stepper.may_narrow = False  # what is on its way is estimated from blocks that are whole
+            stepper.may_narrow = False  # buffers in flight are estimated from whole blocks
             batches = {member.slot: np.full(count, row)}
             costs.append(_measure(cohort, lambda: stepper.differentiate([member], batches)))  # noqa: B023 - called here
     slope = (costs[1] - costs[0]) / ((counts[1] - counts[0]) * length)
@@ -161,7 +161,7 @@ def measure_token_bytes(cohort: Cohort) -> float:
 
 
 def _measure(cohort: Cohort, work: Callable[[], Any]) -> float:
-    """The bytes that a training pass takes at its peak."""
+    """Measure the peak memory of a training pass in bytes."""
     device = cohort.backbone.device
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -188,7 +188,7 @@ def _count_saved(cohort: Cohort, work: Callable[[], Any], *, keeps_all: bool = F
 
 
 def choose_slots(most: int, slot_bytes: int, free_bytes: int | None) -> int:
-    """Count the slots that fit, `most` at most. They may take half the memory: a pass must fit beside them."""
+    """Return how many slots fit, `most` at most. They may take half the memory: a pass must fit beside them."""
     if free_bytes is None:
         return most
     usable = int(_USABLE * free_bytes)
@@ -197,7 +197,7 @@ def choose_slots(most: int, slot_bytes: int, free_bytes: int | None) -> int:
 
 
 def find_budget(cohort: Cohort, free_bytes: int | None) -> int:
-    """The tokens of a forward pass that fit beside the slots, where `free_bytes` were free before those were made."""
+    """Find the token budget that fits beside the slots; `free_bytes` were free before the slots were made."""
     device = cohort.backbone.device
     if free_bytes is None:
         return TOKEN_BUDGET[device.type]
@@ -205,13 +205,13 @@ def find_budget(cohort: Cohort, free_bytes: int | None) -> int:
     slot_bytes = _COPIES * 4 * (cohort.flat.values_SP.numel() + num_shared)
     try:
         token_bytes = measure_token_bytes(cohort)
-    except OutOfMemory:  # less than the probes, then: the first step finds out how much less
+    except OutOfMemory:  # fewer than the probes: the first step finds out how many fit
         return _PROBED_TOKENS[0] // 2
     return choose_budget(device.type, _USABLE * free_bytes - slot_bytes, token_bytes)
 
 
 def choose_budget(device_type: str, usable_bytes: float, token_bytes: float) -> int:
-    """The tokens that fit in `usable_bytes`: a power of two, so that compiled shapes are few."""
+    """Return the token budget that fits in `usable_bytes`: a power of two, so that compiled shapes are few."""
     fits = max(1.0, usable_bytes / token_bytes)
     return min(TOKEN_BUDGET[device_type], 2 ** int(math.log2(fits)))
 
@@ -238,12 +238,12 @@ def retry_smaller(
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what a failed attempt held."""
+    """Free the memory of a failed attempt."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def describe_bytes(num_bytes: int | None) -> str:
-    """`1.4 GB`, for people."""
+    """Return bytes as people read them: `1.4 GB`."""
     return "an unknown amount" if num_bytes is None else f"{num_bytes / 1e9:,.2f} GB"

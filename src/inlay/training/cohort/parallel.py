@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from inlay.training.run.run import AnyRun
 
 ANSWER = timedelta(minutes=10)
-"""How long a process waits for the others within a step before it takes them for dead"""
+"""longest wait for the other processes within a step; then they count as dead"""
 END = timedelta(days=100)
-"""How long one that has trained its runs waits for the others to train theirs; a dead one is noticed at once"""
+"""longest wait at the end for the other processes to train their runs; a dead one is noticed at once"""
 
 
 class World:
@@ -43,7 +43,7 @@ class World:
 
     process = Process()
     num_sums = 0
-    """How often values went to the other processes: what was computed for one cannot be computed again"""
+    """number of sums over processes: after one, a step cannot be computed again"""
     _asked = threading.Event()
 
     @property
@@ -52,7 +52,7 @@ class World:
         return self.process.is_first
 
     def share(self, batch: np.ndarray, slot: int) -> np.ndarray:
-        """The rows of a slot's batch that this process computes."""
+        """Return the rows of a slot's batch that this process computes."""
         return batch
 
     def add_up(self, losses_S: Tensor, grads_SP: Tensor) -> None:
@@ -66,7 +66,7 @@ class World:
         token_budget: int | None = None,
         check_stop: Callable[[], None] | None = None,
     ) -> list[Tensor]:
-        """The logits of every row, each computed by one of the processes; the same for all.
+        """Return the logits of every row, each computed by one of the processes; all processes get all of them.
 
         `check_stop` is called between passes, and may stop all of it.
         """
@@ -84,25 +84,25 @@ class World:
         """Wait for all processes, and refuse to go on where `value` is not the same for all of them."""
 
     def least(self, number: int) -> int:
-        """The smallest of all processes' numbers."""
+        """Return the smallest of all processes' numbers."""
         return number
 
     def start_alike(self, name: str, num_steps: int, tensors: Sequence[Tensor]) -> None:
-        """Begin a cohort, or go on with it, after the same step with the first process's values, in place."""
+        """Check that all processes are at the same step, and copy the first process's values to all, in place."""
 
     def spread(self, tensors: Sequence[Tensor]) -> None:
-        """Go on with the first process's values, in place."""
+        """Copy the first process's values to all, in place."""
 
     def reseed(self, *words: Any) -> None:
-        """Draw from here on what no other process draws. The first process goes on as it was."""
+        """Give each process its own random numbers from here on. The first process keeps its generators."""
 
     def listen(self, asked: threading.Event) -> None:
-        """Learn where to look whether this process was asked to stop."""
+        """Take the event that says whether this process was asked to stop."""
         self._asked = asked
 
     @property
     def is_stopping(self) -> bool:
-        """Whether some process was asked to stop before the last step; the same for all."""
+        """Whether any process was asked to stop before the last step; all get the same answer."""
         return self._asked.is_set()
 
 
@@ -114,7 +114,7 @@ class ProcessGroup(World):
         self._stops: Tensor | None = None
 
     def share(self, batch: np.ndarray, slot: int) -> np.ndarray:
-        # Shifted by the slot: otherwise the rows that are over would all be the first process's.
+        # Shifted by the slot: otherwise the first process would get every remainder.
         return batch[(self.process.rank + slot) % self.process.size :: self.process.size]
 
     def add_up(self, losses_S: Tensor, grads_SP: Tensor) -> None:
@@ -123,7 +123,7 @@ class ProcessGroup(World):
         self._links.add_up(grads_SP)
         self._links.add_up(told)
         losses_S.copy_(told[:-1])
-        self._stops = told[-1]  # read after the step, when the device has come to it
+        self._stops = told[-1]  # read after the step, so that the device is not waited for
 
     def infer(
         self,
@@ -144,8 +144,8 @@ class ProcessGroup(World):
             if index not in free:
                 answers[index].copy_(logits)
         self.num_sums += 1
-        self._links.add_up(flat)  # every value to zeros: exact
-        if free:  # nobody knows how long the texts of others are
+        self._links.add_up(flat)  # each row is added to zeros, so the sum is exact
+        if free:  # the widths of other processes' texts are not known here
             written = {index: text.tolist() for index, text in zip(own, computed, strict=True) if index in free}
             for found in self._links.collect(written):
                 for index, letters in found.items():
@@ -189,7 +189,7 @@ def _logits_shape(bank: Bank, row: Row) -> tuple[int, ...]:
 
 
 class Links:
-    """The connections between the processes: NCCL for what lies on GPUs of their own, gloo for the rest."""
+    """The connections between the processes: NCCL for tensors on GPUs of their own, gloo for the rest."""
 
     def __init__(self, process: Process) -> None:
         import torch.distributed as dist
@@ -200,18 +200,18 @@ class Links:
             self._for_the_end = dist.new_group(backend="gloo", timeout=END)
 
     def add_up(self, tensor: Tensor) -> None:
-        """The sum over all processes, in place."""
+        """Sum over all processes, in place."""
         with _noticing():
             self._dist.all_reduce(tensor, group=None if tensor.is_cuda else self._for_words)
 
     def spread(self, tensors: Sequence[Tensor]) -> None:
-        """The first process's values, in place."""
+        """Copy the first process's values to all, in place."""
         with _noticing(), torch.no_grad():
             for tensor in tensors:
                 self._dist.broadcast(tensor, 0, group=None if tensor.is_cuda else self._for_words)
 
     def collect(self, value: Any) -> list[Any]:
-        """Every process's value, which must be plain data."""
+        """Return every process's value, which must be plain data."""
         found: list[Any] = [None] * self._size
         with _noticing():
             self._dist.all_gather_object(found, value, group=self._for_words)
@@ -233,7 +233,7 @@ class ProcessWork:
 
 @contextmanager
 def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[ProcessWork]:
-    """This process's part of training `runs`, which all processes were given alike; at the end it waits for all."""
+    """Yield this process's part of training `runs`, which are the same in all processes; wait for all at the end."""
     process = current_process()
     if process.size == 1:
         yield ProcessWork(runs, World())
@@ -248,7 +248,7 @@ def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterat
 
 
 def _is_together(runs: Sequence[AnyRun], spread: str, num_processes: int) -> bool:
-    """Runs of its own keep a process busy without a word to the others; too few runs are cut into rows."""
+    """Tell whether processes share every batch's rows: if asked to, or if there are fewer runs than processes."""
     has_batch_norm = any(run.config.method.inner_norm == "batch" for run in runs)
     if spread == "rows" and has_batch_norm:
         raise BadConfig(
@@ -259,13 +259,13 @@ def _is_together(runs: Sequence[AnyRun], spread: str, num_processes: int) -> boo
 
 
 def deal(runs: Sequence[AnyRun], process: Process) -> list[AnyRun]:
-    """The runs that a process trains: the longest first, each to the process that has least to do so far.
+    """Return the runs that this process trains. The longest are dealt first, each to the process with the least work.
 
     It does not depend on what is finished, so that a process finds its own cohorts again after a kill.
     """
     loads = [0] * process.size
     own = set()
-    for run in sorted(runs, key=_cost, reverse=True):  # stable: the same for all processes
+    for run in sorted(runs, key=_cost, reverse=True):  # a stable sort: the same in all processes
         rank = loads.index(min(loads))
         loads[rank] += _cost(run)
         if rank == process.rank:
@@ -282,7 +282,7 @@ def _joined(process: Process, device: torch.device) -> Iterator[None]:
     """Connect the processes for the time of the block."""
     import torch.distributed as dist
 
-    if dist.is_initialized():  # by the caller's own script, which ends it too
+    if dist.is_initialized():  # joined by the caller's own script, which closes the group too
         yield
         return
     backend, has_ended = _choose_backend(device), False
@@ -300,20 +300,20 @@ def _joined(process: Process, device: torch.device) -> Iterator[None]:
 
 
 def _choose_backend(device: torch.device) -> str:
-    """NCCL for GPUs; gloo for the rest, and where processes share a GPU, which NCCL refuses."""
+    """Return NCCL for GPUs; gloo otherwise, and for processes that share a GPU, which NCCL refuses."""
     if device.type != "cuda":
         return "gloo"
-    torch.cuda.set_device(device)  # kernels are launched on the current one
+    torch.cuda.set_device(device)  # kernels are launched on the current device
     return "gloo" if current_process().num_local > torch.cuda.device_count() else "nccl"
 
 
 _NUM_JOINED = itertools.count()
-"""A name for each time the processes join: what is left of the last one would lead them to closed doors"""
+"""makes each rendezvous key unique: the keys of the last group point at closed sockets"""
 
 
 @functools.cache
 def _meeting_place() -> Any:
-    """The store through which the processes find each other, where `torchrun` says."""
+    """Return the store through which the processes find each other; `torchrun` gives its address."""
     import torch.distributed as dist
 
     return next(dist.rendezvous("env://", timeout=ANSWER))[0]
@@ -321,10 +321,10 @@ def _meeting_place() -> Any:
 
 @contextmanager
 def _noticing() -> Iterator[None]:
-    """Say in words that another process is gone. Not a step's own errors: only what is exchanged goes in here."""
+    """Raise LostProcess if an exchange inside the block fails. Wrap only exchanges, not a step's own work."""
     try:
         yield
-    except (RuntimeError, ValueError) as error:  # gloo's and the store's own; ValueError where the address is missing
+    except (RuntimeError, ValueError) as error:  # raised by gloo and the store; ValueError for a missing address
         said = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise LostProcess(
             f"the processes of this training lost each other: {said}",

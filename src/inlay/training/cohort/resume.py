@@ -29,12 +29,12 @@ _STATE, _MEMBERSHIP = "state.safetensors", "cohort.json"
 
 
 def cohort_id(runs: list[AnyRun]) -> str:
-    """The name of the folder that holds these runs' resume state: the same runs find it again."""
+    """Return the name of the folder with these runs' resume state; the same runs find it again."""
     return digest([run.id for run in runs])[:16]
 
 
 def write_membership(folder: Path, runs: list[AnyRun], settings: CohortSettings, fallbacks: list[str]) -> None:
-    """Write who trains together, how many at a time, with which budget and threads, before the first step.
+    """Write the cohort's runs and settings before the first step.
 
     `fallbacks` say what was made smaller because memory ran out.
     """
@@ -53,7 +53,7 @@ class Stopped:
 
 
 def find_stopped(folder: Path, runs: Sequence[AnyRun], unfinished: Sequence[AnyRun]) -> Stopped | None:
-    """The cohort under `folder` that has a state, is made of some of `runs`, and trains every unfinished one."""
+    """Find the stopped cohort under `folder` that consists of some of `runs` and has every unfinished one."""
     known, wanted = {run.id: run for run in runs}, {run.id for run in unfinished}
     for state in sorted(folder.glob(f"*/{_STATE}")):
         content = json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))
@@ -65,13 +65,13 @@ def find_stopped(folder: Path, runs: Sequence[AnyRun], unfinished: Sequence[AnyR
 
 
 def list_stopped(folder: Path) -> list[list[str]]:
-    """The ids of the runs of every cohort under `folder` that has a state."""
+    """Return the run ids of every cohort under `folder` that has a resume state."""
     states = sorted(folder.glob(f"*/{_STATE}"))
     return [json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))["runs"] for state in states]
 
 
 def has_state(folder: Path) -> bool:
-    """Whether a cohort has steps to go on from."""
+    """Tell whether a cohort has a resume state."""
     return (folder / _STATE).is_file()
 
 
@@ -98,7 +98,7 @@ def save_state(folder: Path, cohort: Cohort) -> None:
         "run_steps": [*map(cohort.counts, range(cohort.num_seats)), *(item.num_steps for item in parked)],
         "progress": [dataclasses.asdict(item.progress) for item in begun],
     }
-    # Gigabytes, where many large slots are trained: not as bytes first.
+    # written in parts: with many large slots it is gigabytes
     write_atomically(folder / _STATE, lambda draft: save_file(tensors, draft, {"state": json.dumps(state)}))
 
 
@@ -127,7 +127,7 @@ def load_state(folder: Path, cohort: Cohort) -> None:
 
 
 def _read_progress(content: dict[str, Any]) -> Progress:
-    """Read a run's progress; in a state from before `top_metric` was kept, the best score stands for it."""
+    """Read a run's progress. States from before `top_metric` existed use the best score instead."""
     return Progress(**{"top_metric": content.get("best_metric"), **content})
 
 
@@ -149,7 +149,7 @@ def _read_begun(state: dict[str, Any], tensors: dict[str, Tensor], known: dict[s
 
 
 def drop_rows(folder: Path, run_ids: Collection[str]) -> None:
-    """Forget the states under `folder` of cohorts of several runs, all among these."""
+    """Remove the resume states under `folder` of cohorts of several runs, if all are among these."""
     for state in sorted(folder.glob(f"*/{_STATE}")):
         own = json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))["runs"]
         if len(own) > 1 and set(own) <= set(run_ids):
@@ -157,5 +157,5 @@ def drop_rows(folder: Path, run_ids: Collection[str]) -> None:
 
 
 def drop_state(folder: Path) -> None:
-    """Forget the state of a cohort that has ended; its membership file stays as the record of who trained together."""
+    """Remove the state of an ended cohort; its membership file stays as a record."""
     (folder / _STATE).unlink(missing_ok=True)

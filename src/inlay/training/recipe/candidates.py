@@ -35,11 +35,11 @@ Change = Mapping[str, Any]
 
 
 def list_changes(run: Run, asked: RunConfig) -> list[Change]:
-    """Every candidate for a run, in the order they are worth trying; `asked` has None for what its user left open."""
+    """List all candidates for a run, the most promising first; `asked` has None for what its user left open."""
     train, method = run.config.train, run.config.method
     assert train.lr is not None
     assert train.epochs is not None
-    is_trained = train.epochs or train.contrast  # a linear probe alone has no rate, and is what it is
+    is_trained = train.epochs or train.contrast  # a linear probe alone has no learning rate to vary
     changes: list[Change] = [{}]
     if asked.train.lr is None and is_trained:
         changes += [{"train.lr": float(f"{factor * train.lr:.2g}")} for factor in _FACTORS]
@@ -52,8 +52,8 @@ def list_changes(run: Run, asked: RunConfig) -> list[Change]:
 
 
 def make_candidate(run: Run, asked: RunConfig, change: Change, backbone: Backbone, store: Store | None = None) -> Run:
-    """The run that has all of `run`'s settings but these."""
-    # A rate that is given would close the recipe, so all that it says is given too.
+    """Make the run that has all of `run`'s settings but these."""
+    # A given rate would switch the recipe off, so the recipe's other settings are given too.
     known = find_recipe(run.task, asked, backbone, has_sources=bool(asked.train.start))
     config = dataclasses.replace(asked, train=dataclasses.replace(asked.train, **known))
     config = config.override(f"{key}={value}" for key, value in change.items())
@@ -67,23 +67,23 @@ class Spending:
     changes: tuple[Change, ...]
     rungs: tuple[Rung, ...]
     seconds: float
-    """for training, by the estimate of what else there is to do"""
+    """seconds for training: the budget less the estimated rest of the work"""
     needed_seconds: float
-    """seconds that training takes at most, by the measured steps"""
+    """most seconds that training takes, by the measured steps"""
     epochs: int
     """epochs of the first candidate"""
     usual_epochs: int
-    """epochs that it would have with time enough"""
+    """epochs that the first candidate would have with enough time"""
     usual_seconds: float
-    """seconds that those would take it alone"""
+    """seconds that the first candidate alone would take with enough time"""
     before_seconds: float
-    """before its first step, which is the least that is done: frozen layers, a linear probe, a contrastive start"""
+    """seconds before the first step, the least that is done: frozen layers, a linear probe, a contrastive start"""
     epoch_seconds: float
     score_seconds: float
 
     @property
     def is_enough(self) -> bool:
-        """Whether the first candidate comes to its end in time."""
+        """Whether the first candidate ends in time."""
         return self.needed_seconds <= self.seconds
 
     def contest(self, runs: Sequence[Run]) -> Contest:
@@ -103,7 +103,7 @@ class Spending:
 
 
 def plan_spending(run: Run, changes: Sequence[Change], seconds: float, parts: Durations, *, may_cut: bool) -> Spending:
-    """Take as many candidates as there is time for; if not even for the first, fewer of its epochs if `may_cut`."""
+    """Plan as many candidates as fit the time; if not even the first fits and `may_cut`, fewer of its epochs."""
     usual = run.config.train.num_epochs
     before, each = _count_before(run, parts), parts.epoch + parts.dev
     alone = _MARGIN * (parts.once + before + each * usual)
@@ -124,7 +124,7 @@ def plan_spending(run: Run, changes: Sequence[Change], seconds: float, parts: Du
 
 
 def count_epochs_at_most(epochs: Sequence[int], rungs: Sequence[Rung]) -> int:
-    """Epochs of all candidates together, if those that would train longest go on at every rung."""
+    """Return the most epochs of all candidates together: at every rung those that train longest go on."""
     left, total, behind = sorted(epochs, reverse=True), 0, 0
     for rung in rungs:
         total += sum(min(own, rung.epoch) - min(own, behind) for own in left)
@@ -133,7 +133,7 @@ def count_epochs_at_most(epochs: Sequence[int], rungs: Sequence[Rung]) -> int:
 
 
 def _count_before(run: Run, parts: Durations) -> float:
-    """Seconds before the first epoch: a probe, and a contrastive start with another after it."""
+    """Return the seconds before the first epoch: a probe, and a contrastive start with another probe after it."""
     train = run.config.train
     if train.head_start != "probe":
         return 0.0
@@ -143,7 +143,7 @@ def _count_before(run: Run, parts: Durations) -> float:
 
 
 def count_answered(task: Task, *, has_probe: bool) -> float:
-    """Dev sets' worth of rows that are answered after training: the test rows, by the probe too."""
+    """Return the rows answered after training, in dev sets: the test rows, twice if the probe answers them too."""
     if task.test is None or task.test.targets is None:
         return 0.0
     return (1 + has_probe) * len(task.test) / max(1, len(task.dev))

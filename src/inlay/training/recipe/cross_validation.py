@@ -25,7 +25,7 @@ from inlay.training.evaluate import judge_split
 from inlay.training.run.run import PROBE_HEAD, WEIGHTS, Result, Run, damaged, make_run
 
 LEFT_OUT = "left_out.json"
-"""The file in a fold's folder that has its outputs for the rows it left out."""
+"""The file in a fold's folder with the fold's outputs for the rows it left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,14 +90,14 @@ class FoldScores:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """The scores as data."""
+        """Return the scores as data."""
         about = {"metric": self.metric, "mean": self.means, **self.to_manifest()}
         runs = [dataclasses.asdict(fold) for fold in self.folds]
         return {**about, "runs": runs, "report": self.pooled.to_json()}
 
 
 def make_fold_runs(run: Run, num_folds: int, backbone: Backbone, store: Store | None = None) -> FoldRuns:
-    """The runs that cross-validate `run`; rows are dealt out by the seed of its split."""
+    """Make the runs that cross-validate `run`; rows are dealt out by the seed of its split."""
     folds = make_folds(run.task, num_folds, run.config.data.split_seed)
     return FoldRuns(folds, [make_run(task, run.config, backbone, store) for task in folds.tasks])
 
@@ -109,7 +109,7 @@ def judge_folds(planned: FoldRuns, results: Sequence[Result], backbone: Backbone
     """
     scores, outputs, probabilities = [], [], []
     for run, result in zip(planned.runs, results, strict=True):
-        answers = _answer_left_out(run, result, backbone)  # as the metrics take them
+        answers = _answer_left_out(run, result, backbone)  # in the form metrics take
         task, left = run.task, run.task.test
         assert left is not None
         assert left.targets is not None
@@ -134,7 +134,7 @@ def judge_folds(planned: FoldRuns, results: Sequence[Result], backbone: Backbone
 
 
 def _answer_left_out(run: Run, result: Result, backbone: Backbone) -> Any:
-    """The answers of a finished fold, computed once and kept; its weights go when they are."""
+    """Return a finished fold's answers to the rows it left out, computed once and kept; then drop its weights."""
     assert result.folder is not None, "`fit` reads results from their folders"
     path = result.folder / LEFT_OUT
     if not path.is_file():
@@ -170,7 +170,7 @@ def _read_answers(path: Path, run: Run) -> Any:
 
 
 def _join(outputs: Sequence[Any]) -> Any:
-    """The outputs of all folds, one after another."""
+    """Join the outputs of all folds, one after another."""
     if isinstance(outputs[0], np.ndarray):
         return np.concatenate(outputs)
     return [output for own in outputs for output in own]

@@ -33,14 +33,14 @@ _HALVED = "halved away"
 
 @dataclass(frozen=True)
 class Rung:
-    """After so many epochs of training, so many candidates go on."""
+    """A point in training: after `epoch` epochs, `kept` candidates go on."""
 
     epoch: int
     kept: int
 
 
 def make_rungs(num_candidates: int, num_epochs: int) -> tuple[Rung, ...]:
-    """Rungs at a quarter and at half of the epochs, rounded up: half of the candidates go on, then one.
+    """Make rungs at a quarter and at half of the epochs, rounded up: half of the candidates go on, then one.
 
     Two candidates have the second rung only: a quarter tells little, and ends nobody whose end saves much.
     """
@@ -59,7 +59,7 @@ def find_chance(metric: str, value: float, num_dev: int) -> float:
     """
     if not METRICS[metric].higher_is_better:
         return 0.0
-    share = (min(max(value, 0.0), 1.0) * num_dev + 1) / (num_dev + 2)  # a perfect score is chance too
+    share = (min(max(value, 0.0), 1.0) * num_dev + 1) / (num_dev + 2)  # a perfect score on few rows may be chance too
     return math.sqrt(share * (1 - share) / num_dev)
 
 
@@ -75,18 +75,18 @@ class Standing:
 
     @property
     def trained(self) -> list[Mapping[str, Any]]:
-        """The lines of epochs."""
+        """The records of epochs, without those of the stages before training."""
         return [line for line in self.history if not line.get("stage")]
 
     @property
     def is_halved(self) -> bool:
-        """Whether it lost at a rung."""
+        """Whether it was ended at a rung."""
         return self.status == STOPPED_EARLY and self.message.startswith(_HALVED)
 
 
 @dataclass(frozen=True)
 class Contest:
-    """Which runs are held against each other, by which metric of how many dev rows, and when.
+    """The rules of a comparison: its runs, the metric, the number of dev rows, and the rungs.
 
     The first of `runs` is the one with the usual settings.
     """
@@ -97,7 +97,7 @@ class Contest:
     rungs: tuple[Rung, ...] = ()
 
     def find_losers(self, standings: Mapping[str, Standing], fresh: Collection[str]) -> dict[str, str]:
-        """Find the candidates among `fresh`, which just ended an epoch, that end at a rung, and why."""
+        """Find the candidates in `fresh`, which just ended an epoch, that must end at a rung, with the reason."""
         lost = {}
         for rung in self.rungs:
             scores = self._score_at(rung, standings)
@@ -109,7 +109,7 @@ class Contest:
         return lost
 
     def choose(self, standings: Mapping[str, Standing]) -> list[str]:
-        """Candidates from the one to publish to the worst; those that diverged are last.
+        """Rank candidates from the one to publish to the worst; diverged ones are last.
 
         Within chance of the best score comes first who was not halved away, then the first of the runs.
         """
@@ -131,7 +131,7 @@ class Contest:
         return 1 if METRICS[self.metric].higher_is_better else -1
 
     def _score_at(self, rung: Rung, standings: Mapping[str, Standing]) -> dict[str, tuple[float, float]]:
-        """Candidate -> its best score so far and its last dev loss when it was at the rung, if it has come there.
+        """Map each candidate that reached the rung to its best score and its last dev loss there.
 
         Who ended by itself before has come everywhere, with what it came to.
         """
@@ -151,7 +151,7 @@ class Contest:
         return found
 
     def _order(self, scores: Mapping[str, tuple[float, float]]) -> list[str]:
-        """Candidates from best to worst, ties by the dev loss; the first of the runs before all if it is close."""
+        """Rank candidates from best to worst, ties by dev loss; the first run leads if it is close to the best."""
         order = sorted(scores, key=lambda run_id: (-scores[run_id][0], scores[run_id][1], self.runs.index(run_id)))
         usual = self.runs[0]
         if usual in scores and self._is_close(scores, usual, order[0]):
@@ -160,7 +160,7 @@ class Contest:
         return order
 
     def _is_close(self, scores: Mapping[str, tuple[float, float]], run_id: str, best: str) -> bool:
-        """Whether a score is within chance of the best."""
+        """Tell whether a score is within chance of the best."""
         top = scores[best][0]
         return top - scores[run_id][0] <= find_chance(self.metric, top, self.num_dev)
 
@@ -175,22 +175,22 @@ class Referee:
     """Ends runs of a cohort before their own end. This one ends none."""
 
     def begin(self, cohort: Cohort, folder: Path) -> str:
-        """Hear that a cohort begins, or goes on, whose runs have their folders in `folder`; returns what to say."""
+        """Note that a cohort begins or resumes; `folder` has its runs' folders. Return a note for the user."""
         return ""
 
     def is_late(self, num_active: int) -> bool:
-        """Whether no time is left for another step, of so many runs; then what they have is scored."""
+        """Tell whether no time is left for another step of so many runs; then their current weights are scored."""
         return False
 
     def judge(self, members: Iterable[AnyMember], fresh: Collection[str], *, is_late: bool) -> None:
-        """End members, of which those with ids in `fresh` were just scored."""
+        """End members that lost; `fresh` has the ids of those just scored."""
 
     def admit(self, entered: Iterable[AnyMember]) -> None:
-        """End runs that enter a slot when it is too late for them."""
+        """End runs that enter a slot too late to train."""
 
 
 class Halving(Referee):
-    """Holds a contest within `seconds` of training, if they are given; `score_seconds` is what scoring one run takes.
+    """Halves candidates within `seconds` of training, if given; `score_seconds` is the time of scoring one run.
 
     Seconds count over all calls of `fit` that the same cohort needs, if it is stopped and goes on.
     """
@@ -211,7 +211,7 @@ class Halving(Referee):
         self._standings: dict[str, Standing] = {}
 
     def begin(self, cohort: Cohort, folder: Path) -> str:
-        for run_id in self.contest.runs:  # the resume state has nothing of those whose slots others have
+        for run_id in self.contest.runs:  # the resume state does not have runs whose slots others took
             result = read_result(folder / run_id)
             if result is not None and run_id not in self._standings:
                 self._standings[run_id] = Standing(result.history, result.status, result.message, result.dev_metric)

@@ -34,11 +34,11 @@ from inlay.training.recipe.linear import Linear, Validated, choose_strength, cro
 if TYPE_CHECKING:
     from inlay.training.cohort.member import Member
 
-_MOST_NUMBERS = 40_000_000  # that a head is fitted to: of more rows some, drawn by chance
+_MOST_NUMBERS = 40_000_000  # rows that a head is fitted to; of more rows, a random sample
 _CHUNK = 4_096
-_TEMPERATURES = (1.0, 10.0)  # a linear model of few rows is too sure, never too unsure
-_MOST_VALIDATED = 5_000  # rows that tell the strength of a linear model
-_SURE = 0.5  # margin of a row that is worth a word though nobody asked
+_TEMPERATURES = (1.0, 10.0)  # a linear model of few rows is overconfident, never underconfident
+_MOST_VALIDATED = 5_000  # rows used to choose the strength of a linear model
+_SURE = 0.5  # margin from which a suspicious row is reported unasked
 _MOST_NAMED = 3
 
 
@@ -48,17 +48,17 @@ class FittedHead:
 
     tensors: dict[str, Tensor]
     score: float
-    """score of such a model on rows left out"""
+    """score of such a model on held-out rows"""
     suspects: dict[str, Any]
-    """training rows that may be labelled wrongly: how many, and the lines of the first few; nothing if none are"""
+    """training rows that may be labelled wrongly: their number and the lines of the first few; empty if none are"""
 
 
 def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
-    """A head for the slot of `member`, fitted to what the slot gives now of its training rows."""
+    """Fit a head for the slot of `member` to the slot's current outputs for the training rows."""
     run = member.run
     width = bank.backbone.hidden_size * (4 if run.spec.head.has_towers else 1)
     rows = draw_rows(len(member.train), _MOST_NUMBERS // width)
-    chunks = np.array_split(rows, -(-len(rows) // _CHUNK))  # rows may bring what is kept of their lower layers
+    chunks = np.array_split(rows, -(-len(rows) // _CHUNK))  # rows may come with cached states of their lower layers
     parts = [infer_vectors(bank, member.rows(chunk), token_budget=token_budget) for chunk in chunks]
     vectors = np.concatenate(parts)
     if not np.isfinite(vectors).all():
@@ -78,7 +78,7 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
 
 
 def _find_suspects(task: Task, honest: Honest) -> dict[str, Any]:
-    """Training rows that may be labelled wrongly, by the folds that chose the strength of the linear model."""
+    """Find training rows that may be labelled wrongly, by the folds that chose the strength of the linear model."""
     if not KINDS[task.kind].finds_label_errors:
         return {}
     rows = task.train.take(honest.rows)
@@ -89,7 +89,7 @@ def _find_suspects(task: Task, honest: Honest) -> dict[str, Any]:
 
 
 def _find_temperature(outputs: np.ndarray, targets: np.ndarray) -> float:
-    """Return the temperature that makes a model honest about rows it left out, within limits.
+    """Return the temperature that calibrates a model on held-out rows, within limits.
 
     Rows that are all right, or classes that a fold never saw, would take it to any length.
     """
@@ -97,40 +97,40 @@ def _find_temperature(outputs: np.ndarray, targets: np.ndarray) -> float:
 
 
 def draw_rows(num_rows: int, most: int) -> np.ndarray:
-    """All rows, or as many of them by chance, in their order; the same whenever it is asked."""
+    """Return all rows, or a random sample of `most` in their order; always the same one."""
     if num_rows <= most:
         return np.arange(num_rows)
     return np.sort(np.random.default_rng(0).permutation(num_rows)[:most])
 
 
 def keep_part(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """The tensors of a slot between its start and its end, by the share of the change that is kept."""
+    """Interpolate a slot's tensors between its start and its end: `share` of the change is kept."""
     return {name: torch.lerp(start[name], tensor, share) for name, tensor in end.items()}
 
 
 @dataclass(frozen=True)
 class Honest:
-    """A linear model of training rows, and what models of its strength gave for rows that they left out."""
+    """A linear model of training rows, with the outputs of models of its strength for held-out rows."""
 
     model: Linear
     left_out: Validated
     rows: np.ndarray
-    """positions of the rows that were left out: all, or some of very many"""
+    """positions of the held-out rows: all, or some of very many"""
 
 
 def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> Honest:
-    """The linear model of a task's training rows, no surer than it is right about rows it was not fitted to."""
+    """Fit a linear model to a task's training rows, with outputs calibrated on held-out rows."""
     targets = task.train.targets
     assert targets is not None
     most = _MOST_VALIDATED
-    if KINDS[task.kind].linear == "labels":  # a model for each label
+    if KINDS[task.kind].linear == "labels":  # one model per label
         most = max(500, 20 * _MOST_VALIDATED // len(task.labels))
     some = draw_rows(len(vectors), min(most, _MOST_VALIDATED))
     with threadpool_limits(torch.get_num_threads()):
         best = choose_strength(
             task.metric, cross_validate(task.kind, task.metric, vectors[some], targets[some], len(task.labels))
         )
-        # Strength weighs the sum of the rows' losses: of more rows than it was chosen by it must count less.
+        # Strength multiplies the sum of row losses: chosen on fewer rows, it must be scaled down.
         strength = best.strength * len(some) / len(vectors)
         model = fit_raw(task.kind, vectors, targets, strength, len(task.labels))
     if KINDS[task.kind].is_number:
@@ -142,7 +142,7 @@ def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> 
 
 
 def _or_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) -> Linear:
-    """The model, or one of the cosine of both texts alone where that is better on rows left out.
+    """Return the model, or one of the cosine of both texts alone if that is better on held-out rows.
 
     A backbone that was tuned for similar texts knows more by it than few rows can teach.
     """
@@ -159,7 +159,7 @@ def _or_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) 
 
 
 def contrast_losses(vectors_nD: Tensor, labels_n: Tensor) -> Tensor:
-    """Return for each row how far its cosines with the other rows are from 1 (same label) and 0 (others), squared.
+    """Return each row's squared errors of its cosines with the others: target 1 for the same label, 0 otherwise.
 
     Pairs of one label count as much together as all others, of whichever there are more. The mean over rows is the mean
     of both.

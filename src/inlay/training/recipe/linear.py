@@ -20,8 +20,8 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from inlay.data import KINDS, is_better, score
 
 MAX_STEPS = 1000
-_NARROWEST = 1e-3  # of the middle feature's deviation
-_CERTAIN = 20.0  # the logit of a label that every training row has, or none
+_NARROWEST = 1e-3  # share of the median feature's deviation
+_CERTAIN = 20.0  # the logit of a label that every training row has, or that none has
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Linear:
 
     @property
     def num_parameters(self) -> int:
-        """What was fitted: of two classes one weight a feature, as their logits are each other's opposite."""
+        """Number of fitted parameters; two classes share one weight per feature, as their logits are opposite."""
         is_mirrored = len(self.bias) == 2 and np.array_equal(self.weights[0], -self.weights[1])
         return (self.weights.size + self.bias.size) // (2 if is_mirrored else 1)
 
     def outputs(self, rows: Any) -> np.ndarray:
-        """What a head would give for the rows: logits [n, labels], or numbers [n, 1]."""
+        """Return what a head would output for the rows: logits [n, labels], or numbers [n, 1]."""
         return rows @ self.weights.T + self.bias
 
 
@@ -56,7 +56,7 @@ def _fit_classes(rows: Any, targets: np.ndarray, strength: float, num_labels: in
 
 
 def _fit_labels(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
-    """One against the rest, for every label by itself."""
+    """Fit one-against-the-rest models, one for each label."""
     found = [_fit_label(rows, applies, strength) for applies in targets.T > 0]
     weights, bias = np.concatenate([item[0] for item in found]), np.concatenate([item[1] for item in found])
     return Linear(weights, bias, all(item[2] for item in found))
@@ -95,14 +95,14 @@ FOLDS = 5
 
 
 def fit_linear(kind: str, rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
-    """The linear model of a task's kind; `strength` is inverse regularisation: C, or 1/alpha of a ridge regression."""
+    """Fit the linear model of a task's kind; `strength` is inverse regularisation: C, or a ridge's 1/alpha."""
     linear = KINDS[kind].linear
     assert linear is not None, "checked before"
     return FITTERS[linear](rows, decision_targets(kind, targets, num_labels), strength, num_labels)
 
 
 def decision_targets(kind: str, targets: np.ndarray, num_labels: int) -> np.ndarray:
-    """Return targets as a model decides on them: 0 or 1 for every output that is a decision of its own."""
+    """Return targets as 0 or 1 for every output that is a decision of its own."""
     entry = KINDS[kind]
     if entry.linear != "labels":
         return targets
@@ -128,18 +128,18 @@ class Scale:
 
     @classmethod
     def of(cls, rows: np.ndarray) -> Self:
-        """That of some rows."""
+        """Return the scale of these rows."""
         widths = rows.std(axis=0)
         return cls(rows.mean(axis=0), np.maximum(widths, _NARROWEST * float(np.median(widths)) or 1.0))
 
     def apply(self, rows: np.ndarray) -> np.ndarray:
-        """The rows on this scale."""
+        """Return the rows on this scale."""
         return (rows - self.means) / self.widths
 
 
 @dataclass(frozen=True)
 class Validated:
-    """What cross-validation says of one strength: the score on rows that were left out, and the outputs for them."""
+    """The cross-validation of one strength: the score on held-out rows, and the outputs for them."""
 
     strength: float
     score: float
@@ -149,7 +149,7 @@ class Validated:
 def cross_validate(
     kind: str, metric: str, rows: np.ndarray, targets: np.ndarray, num_labels: int
 ) -> dict[float, Validated]:
-    """Strength -> what predictions are worth for rows that were left out, each in one of a few folds."""
+    """Cross-validate every strength; each row is held out in one of a few folds."""
     folds = np.random.default_rng(0).permutation(len(rows)) % min(FOLDS, len(rows))
     make_outputs = KINDS[kind].output_targets
     assert make_outputs is not None
@@ -166,7 +166,7 @@ def cross_validate(
 
 
 def choose_strength(metric: str, tried: Mapping[float, Validated]) -> Validated:
-    """The best; of equal ones the first, which is the simplest."""
+    """Choose the strength with the best score; the first, simplest one in a tie."""
     first, *others = tried.values()
     for found in others:
         if is_better(metric, found.score, first.score):
@@ -175,7 +175,7 @@ def choose_strength(metric: str, tried: Mapping[float, Validated]) -> Validated:
 
 
 def fit_raw(kind: str, rows: np.ndarray, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
-    """A linear model fitted to standardised rows, for rows as they are."""
+    """Fit a linear model to standardised rows, and return it for unscaled rows."""
     scale = Scale.of(rows)
     model = fit_linear(kind, scale.apply(rows), targets, strength, num_labels)
     weights = model.weights / scale.widths

@@ -36,7 +36,7 @@ from inlay.errors import Unsupported
 from inlay.model import TOKEN_BUDGET, Backbone, Bank, Row, batches_by_length, make_rows
 from inlay.training.recipe.linear import Validated, choose_strength, cross_validate, fit_raw, linear_kinds
 
-_MOST_COMPARED = 1000  # rows that tell how pairs are best read
+_MOST_COMPARED = 1000  # rows used to choose how pairs are read
 _SINGLE, _JOINED, _TOWERS = "single", "joined", "towers"
 
 
@@ -50,14 +50,14 @@ class ProbeResult:
     backbone: str
     pooling: str
     reading: str
-    """single, joined or towers"""
+    """how texts were read: single, joined or towers"""
     strength: float
     tried: dict[str, dict[str, float]]
     """reading -> strength -> score in cross-validation on the training rows"""
     metrics: dict[str, dict[str, float]]
     """split -> metric -> value"""
     cosine: dict[str, dict[str, float]] | None
-    """split -> correlation of the untrained cosine of two texts with the target; None where there is no such thing"""
+    """split -> correlation of the untrained cosine of two texts with the target; None unless the target is a number"""
     num_features: int
     num_train: int
     seconds: float
@@ -65,14 +65,14 @@ class ProbeResult:
     """rows of train and dev that may be labelled wrongly; None for numbers"""
 
     def to_json(self) -> dict[str, Any]:
-        """The probe as data."""
+        """Return the probe as data."""
         return asdict(self)
 
 
 def fit_probe(
     task: Task, backbone: Backbone, *, max_length: int | None = None, on_rows: Callable[[int], object] = lambda _: None
 ) -> ProbeResult:
-    """Fit the probe of a task, and score it on dev and test. `on_rows` hears how many texts have just been read."""
+    """Fit the probe of a task, and score it on dev and test. `on_rows` is called with numbers of texts just read."""
     if KINDS[task.kind].linear is None:
         raise Unsupported(f"a linear probe for a `{task.kind}` task", f"it knows: {linear_kinds()}")
     began = time.perf_counter()
@@ -120,7 +120,7 @@ def fit_probe(
 
 
 def _find_label_errors(task: Task, left_out: Validated, dev_outputs: np.ndarray) -> LabelErrors | None:
-    """Find rows that may be labelled wrongly: training rows by the folds that left them out, dev rows by the probe."""
+    """Find rows that may be labelled wrongly: training rows by held-out folds, dev rows by the probe."""
     if not KINDS[task.kind].finds_label_errors:
         return None
     targets, logits, rows = _targets(task.train), left_out.outputs, task.train
@@ -133,7 +133,7 @@ def _find_label_errors(task: Task, left_out: Validated, dev_outputs: np.ndarray)
 
 
 def compare_readings(task: Task, backbone: Backbone, max_length: int, pooling: str) -> dict[str, float]:
-    """Way of reading pairs -> score of the linear probe in cross-validation on the training rows, some of many."""
+    """Return the linear probe's cross-validation score on (some of) the training rows, for each reading of pairs."""
     key = (task.digest, task.metric, backbone.fingerprint, max_length, pooling)
     if key not in _COMPARED:
         rows = np.random.default_rng(0).permutation(len(task.train))[:_MOST_COMPARED]
@@ -148,11 +148,11 @@ def compare_readings(task: Task, backbone: Backbone, max_length: int, pooling: s
     return _COMPARED[key]
 
 
-_COMPARED: dict[tuple[object, ...], dict[str, float]] = {}  # the runs of a sweep ask the same
+_COMPARED: dict[tuple[object, ...], dict[str, float]] = {}  # cached: all runs of a sweep need the same
 
 
 class _Reader:
-    """Texts as vectors of the plain backbone."""
+    """Reads texts as vectors of the plain backbone."""
 
     def __init__(
         self, backbone: Backbone, max_length: int, on_rows: Callable[[int], object], pooling: str | None = None
@@ -161,7 +161,7 @@ class _Reader:
         self.pooling = pooling or ("mean" if backbone.is_seq2seq else backbone.default_pooling)
 
     def read(self, split: Split, reading: str) -> np.ndarray:
-        """The features of a split's rows [n, features]."""
+        """Return the features of a split's rows [n, features]."""
         if reading != _TOWERS:
             return self._vectors(split)
         assert split.pairs is not None
@@ -172,7 +172,7 @@ class _Reader:
     def _vectors(self, split: Split) -> np.ndarray:
         encoded = encode_cached(self._backbone.tokenizer, split, Reading(WHOLE_ROW, self._max_length))
         rows = make_rows(encoded)
-        bank = Bank(self._backbone, 1)  # an empty slot: the backbone as it is
+        bank = Bank(self._backbone, 1)  # an empty slot: the plain backbone
         found = np.zeros((len(rows), self._backbone.hidden_size))
         budget = TOKEN_BUDGET[self._backbone.device.type]
         lengths = [int(length) for length in encoded.lengths]
@@ -201,7 +201,7 @@ def _cosine(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _score_cosine(task: Task, towers: Mapping[str, np.ndarray], splits: Mapping[str, Split]) -> dict[str, Any] | None:
-    """Return the correlation of the untrained cosine with the target, where that is a number."""
+    """Return the correlation of the untrained cosine with the target; None unless that is a number."""
     if not KINDS[task.kind].is_number:
         return None
     names = [name for name in ("spearman", "pearson") if name in list_metrics(task.kind, 0)]

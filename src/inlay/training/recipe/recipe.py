@@ -25,24 +25,24 @@ from inlay.model import Backbone, find_head, find_method
 from inlay.settings import RunConfig, TrainConfig
 
 MOST_FOR_CONTRAST_ALONE, MOST_FOR_CONTRAST = 500, 2000
-"""training rows up to which a contrastive start is all that is trained, and up to which there is one"""
+"""most training rows for which a contrastive start is all that is trained, and for which there is one at all"""
 CONTRAST_STEPS = ((100, 50), (MOST_FOR_CONTRAST_ALONE, 100), (MOST_FOR_CONTRAST, 150))
-"""(rows up to which, steps of it)"""
+"""(most training rows, steps of the contrastive start)"""
 BLEND = 0.6
-"""share of what it changed that is kept; less where the probe's score on rows left out is below this too"""
+"""share of the contrastive start's change that is kept; less if the probe's held-out score is below this too"""
 FACTOR, MOST_FOR_FACTOR = 2.0, 10_000
-"""the rate, in those of the method, up to so many training rows"""
+"""factor on the method's learning rate, and the most training rows it is used for"""
 FRESH_FACTOR, MOST_FOR_FRESH = 4.0, 3000
-"""the same of a fresh head"""
+"""the same for a fresh head"""
 STEPS, STEPS_AFTER_CONTRAST = 300, 150
-"""steps of training at least, while epochs are within:"""
+"""fewest steps of training; the number of epochs stays within EPOCHS:"""
 EPOCHS = (4, 30)
 FEW_DEV_ROWS = 200
-"""below which a later epoch within chance of the best is kept"""
+"""fewest dev rows to choose by score alone; with fewer, a later epoch within chance of the best is kept"""
 
 
 def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_sources: bool) -> dict[str, Any]:
-    """The settings of training that a run of one task, or a part of one of several, resolves to."""
+    """Return the resolved training settings of a run of one task, or of one part of a multi-task run."""
     train, method = config.train, find_method(config.method.name)
     is_open = train.lr is None and not method.is_joint
     head_start = _find_head_start(task, config, backbone, is_open=is_open and not has_sources)
@@ -62,17 +62,17 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     if not has_sources and not backbone.is_seq2seq and not method.is_finetuned:
         rate *= _find_factor(task.kind, len(task.train), has_probe=has_probe)
     epochs = train.epochs
-    if epochs is None:  # a convex head, or one fitted after a contrastive start on few rows, needs no steps
+    if epochs is None:  # a convex head, or one fitted after a contrastive start on few rows, needs no training steps
         is_done = config.method.name == "head" or (contrast and len(task.train) <= MOST_FOR_CONTRAST_ALONE)
-        is_done = is_done and train.class_weights == "none"  # which count in training alone
+        is_done = is_done and train.class_weights == "none"  # class weights apply in training alone
         steps = STEPS_AFTER_CONTRAST if contrast else STEPS
         epochs = 0 if has_probe and is_done else count_epochs(steps, len(task.train), train.batch_size)
-        epochs = epochs if has_probe else max(epochs, train.num_epochs)  # a fresh head has a long way to come
+        epochs = epochs if has_probe else max(epochs, train.num_epochs)  # a fresh head needs a higher rate
     return {**known, "lr": rate, "epochs": epochs}
 
 
 def _find_factor(kind: str, num_rows: int, *, has_probe: bool) -> float:
-    """The rate in those of the method, whose own suit thousands of rows and a fresh head."""
+    """Return the factor on the method's own rate, which suits thousands of rows and a fresh head."""
     if has_probe:
         return FACTOR if num_rows <= MOST_FOR_FACTOR else 1.0
     return FRESH_FACTOR if KINDS[kind].raises_fresh_rate and num_rows <= MOST_FOR_FRESH else 1.0
@@ -91,7 +91,7 @@ def _find_head_start(task: Task, config: RunConfig, backbone: Backbone, *, is_op
 
 
 def _why_no_probe(task: Task, config: RunConfig, backbone: Backbone) -> str:
-    """Why the head of this task cannot begin as a linear model; nothing, if it can."""
+    """Return why the head of this task cannot begin as a linear model; "" if it can."""
     if backbone.is_seq2seq:
         return f"`{backbone.name}` writes its answers: there is no head"
     if find_method(config.method.name).is_joint:
@@ -104,7 +104,7 @@ def _why_no_probe(task: Task, config: RunConfig, backbone: Backbone) -> str:
 
 
 def _find_contrast(task: Task, config: RunConfig, *, is_open: bool, has_probe: bool) -> int:
-    """Steps of a contrastive start: as asked, or where rows are few."""
+    """Return the steps of a contrastive start: as asked for, else by the number of rows."""
     asked = config.train.contrast
     if asked:
         if not KINDS[task.kind].is_classifier:
@@ -124,7 +124,7 @@ def _find_contrast(task: Task, config: RunConfig, *, is_open: bool, has_probe: b
         return 0
     assert task.train.targets is not None
     counts = np.bincount(task.train.targets, minlength=len(task.labels))
-    if (counts > 1).sum() < 2:  # nobody to be pulled together with, or pushed apart from
+    if (counts > 1).sum() < 2:  # fewer than two classes have rows to pull together
         return 0
     return next((steps for most, steps in CONTRAST_STEPS if len(task.train) <= most), 0)
 
@@ -139,7 +139,7 @@ def _find_blend(train: TrainConfig, contrast: int) -> float | None:
 
 
 def choose_blend(score: float) -> float:
-    """The share that is kept of a contrastive start, by the probe's score on rows that it was not fitted to.
+    """Choose the share that is kept of a contrastive start, by the probe's score on held-out rows.
 
     Labels that hardly follow from the texts are learnt by heart, and that is all that is learnt.
     """

@@ -27,17 +27,17 @@ class Totals:
     backbone: int
     num_tasks: int
     trained: int
-    """by all tasks together"""
+    """parameters trained by all tasks together"""
     adapters: int
-    """trained parameters of adapters, or of whatever else the method adds in their place"""
+    """trained parameters of adapters, or of whatever the method adds in their place"""
     last_layers: int
     """trained parameters of the layers that give the logits"""
     kept: int
-    """parameters that the tasks need beside the backbone: trained ones, and those they share of an earlier run"""
+    """parameters that the tasks need beside the backbone: trained ones, and shared ones of an earlier run"""
     replaced: int
     """kept parameters that are copies of the backbone's own, and replace those"""
     needs_backbone: bool = True
-    """False where each parameter that is used has a trained copy: as in full fine-tuning"""
+    """False if every used parameter has a trained copy, as in full fine-tuning"""
 
     @property
     def trained_without_last(self) -> int:
@@ -51,7 +51,7 @@ class Totals:
 
     @property
     def share_per_task(self) -> float:
-        """Parameters that a task trains, as a share of the backbone; of shared ones, an equal part."""
+        """Parameters that a task trains, as a share of the backbone; shared ones are divided equally."""
         return self.trained / self.num_tasks / self.backbone
 
     @property
@@ -61,11 +61,11 @@ class Totals:
 
     @property
     def times_full(self) -> float:
-        """Parameters to keep with full fine-tuning, a backbone for every task; without heads, as in the papers."""
+        """Multiple of the backbone that full fine-tuning keeps: one for every task, without heads, as in the papers."""
         return float(self.num_tasks)
 
     def repeat(self, times: int) -> Totals:
-        """Return the counts for so many times the tasks, which share nothing with each other."""
+        """Return the counts for `number` times as many tasks that share nothing with each other."""
         return Totals(
             backbone=self.backbone,
             num_tasks=times * self.num_tasks,
@@ -78,7 +78,7 @@ class Totals:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Every count as data."""
+        """Return every count as data."""
         return {
             "num_tasks": self.num_tasks,
             "trained": self.trained,
@@ -120,7 +120,7 @@ def count_totals(
 
 
 def _bare(item: TensorSpec) -> str:
-    """The tensor's name without its task's, which stands before it in a run of several."""
+    """Return the tensor's name without the task's name before it."""
     return item.name.rpartition("/")[2]
 
 

@@ -40,7 +40,7 @@ class JointRun:
 
     @property
     def spec(self) -> SlotSpec:
-        """The slot of its first task: all have one method."""
+        """The slot of the first task: all tasks have one method."""
         return self.parts[0].spec
 
     @property
@@ -52,7 +52,7 @@ class JointRun:
         return count_joint_steps(self.num_rows, self.config)
 
     def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
-        """All its tensors: what is shared once, what each task has of its own under the task's name."""
+        """List all its tensors: shared ones once, each task's own under the task's name."""
         shared = [item for item in self.spec.layout(anatomy) if item.is_shared]
         return shared + [
             dataclasses.replace(item, name=f"{part.name}/{item.name}")
@@ -63,12 +63,12 @@ class JointRun:
 
 
 def identify_joint(parts: Sequence[tuple[str, str]], joint: JointConfig, lineage: Sequence[Mapping[str, Any]]) -> str:
-    """The id of a run of these tasks, each by its name and the id of its part."""
+    """Return the id of a multi-task run, from each task's name and the id of its part."""
     return digest({"parts": parts, "joint": settled(joint), "start": lineage})[:16]
 
 
 def count_joint_steps(num_rows: int, config: RunConfig) -> int:
-    """The steps of a run over so many rows (or windows) of all its tasks together."""
+    """Return the steps of a run over so many rows (or windows) of all its tasks together."""
     return config.joint.steps or -(-num_rows // config.train.batch_size) * config.train.num_epochs
 
 
@@ -88,14 +88,14 @@ def make_joint_run(
     _check_tasks(tasks, config)
     _check_train(config.train)
     _check_backbone(start, backbone)
-    # What is recorded is what is done: rows are drawn from all of a task's, on padded backbones too.
+    # Record what is done: rows are drawn from all rows of a task, on padded backbones too.
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, bucket=1))
     sources = [keep_places(source) for source in data or [config.data] * len(tasks)]
     parts = tuple(
         make_part(task, dataclasses.replace(config, data=source, train=_train_of(task, tasks, config.train)), backbone)
         for task, source in zip(tasks, sources, strict=True)
     )
-    # What of the training suits one kind of task only is that task's: as it was asked for, it is resolved alike again.
+    # Settings that suit one kind of task stay that task's: given as asked, they are resolved the same way again.
     train = dataclasses.replace(parts[0].config.train, **{each: getattr(config.train, each) for each in _BY_TASK})
     resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
     if len(tasks) > 1 and config.train.prompt is not None and find_method(config.method.name).shares_all:
@@ -122,7 +122,7 @@ def make_joint_run(
 
 
 def _train_of(task: Task, tasks: Sequence[Task], train: TrainConfig) -> TrainConfig:
-    """The settings of one task: how free texts are written is of those tasks alone whose answers are, if there are."""
+    """Return the settings of one task; those of generated text go to free-text tasks alone, if there are any."""
     if _is_free_text(task) or not any(map(_is_free_text, tasks)):
         return train
     return dataclasses.replace(train, beams=None, max_answer=None)
@@ -158,7 +158,7 @@ def _check_tasks(tasks: Sequence[Task], config: RunConfig) -> None:
             )
 
 
-# Setting of training -> the values it may have here, and what to do instead of others: those are for one task.
+# Setting of training -> the values allowed in a multi-task run, and the hint for others.
 _PLAIN: dict[str, tuple[tuple[object, ...], str]] = {
     "steps": (("epochs",), "leave it out, or say how many steps there are: `--steps N`"),
     "bucket": ((None, 1), "leave it out: rows are drawn from all of a task's, whatever their length"),
@@ -174,7 +174,7 @@ def _check_train(train: TrainConfig) -> None:
 
 
 def _check_backbone(start: Start, backbone: Backbone) -> None:
-    """Refuse what was learnt on another backbone: where the shapes fit it would be taken without a word."""
+    """Refuse a start that was trained on another backbone: where shapes fit, nothing else would notice."""
     if start.backbone and (start.fingerprint or start.backbone) not in (backbone.fingerprint, backbone.name):
         known = start.fingerprint[:12] or "fingerprint not kept"
         raise WrongBackbone(

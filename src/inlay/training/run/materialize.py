@@ -1,4 +1,4 @@
-"""A trained run of several tasks becomes ordinary tasks: what a hypernetwork writes, and what tasks share, is put down.
+"""Turns a trained multi-task run into ordinary tasks: generated and shared weights become each task's own.
 
 Afterwards each task is a slot like any other, which store and engine keep and serve without knowing where it came from;
 its weights define it. A new task may start where a run of several ended: on what its tasks share, with an embedding of
@@ -40,7 +40,7 @@ _SETTINGS = "config.toml"
 
 
 def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Trained]:
-    """Every task of a finished run as an ordinary one, in order: its weights, its scores, its head."""
+    """Return every task of a finished run as an ordinary task, in order: its weights, its scores, its head."""
     if not result.tensors:
         raise Diverged(
             f"run `{run.id}` has no weights to make tasks from: {result.message or result.status}",
@@ -52,7 +52,7 @@ def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Train
 
 
 def _put_down(part: Run, origin: Mapping[str, Any], result: Result, backbone: Backbone) -> Trained:
-    """A task of a finished run as an ordinary one."""
+    """Turn one task of a finished run into an ordinary task."""
     spec = SlotSpec(materialized_method(part.spec.method), part.spec.head)
     config = dataclasses.replace(part.config, method=spec.method.as_config(), joint=JointConfig())
     run = dataclasses.replace(part, config=config, spec=spec, origin=origin)
@@ -60,7 +60,7 @@ def _put_down(part: Run, origin: Mapping[str, Any], result: Result, backbone: Ba
 
 
 def write_out(part: Run, tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
-    """The tensors of a task's ordinary slot, from all that the run has trained."""
+    """Return the tensors of a task's ordinary slot, expanded from all tensors the run trained."""
     expander = make_expander(backbone.anatomy, part.spec.method, 1)
     own = Start(dict(tensors)).of(part.name)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def _own_result(part: Run, result: Result, tensors: dict[str, Tensor]) -> Result
 
 
 def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -> list[Trained]:
-    """Tasks of a finished run, by their names, as ordinary ones: from its folder and their own rows alone.
+    """Read tasks of a finished run by name as ordinary tasks, from its folder and their own rows alone.
 
     Refuses other rows or another backbone.
     """
@@ -117,7 +117,7 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
 
 
 def _read_finished(folder: Path) -> Result:
-    """The result of a finished run, with its weights."""
+    """Read the result of a finished run, with its weights."""
     result = read_result(folder)
     if result is None or not result.tensors:
         raise Missing(f"no trained weights in `{folder}`", "give the folder of a run that finished (runs/<id>)")
@@ -126,7 +126,7 @@ def _read_finished(folder: Path) -> Result:
 
 
 def _check_finite(result: Result) -> None:
-    # A run that diverges keeps the weights of a better epoch or none: those that are not finite were changed since.
+    # A diverged run keeps the weights of a better epoch, or none: non-finite weights were changed afterwards.
     for name, tensor in result.tensors.items():
         if not torch.isfinite(tensor).all():
             folder = Path(result.run_id) if result.folder is None else result.folder
@@ -145,7 +145,7 @@ def _check_backbone(folder: Path, name: str, backbone: Backbone) -> None:
 
 
 def _read_digests(folder: Path) -> list[str]:
-    """Read the digests of the rows of every task of a run, in order."""
+    """Read the digest of every task's rows, in order."""
     found = [path.with_suffix(DIGEST) for path in _find_parts(folder)]
     if not all(path.is_file() for path in found):
         raise Missing(
@@ -156,7 +156,7 @@ def _read_digests(folder: Path) -> list[str]:
 
 
 def read_parts(folder: Path) -> list[RunConfig]:
-    """The settings of every task of a run, which say where its rows were, in order."""
+    """Read the settings of every task of a run in order, which include where its rows were."""
     return [read_toml(path) for path in _find_parts(folder)]
 
 
@@ -168,7 +168,7 @@ def _find_parts(folder: Path) -> list[Path]:
 
 
 def read_lineage(folder: Path) -> Start:
-    """Read what a run started from, without the tensors, which are in its weights by now."""
+    """Read what a run started from, without tensors: its weights have them by now."""
     config = read_toml(folder / _SETTINGS)
     return Start() if config.joint.start is None else Start(lineage=({"run": config.joint.start},))
 
@@ -182,7 +182,7 @@ def read_method(folder: Path) -> MethodConfig:
 
 
 def find_run(name: str, store: Store) -> Path:
-    """The folder of a run of several tasks, by its id or by a task that it was published as: `cola`, `cola@1`."""
+    """Find the folder of a multi-task run by its id or by a task published from it: `cola`, `cola@1`."""
     folder = None if "@" in name else store.run_folder(name)
     if folder is not None and (folder / _SETTINGS).is_file():
         return folder
@@ -200,7 +200,7 @@ def find_run(name: str, store: Store) -> Path:
 
 
 def _find_published(name: str, store: Store) -> Manifest | None:
-    """Return the manifest of a task, or None where no task has that name; a named version must exist."""
+    """Return the manifest of a task, or None if no task has that name; a named version must exist."""
     try:
         return store.manifest(store.resolve(name))
     except UnknownName:
@@ -210,7 +210,7 @@ def _find_published(name: str, store: Store) -> Manifest | None:
 
 
 def _find_origin(name: str, published: Manifest, store: Store) -> Path:
-    """The folder of the run that a published task came from."""
+    """Find the folder of the run that a published task came from."""
     run_id, tasks = published.extra["joint"]["run"], published.extra["joint"]["tasks"]
     folder = store.run_folder(run_id)
     if not folder.is_dir():
@@ -231,13 +231,13 @@ def _check_settings(folder: Path) -> None:
 
 
 def find_joint_runs(runs: Path) -> list[str]:
-    """The ids of the runs of several tasks that have a folder there, with their settings."""
+    """Find the multi-task runs with a folder under `runs`: their ids and settings."""
     found = {path.parent.parent for path in runs.glob(f"*/{JOINT_TASKS}/000-*.toml")}
     return sorted(folder.name for folder in found if (folder / _SETTINGS).is_file())
 
 
 def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
-    """Return the start of new tasks on what a finished run's tasks share: fresh embeddings, or resembling ones.
+    """Return the start of new tasks on a finished run's shared parameters: fresh embeddings, or those of similar tasks.
 
     The head of a task goes along where the new one's labels are among its own.
     """

@@ -1,4 +1,4 @@
-"""The one way from settings to a version: make a run, train it, publish it, and say as data what it came to.
+"""The one way from settings to a version: make a run, train it, publish it, and report the result as data.
 
 `train_and_publish` does all of it for one task. The command line, the stream and others that do something in between
 call its steps: `prepare_run`, `fit`, `publish_result`, `report_run`.
@@ -27,8 +27,8 @@ from inlay.training.run.publish import publish
 from inlay.training.run.run import DIVERGED, Result, Run, Trained, is_finished, make_run, read_probe_head
 
 _TWICE = 2
-_LAST = 3  # epochs at the end that are held against as many before them
-_LEAST = 0.005  # a gain that is worth the time
+_LAST = 3  # last epochs that are compared with as many before them
+_LEAST = 0.005  # smallest gain worth the time
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PreparedRun:
     backbone: Backbone
     store: Store
     own_folder: Path | None = None
-    """the folder of its run folder, if that is not the store's `runs/`"""
+    """the parent of its run folder, if that is not the store's `runs/`"""
 
     @property
     def runs_folder(self) -> Path:
@@ -48,19 +48,19 @@ class PreparedRun:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run was trained to its end before."""
+        """Whether the run was already trained to its end."""
         return is_finished(self.runs_folder / self.run.id)
 
 
 @dataclass(frozen=True)
 class PublishedRun:
-    """A trained run and the version it became; None where publishing was not asked for."""
+    """A trained run and its published version; None if publishing was not asked for."""
 
     prepared: PreparedRun
     result: Result
     version: Version | None
     was_finished: bool = False
-    """whether it had been trained before, and its result was read back"""
+    """whether it had been trained before, so that its result was read back"""
 
 
 def train_and_publish(
@@ -113,7 +113,7 @@ def publish_result(
 
 
 def report_run(published: PublishedRun) -> dict[str, Any]:
-    """Return all that a trained run came to, as data: `inlay train --json` prints it."""
+    """Return the report on a trained run as data: `inlay train --json` prints it."""
     prepared, result, version = published.prepared, published.result, published.version
     run, store, task = prepared.run, prepared.store, prepared.run.task
     if version is not None:
@@ -125,7 +125,7 @@ def report_run(published: PublishedRun) -> dict[str, Any]:
             metrics["test"] = score_split(run, result, prepared.backbone, task.test)
     rising = find_rising(result.history, task.metric, len(task.dev))
     folder = prepared.runs_folder / result.run_id
-    curve = folder / "curve.png"  # of many runs, none is drawn
+    curve = folder / "curve.png"  # with many runs, no curve is drawn
     return {
         "task": task.name,
         "reference": None if version is None else version.reference,
@@ -150,7 +150,7 @@ def report_run(published: PublishedRun) -> dict[str, Any]:
 
 
 def _score_probe(prepared: PreparedRun, result: Result, metrics: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return split -> score of the linear probe that the run began with; None where it began with a fresh head."""
+    """Return split -> score of the linear probe that the run began with; None for a fresh head."""
     task = prepared.run.task
     first = next(iter(result.history), {})
     if first.get("stage") != PROBE:
@@ -163,7 +163,7 @@ def _score_probe(prepared: PreparedRun, result: Result, metrics: Mapping[str, An
 
 
 def _find_best(store: Store, version: Version) -> str | None:
-    """Return the task's version that is best on these dev rows; None where versions cannot be compared."""
+    """Return the task's version that is best on these dev rows; None if versions cannot be compared."""
     try:
         return store.resolve(f"{version.name}@best").reference
     except UnknownName:
@@ -181,7 +181,7 @@ class Rising:
 
 
 def find_rising(history: Sequence[Mapping[str, Any]], metric: str, num_dev: int) -> Rising | None:
-    """Return what more epochs would take, if the dev score rose over the last ones by more than chance; else None."""
+    """Return the cost of more epochs if the dev score still rose at the end by more than chance; else None."""
     trained = [line for line in history if not line.get("stage")]
     scores = [line["dev"][metric] for line in trained]
     if len(scores) < _TWICE * _LAST or not all(map(math.isfinite, scores)):
@@ -190,7 +190,7 @@ def find_rising(history: Sequence[Mapping[str, Any]], metric: str, num_dev: int)
     late, early = (sum(part) / _LAST for part in (scores[-_LAST:], scores[-_TWICE * _LAST : -_LAST]))
     is_number = not 0 <= max(scores, key=abs) <= 1  # an error on the targets' own scale
     least = _LEAST * abs(early) if is_number else max(_LEAST, 0.5 / math.sqrt(num_dev) / math.sqrt(_LAST))
-    # The rate falls to nothing at the end: who still gains there has more to gain.
+    # The learning rate falls to zero at the end: a run that still gains there has more to gain.
     if sign * (late - early) <= least:
         return None
     began = history[0]["seconds"] if history[0].get("stage") else 0.0
@@ -198,7 +198,7 @@ def find_rising(history: Sequence[Mapping[str, Any]], metric: str, num_dev: int)
 
 
 def report_task(item: Trained, backbone: Backbone, store: Store, *, publishes: bool) -> dict[str, Any]:
-    """Return what one task of a multi-task run came to, as data; with `publishes` it becomes a version first."""
+    """Return the report on one task of a multi-task run as data; with `publishes`, publish it first."""
     reference, test, rows = None, None, item.run.task.test
     if publishes:
         version = publish(item.run, item.result, backbone, store)

@@ -37,8 +37,8 @@ from inlay.training.run.start import Start
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
 _FEW_QUANTILES = (0.25, 0.75)
-_ANSWERED = 0.3  # of what training a row takes, answering it does, roughly
-_FULL_EPOCHS = 10  # of fine-tuning, where a run has none of its own
+_ANSWERED = 0.3  # time of answering a row, as a share of training on it, roughly
+_FULL_EPOCHS = 10  # epochs of fine-tuning, if a run has none of its own
 _DEV_SAMPLE = 128
 _FEW_DEV_ROWS = 48
 ANSWERED = 1 / 3
@@ -69,7 +69,7 @@ class RunPlan:
     num_train: int
     num_dev: int
     num_steps: int
-    """until it is measured, as if a row were one window"""
+    """number of steps; before the measurement, as if a row were one window"""
     inlay: Cost
     full: Cost
     frozen_norms: dict[str, str]
@@ -77,7 +77,7 @@ class RunPlan:
     totals: Totals
     """parameters as the papers count them"""
     max_together: int
-    """runs like this one that would train at a time"""
+    """largest number of such runs that would train at a time"""
     truncated_share: float | None = None
     token_budget: int | None = None
     """tokens of a forward pass that fit in the memory that is free now"""
@@ -87,7 +87,7 @@ class RunPlan:
         return self.inlay.trained_parameters / self.backbone_parameters
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as data."""
+        """Return the plan as data."""
         return {
             **dataclasses.asdict(self),
             "trained_share": self.trained_share,
@@ -96,7 +96,7 @@ class RunPlan:
 
 
 def count_plan(run: Run, backbone: Backbone) -> RunPlan:
-    """Count what needs shapes only: no step is taken and no text is tokenised."""
+    """Count everything that follows from shapes: no step is taken and no text is tokenised."""
     items = run.spec.layout(backbone.anatomy)
     by_part: dict[str, int] = {}
     for item in items:
@@ -119,7 +119,7 @@ def count_plan(run: Run, backbone: Backbone) -> RunPlan:
 
 
 def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> RunPlan:
-    """Count, take a few steps on throw-away slots, and estimate. The backbone is as before afterwards."""
+    """Count, take a few steps on temporary slots, and estimate. Afterwards the backbone is as before."""
     counted = count_plan(run, backbone)
     with _rehearsal(run, backbone, checkpointing=checkpointing) as cohort:
         (member,) = cohort.members[0].parts
@@ -153,7 +153,7 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> R
 
 @contextmanager
 def _rehearsal(run: Run, backbone: Backbone, *, checkpointing: bool) -> Iterator[Cohort]:
-    """A cohort of a run on throw-away slots; the generators are as before after it."""
+    """Yield a cohort of a run on temporary slots; afterwards the generators are as before."""
     budget = TOKEN_BUDGET[backbone.device.type]
     settings = CohortSettings(budget, _count_threads(backbone), 1, checkpointing=checkpointing)
     devices = [backbone.device] if backbone.device.type == "cuda" else []
@@ -161,7 +161,7 @@ def _rehearsal(run: Run, backbone: Backbone, *, checkpointing: bool) -> Iterator
         free_bytes = available_bytes(backbone.device)
         cohort = Cohort([run], backbone, settings)
         cohort.use_budget(find_budget(cohort, free_bytes))
-        # With nothing kept, a step computes the layers that are otherwise computed once: both can be timed.
+        # Without a cache, a step also computes the layers that are otherwise computed once: both can be timed.
         cohort.reuse(FrozenCache(backbone, Path(tempfile.gettempdir()), limits=Limits(0, 0)))
         yield cohort
 
@@ -171,19 +171,19 @@ class Durations:
     """Seconds that the parts of a run take."""
 
     setup: float
-    """until the first step: slots, tokens"""
+    """time before the first step: slots, tokens"""
     once: float
-    """frozen layers of all texts, where they are reused"""
+    """time of the frozen layers of all texts, if they are cached"""
     epoch: float
-    """steps over all training rows, without what is computed once"""
+    """time of the steps over all training rows, without the cached layers"""
     dev: float
-    """scoring the dev rows"""
+    """time of scoring the dev rows"""
     probe: float
-    """answering the training rows, which a linear probe is fitted to"""
+    """time of answering the training rows for the linear probe"""
 
 
 def measure_durations(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> Durations:
-    """Measure the parts of a run with fewer steps than a plan takes: this time is missing in training."""
+    """Measure the parts of a run with fewer steps than a plan takes, since it costs training time."""
     began = time.perf_counter()
     with _rehearsal(run, backbone, checkpointing=checkpointing) as cohort:
         setup = time.perf_counter() - began
@@ -211,7 +211,7 @@ def _count_threads(backbone: Backbone) -> int:
 
 @dataclass(frozen=True)
 class StepCost:
-    """The cost of a run's steps: seconds for each, and for each character of its texts; memory at most."""
+    """The cost of a run's steps: seconds per step and per character of its texts, and peak memory."""
 
     seconds_a_step: float
     seconds_a_character: float
@@ -219,7 +219,7 @@ class StepCost:
 
 
 def measure_step_cost(run: AnyRun, backbone: Backbone, *, checkpointing: bool = False) -> StepCost:
-    """The cost of a run's steps, from one or two over a few of its rows.
+    """Measure the cost of a run's steps, from one or two steps over a few of its rows.
 
     Only those rows are read, so that it takes a moment for any run. On a CPU time goes with tokens, and beside them
     with the parameters that a step updates: two small steps tell both apart. A GPU is shown a batch.
@@ -231,14 +231,14 @@ def measure_step_cost(run: AnyRun, backbone: Backbone, *, checkpointing: bool = 
         found = [_time_steps(_shrink(run, size, num_warm + num_timed), backbone, settings) for size in sizes]
     (seconds, characters), (less, fewer) = found[-1], found[0]
     slope = (seconds - less) / (characters - fewer) if characters > fewer else 0.0
-    if slope <= 0:  # one size, or noise: in proportion
+    if slope <= 0:  # one size only, or noise: assume proportion
         slope = seconds / max(characters, 1.0)
     return StepCost(max(0.0, seconds - slope * characters), slope, peak_memory_bytes(backbone.device))
 
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """A task of a run of several."""
+    """The plan of one task of a multi-task run."""
 
     name: str
     kind: str
@@ -246,14 +246,14 @@ class TaskPlan:
     num_train: int
     num_dev: int
     drawn_share: float
-    """share of the steps, or of their rows where batches are mixed, over all epochs"""
+    """share of the steps (or of their rows, if batches are mixed) over all epochs"""
     own_parameters: int
-    """trained for it alone"""
+    """parameters trained for this task alone"""
 
 
 @dataclass(frozen=True)
 class JointPlan:
-    """The cost of a run of several tasks; time and memory are None until they are measured."""
+    """The cost of a multi-task run; time and memory are None until they are measured."""
 
     run_id: str
     tasks: tuple[TaskPlan, ...]
@@ -270,12 +270,12 @@ class JointPlan:
     memory_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as data."""
+        """Return the plan as data."""
         return {**dataclasses.asdict(self), "totals": self.totals.to_json()}
 
 
 def count_joint(run: JointRun, backbone: Backbone) -> JointPlan:
-    """Count what needs shapes only: no step is taken."""
+    """Count everything that follows from shapes: no step is taken."""
     is_frozen = run.config.joint.trained == "task"
     items = run.layout(backbone.anatomy)
     shared = sum(item.num_parameters for item in items if item.is_shared)
@@ -324,12 +324,12 @@ def plan_joint(run: JointRun, backbone: Backbone, *, checkpointing: bool = False
     return dataclasses.replace(counted, seconds=seconds, memory_bytes=memory_bytes)
 
 
-# Device -> rows of the steps that are measured, steps before them that warm up, steps that are timed.
+# Device -> rows of a measured step, warm-up steps, timed steps.
 _MEASURED = {"cpu": ((1, 4), 1, 1), "cuda": ((32,), 3, 5)}
 
 
 def _time_steps(run: AnyRun, backbone: Backbone, settings: CohortSettings) -> tuple[float, float]:
-    """Seconds of a step, and the characters of its texts."""
+    """Return the seconds of a step, and the characters of its texts."""
     _, num_warm, num_timed = _MEASURED[backbone.device.type]
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
         cohort = Cohort([run], backbone, settings)
@@ -341,7 +341,7 @@ def _time_steps(run: AnyRun, backbone: Backbone, settings: CohortSettings) -> tu
 
 
 def _shrink(run: AnyRun, num_rows: int, num_steps: int) -> AnyRun:
-    """A run of so few steps over so few rows; what it would start from makes no step longer."""
+    """Return a copy of the run with few steps over few rows and a fresh start, which changes no step's time."""
     parts = [_cut(part, num_rows, num_steps) for part in run.parts]
     if not isinstance(run, JointRun):
         return parts[0]
@@ -351,7 +351,7 @@ def _shrink(run: AnyRun, num_rows: int, num_steps: int) -> AnyRun:
 
 
 def _cut(run: Run, most: int, num_steps: int) -> Run:
-    """A run of so many steps over a few rows, evenly chosen by length."""
+    """Return a copy of the run with `num_steps` steps over a few rows, evenly chosen by length."""
     train, dev = run.task.train, run.task.dev
     lengths = [len(text) for text in train.texts]
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
@@ -365,14 +365,14 @@ def _cut(run: Run, most: int, num_steps: int) -> Run:
 
 
 def _count_characters(run: Run) -> int:
-    """Count the characters of the training texts, as far as they are read: four to a token."""
+    """Count the characters of the training texts, cut to what is read: four to a token."""
     seconds, most = run.task.train.pairs or [""] * run.num_rows, 4 * run.max_length
     most *= 2 if run.spec.head.has_towers else 1
     return sum(min(len(a) + len(b), most) for a, b in zip(run.task.train.texts, seconds, strict=True))
 
 
 class _Steps:
-    """Time per epoch from a few steps: time goes with padded tokens, so batches of several widths are measured."""
+    """Time per epoch, estimated from steps of several widths: time grows with padded tokens."""
 
     def __init__(self, member: Member, quantiles: Sequence[float]) -> None:
         train = member.run.config.train
@@ -383,13 +383,13 @@ class _Steps:
         self.sample = sorted({int(order[int(q * (len(order) - 1))]) for q in quantiles})
 
     def estimate(self, step: Callable[[int], float]) -> float:
-        step(self.heaviest)  # warms up, and shows the largest memory
+        step(self.heaviest)  # a warm-up step, which also shows the peak memory
         seconds = np.array([step(cursor) for cursor in self.sample])
         tokens = self.tokens[self.sample]
         if len(set(tokens)) < 2:
             return float(seconds.mean() * len(self.tokens))
         slope, base = np.polyfit(tokens, seconds, 1)
-        if slope <= 0:  # it goes with the number of steps alone, or noise hides more
+        if slope <= 0:  # time grows with the number of steps alone, or noise hides more
             slope, base = 0.0, seconds.mean()
         elif base < 0:  # noise: fall back on proportion
             slope, base = seconds.sum() / tokens.sum(), 0.0
@@ -402,13 +402,13 @@ def _step_at(cohort: Cohort, member: Member, cursor: int, device: torch.device) 
 
 
 def _prefix_at(member: Member, cursor: int, device: torch.device) -> float:
-    """Seconds for the layers of a batch that are computed once; none if there are none."""
+    """Return the seconds of the cached layers of a batch; 0 if nothing is cached."""
     member.progress.cursor = cursor
     return _timed(lambda: member.prefixes(member.next_batch()), device) if member.is_reusing else 0.0
 
 
 def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
-    """One step of fine-tuning a copy of the whole backbone, on the same batch."""
+    """Return a function that times one step of fine-tuning a copy of the whole backbone."""
     model = copy.deepcopy(backbone.model).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 
@@ -428,7 +428,7 @@ def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
 
 
 def _measure_dev(cohort: Cohort, member: Member, most: int) -> float:
-    """Seconds to score the dev rows once, from an even sample of at most so many."""
+    """Estimate the seconds of scoring all dev rows, from an even sample of at most `most`."""
     chosen = np.unique(np.linspace(0, len(member.dev.ids) - 1, min(most, len(member.dev.ids))).astype(int))
     rows = make_rows(map(member.dev.window, chosen.tolist()), member.slot)
     seconds = _timed(lambda: infer(cohort.bank, rows), cohort.backbone.device)

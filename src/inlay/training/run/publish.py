@@ -1,4 +1,4 @@
-"""Publishing: what a run trained becomes an immutable version, with probes that prove it later."""
+"""Publishing: a trained run becomes an immutable version, with probes that prove it later."""
 
 from __future__ import annotations
 
@@ -83,22 +83,22 @@ def publish(
 
 
 def _spelling(run: Run) -> dict[str, Any]:
-    """Whether spellings of a label are one, where they are: rows to judge it by are read so too."""
+    """Return the manifest's entry for merged spellings of labels, if they were merged: later rows are read alike."""
     return {"merge_labels": True} if run.config.data.merge_labels else {}
 
 
 def _lineage(run: Run) -> dict[str, Any]:
-    """The versions a run started from; nothing where it started fresh."""
+    """Return the manifest's entry for the versions a run started from; empty for a fresh start."""
     return {"from": list(run.start.lineage)} if run.start.lineage else {}
 
 
 def _origin(run: Run) -> dict[str, Any]:
-    """The run of several tasks that it was one of."""
+    """Return the manifest's entry for the multi-task run it was part of; empty if there is none."""
     return {"joint": dict(run.origin)} if run.origin else {}
 
 
 def describe_backbone(backbone: Backbone) -> dict[str, Any]:
-    """Return what a version keeps of the backbone it was trained on."""
+    """Return the manifest's entry for the backbone of a version."""
     return {
         "name": backbone.name,
         "fingerprint": backbone.fingerprint,
@@ -140,7 +140,7 @@ def _sidecar(result: Result) -> dict[str, Any]:
 
 
 def current_commit() -> str:
-    """The commit of the Inlay checkout in use, or "" where it runs from an installed package."""
+    """Return the commit of the Inlay checkout in use, or "" for an installed package."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()

@@ -50,12 +50,12 @@ AnyRun: TypeAlias = "Run | JointRun"
 
 FINISHED, STOPPED_EARLY, DIVERGED = "finished", "stopped-early", "diverged"
 JOINT_TASKS = "tasks"
-"""The folder within that of a run of several tasks that has the settings of each."""
+"""The folder inside a multi-task run's folder with the settings of each task."""
 DIGEST = ".digest"
-"""How the file beside such settings is called that says which rows the task had."""
+"""The suffix of the file beside a task's settings that holds the digest of its rows."""
 WEIGHTS = "best.safetensors"
 PROBE_HEAD = "probe.safetensors"
-"""The head that a run began with, where that is a linear probe."""
+"""The file with the head that a run began with, if that was a linear probe."""
 _FINGERPRINT = "fingerprint"
 
 
@@ -69,7 +69,7 @@ class Run:
     fingerprint: str
     start: Start = field(default_factory=Start)
     origin: Mapping[str, Any] = field(default_factory=dict)
-    """the run of several tasks that it was one of: its id, method and tasks"""
+    """the multi-task run that it was part of: its id, method and tasks"""
     notes: tuple[str, ...] = ()
     """notes for its user on how it reads the backbone"""
 
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def parts(self) -> tuple[Run, ...]:
-        """Its tasks, a run each: this one alone."""
+        """The runs of its tasks; a run of one task has itself."""
         return (self,)
 
     @property
@@ -119,10 +119,10 @@ class Run:
 
 
 def count_steps(num_rows: int, train: TrainConfig) -> int:
-    """The steps of a run over so many rows (or windows), by the rule of `train.steps`."""
+    """Return the steps of a run over so many rows (or windows), by the rule of `train.steps`."""
     if not train.num_epochs:
         return 0
-    if train.steps == "bert":  # whose batches go on across epochs: none is smaller than the others
+    if train.steps == "bert":  # batches go on across epochs, so none is smaller than the others
         return max(1, num_rows * train.num_epochs // train.batch_size)
     return -(-num_rows // train.batch_size) * train.num_epochs
 
@@ -135,7 +135,7 @@ class Result:
     status: str
     best_epoch: int
     dev_metric: float | None
-    """score by the task's metric at the best epoch; None if the run diverged before it finished one"""
+    """score by the task's metric at the best epoch; None if the run diverged before its first epoch ended"""
     history: list[dict[str, Any]]
     seconds: float
     peak_memory_bytes: int
@@ -145,16 +145,16 @@ class Result:
 
     @property
     def dev_metrics(self) -> dict[str, float]:
-        """All dev metrics of the best epoch; empty if no epoch was ever finished."""
+        """All dev metrics of the best epoch; empty if no epoch ended."""
         return self._best.get("dev", {})
 
     @property
     def unpredicted(self) -> tuple[str, ...]:
-        """Labels that dev rows have and none was answered with at the best epoch."""
+        """Labels of dev rows that were never predicted at the best epoch."""
         return tuple(self._best.get("unpredicted", ()))
 
     def spec(self, run: Run) -> SlotSpec:
-        """Return the run's slot, with what its head got from the dev rows of the best epoch."""
+        """Return the run's slot, with the head settings that were fitted on the dev rows of the best epoch."""
         return dataclasses.replace(run.spec, head=dataclasses.replace(run.spec.head, **self._best.get("head", {})))
 
     @property
@@ -267,7 +267,7 @@ def _resolve_pairs(
 
 
 def _find_towers_obstacle(task: Task, train: TrainConfig, backbone: Backbone) -> tuple[str, str] | None:
-    """Why the texts of the task's rows cannot be read apart, and what to do instead; None if they can."""
+    """Return why a task's two texts cannot be read apart, and a hint; None if they can."""
     leave_out = "leave out `data.pairs`"
     if backbone.is_seq2seq:
         return f"`{backbone.name}` writes its answers to one text", f"use an encoder, or {leave_out}"
@@ -299,7 +299,7 @@ def _make_head(task: Task, train: TrainConfig, pairs: str) -> HeadSpec:
 
 
 def _check_texts(task: Task, texts: Sequence[str], backbone: Backbone) -> None:
-    """Refuse texts that the backbone cannot tell apart: their tokens are the same, or stand for whatever has none."""
+    """Refuse texts that the backbone cannot tell apart: their tokens are equal, or all unknown."""
     known: dict[tuple[int, ...], str] = {}
     for text in texts:
         tokens = tuple(backbone.tokenizer(text)["input_ids"])
@@ -314,7 +314,7 @@ def _check_texts(task: Task, texts: Sequence[str], backbone: Backbone) -> None:
 
 
 def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dict[str, Any]:
-    """The settings of answers that are written; refuses them, and tasks, where they do not go with the backbone."""
+    """Return the settings of generated answers; refuse settings and tasks that do not fit the backbone."""
     is_free_text = find_head(task.kind).reads == "nothing"
     if backbone.is_seq2seq and KINDS[task.kind].spell_answers is None:
         known = ", ".join(name for name, kind in KINDS.items() if kind.spell_answers is not None)
@@ -341,7 +341,7 @@ def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dic
 
 
 def _resolve_pooling(config: TrainConfig, backbone: Backbone, *, takes_noise: bool) -> str:
-    """A trained copy of the pooler reads what the pooler reads: the first token."""
+    """Resolve the pooling. A trained copy of the pooler reads what the pooler reads: the first token."""
     if config.hidden != "pooler":
         return backbone.resolve_pooling(config.pooling, takes_noise=takes_noise)
     backbone.resolve_pooling("pooler", takes_noise=True)  # refuses a backbone that has none
@@ -353,12 +353,12 @@ def _resolve_pooling(config: TrainConfig, backbone: Backbone, *, takes_noise: bo
     return "cls"
 
 
-# What was said of a task's texts, by the fingerprint of the backbone that reads them: many runs share a task.
+# Notes on a task's texts, by the backbone's fingerprint: many runs share a task.
 _SAID: WeakKeyDictionary[Task, dict[str, list[str]]] = WeakKeyDictionary()
 
 
 def _describe_texts(task: Task, backbone: Backbone) -> list[str]:
-    """Whether the backbone's tokenizer knows what the training texts are made of."""
+    """Return notes on characters of the training texts that the backbone's tokenizer does not know."""
     said = _SAID.setdefault(task, {})
     if backbone.fingerprint not in said:
         said[backbone.fingerprint] = describe_unknown(backbone.tokenizer, task.train, backbone.name)
@@ -366,7 +366,7 @@ def _describe_texts(task: Task, backbone: Backbone) -> list[str]:
 
 
 def _describe_reading(config: TrainConfig, head: HeadSpec, backbone: Backbone) -> Iterator[str]:
-    """Yield notes: what a head reads where its user did not say it, and why; or that its pooler is noise."""
+    """Yield notes on what a head reads by default, and why; or that its pooler is untrained."""
     if not head.reads_rows or head.is_written:
         return
     noise = f"`{backbone.name}`'s pooler was never trained: {backbone.pooler_noise}"
@@ -379,7 +379,7 @@ def _describe_reading(config: TrainConfig, head: HeadSpec, backbone: Backbone) -
 
 
 def write_start(folder: Path, run: AnyRun) -> None:
-    """Put a run's settings in its folder, before its first step; of several tasks, those of each too."""
+    """Write a run's settings to its folder before its first step; for several tasks, each task's too."""
     folder.mkdir(parents=True, exist_ok=True)
     if run.parts != (run,):
         (folder / JOINT_TASKS).mkdir(exist_ok=True)
@@ -388,28 +388,28 @@ def write_start(folder: Path, run: AnyRun) -> None:
             write_atomically(path, write_toml(part.config).encode())
             write_atomically(path.with_suffix(DIGEST), f"{part.task.digest}\n".encode())
     write_atomically(folder / "config.toml", write_toml(run.config).encode())
-    # The name in the settings is a path or a word; what it stood for then, only this can say.
+    # The backbone's name in the settings is a path or an alias; the fingerprint says which weights it meant.
     write_atomically(folder / _FINGERPRINT, f"{run.parts[0].fingerprint}\n".encode())
 
 
 def read_fingerprint(folder: Path) -> str:
-    """Read the fingerprint of the backbone a run was trained on; empty in a folder from before it was kept."""
+    """Read the fingerprint of the backbone a run was trained on; "" in folders from before it was written."""
     path = folder / _FINGERPRINT
     return path.read_text(encoding="utf8").strip() if path.is_file() else ""
 
 
 def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
-    """The metrics file, a line per epoch. Written whole, so that a resumed run never repeats a line."""
+    """Write the metrics file, a line per epoch. It is written whole, so that a resumed run never repeats a line."""
     write_atomically(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history).encode())
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Tensors as safetensors, whole or not at all."""
+    """Write tensors as safetensors, whole or not at all."""
     write_atomically(path, encode_tensors(dict(sorted(tensors.items()))))
 
 
 def write_result(folder: Path, result: Result) -> None:
-    """The mark of a finished run: everything else is on disk before it."""
+    """Write the result, which marks a finished run: everything else is on disk before it."""
     content = {
         "run": result.run_id,
         "status": result.status,
@@ -424,7 +424,7 @@ def write_result(folder: Path, result: Result) -> None:
 
 
 def read_probe_head(folder: Path) -> dict[str, Tensor]:
-    """The head that a run began with as a linear probe; nothing where it began fresh."""
+    """Read the head that a run began with as a linear probe; empty if it began fresh."""
     path = folder / PROBE_HEAD
     try:
         return decode_tensors(path.read_bytes()) if path.is_file() else {}
@@ -433,18 +433,18 @@ def read_probe_head(folder: Path) -> dict[str, Tensor]:
 
 
 def is_finished(folder: Path) -> bool:
-    """Whether a run's folder has its result, which is written last."""
+    """Tell whether a run's folder has its result, which is written last."""
     return (folder / "result.json").is_file()
 
 
 def read_result(folder: Path) -> Result | None:
-    """The result of a finished run, or None if it is not finished; refuses files that are not as the run wrote them."""
+    """Read the result of a finished run; None if it is not finished. Refuse files that changed since."""
     if not is_finished(folder):
         return None
     path = folder / "result.json"
     try:
         tensors = decode_tensors((folder / WEIGHTS).read_bytes())
-    except FileNotFoundError:  # dropped, perhaps this moment by another process
+    except FileNotFoundError:  # dropped, perhaps just now by another process
         tensors = {}
     except SafetensorError as error:
         raise damaged(folder / WEIGHTS, f"not a safetensors file: {error}") from None
@@ -459,7 +459,7 @@ def read_result(folder: Path) -> Result | None:
 
 
 def damaged(path: Path, reason: str) -> StoreDamaged:
-    """The error of a run's file that is not as the run wrote it."""
+    """Return the error for a run's file that changed since the run wrote it."""
     # A folder with a result is not trained again, so the folder has to go first.
     return StoreDamaged(
         f"{path}: {reason}", f"restore it from a copy, or delete `{path.parent}` and train the run again"
@@ -468,19 +468,19 @@ def damaged(path: Path, reason: str) -> StoreDamaged:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run read back: what it was, what it came to."""
+    """A finished run read back, with its result."""
 
     run: Run
     result: Result
 
     @property
     def spec(self) -> SlotSpec:
-        """The run's slot, with what its head got from the dev rows."""
+        """The run's slot, with the head settings fitted on dev rows."""
         return self.result.spec(self.run)
 
 
 def read_trained(folder: Path, task: Task, backbone: Backbone) -> Trained:
-    """A finished run's best weights and what they are of; refuses a folder of other rows or another backbone."""
+    """Read a finished run with its best weights; refuse a folder of other rows or another backbone."""
     result = read_result(folder)
     if result is None or not result.tensors:
         raise Missing(f"no trained weights in `{folder}`", "give the folder of a run that finished (runs/<id>)")
@@ -490,6 +490,6 @@ def read_trained(folder: Path, task: Task, backbone: Backbone) -> Trained:
             f"run `{result.run_id}` was not trained on these rows of `{task.name}` with backbone `{backbone.name}`",
             f"its config says task `{config.task}` on `{config.backbone}`: load that task and that backbone, unchanged",
         )
-    # Its start is in the weights by now; the versions it came from may be gone.
+    # The start is in the weights by now; the source versions may be gone.
     fresh = dataclasses.replace(config, train=dataclasses.replace(config.train, start=()))
     return Trained(dataclasses.replace(make_run(task, fresh, backbone, is_trained=True), config=config), result)

@@ -30,8 +30,8 @@ _SCALE = (
     "thresholds",
 )  # what of a head its own data decided
 _FREE = ("init_std",)  # what of a method may differ: with any other setting the same numbers would mean something else
-_OUTPUTS = {*head_part.OUTPUTS}  # matrices of a head with a row for each output
-_INHERITED = ("pooling", "hidden", "features")  # what of a head is a setting of training
+_OUTPUTS = {*head_part.OUTPUTS}  # tensors of a head with a row for each output
+_INHERITED = ("pooling", "hidden", "features")  # settings of a head that are settings of training
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class StartSource:
 
     @property
     def label(self) -> str:
-        """The name of the source in a resolved run: the reference, and which content that was."""
+        """The name of the source in a resolved run: its reference, and the first digits of its digest."""
         return f"{self.version.reference}:{self.version.digest[:_DIGITS]}"
 
 
@@ -58,23 +58,23 @@ class Start:
     """reference and digest of every source"""
     notes: tuple[str, ...] = ()
     backbone: str = ""
-    """the backbone of the multi-task run that these tensors come from, if they do"""
+    """the backbone of the multi-task run that these tensors come from; "" if there is none"""
     fingerprint: str = ""
-    """fingerprint of that backbone; empty where the run's folder does not say it"""
+    """fingerprint of that backbone; "" if the run's folder does not have it"""
 
     def of(self, task: str) -> dict[str, Tensor]:
-        """Return the tensors a task's slot begins with: those all tasks of its run share, and its own."""
+        """Return the tensors a task's slot begins with: those shared by all tasks of its run, and its own."""
         common = {name: tensor for name, tensor in self.tensors.items() if "/" not in name}
         own = f"{task}/"
         return common | {n.removeprefix(own): tensor for n, tensor in self.tensors.items() if n.startswith(own)}
 
 
 def inherit(start: Sequence[str], store: Store) -> RunConfig:
-    """The defaults with the method, and the way the backbone is read, of the first version a run starts from."""
+    """Return the defaults, with the method and the pooling of the first version that a run starts from."""
     manifest = store.manifest(_resolve(start[0], store))
     spec = _read_spec(manifest)
     choices = {item.name: item.metadata["choices"] for item in dataclasses.fields(TrainConfig)}
-    # A head on tokens pools nothing: then the new task's pooling is what suits the backbone.
+    # A head on tokens pools nothing: then the new task uses the backbone's default pooling.
     reading = {name: value for name in _INHERITED if (value := getattr(spec.head, name)) in choices[name]}
     return RunConfig(method=spec.method.as_config(), train=TrainConfig(**reading))
 
@@ -82,7 +82,7 @@ def inherit(start: Sequence[str], store: Store) -> RunConfig:
 def load_sources(
     start: Sequence[str], store: Store | None, backbone: Backbone, method: MethodConfig
 ) -> list[StartSource]:
-    """The versions named in `start`, read and checked: on this backbone, with `method`, alike, none of them twice."""
+    """Read the versions named in `start`, and check that they fit this backbone, `method` and each other."""
     if start and store is None:
         raise BadConfig(f"`train.start` is `{', '.join(start)}`, but there is no store", "give one: `store=Store()`")
     sources: list[StartSource] = []
@@ -103,7 +103,7 @@ def load_sources(
 
 
 def check_method(method: MethodConfig, its: MethodConfig | ResolvedMethod, reference: str) -> None:
-    """Refuse to start from a version of another method, before the other settings are taken for this one's."""
+    """Refuse to start from a version of another method, before its other settings are read as this one's."""
     if method.name != its.name:
         raise _unlike("name", method.name, its.name, reference)
 
@@ -132,12 +132,12 @@ def make_start(sources: Sequence[StartSource], spec: SlotSpec, task: Task, backb
 
 
 def reads_alike(mine: TrainConfig, its: TrainConfig) -> bool:
-    """Whether heads of two runs read the backbone in the same way, as far as settings say it."""
+    """Tell whether the heads of two runs read the backbone in the same way, as far as their settings show."""
     return all(getattr(mine, name) == getattr(its, name) for name in _INHERITED)
 
 
 def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[str, Tensor]:
-    """The head of a trained task for a new one, row by row: a label begins as the one that means the same.
+    """Build a new task's head from a trained task's rows: each label begins as the label of the same meaning.
 
     `own` has the tensors of the trained task and `its` its labels, as it was resolved. Labels mean the same where the
     same is written for them, their names or what `data.answers` says. Nothing, if one of the new task has no such row.
@@ -158,7 +158,7 @@ def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[st
 
 
 def _read_spec(manifest: Manifest) -> SlotSpec:
-    """Read the slot of a version, with every setting there is now."""
+    """Read the slot of a version, with defaults for settings it does not have yet."""
     return SlotSpec.from_stored(manifest.method, manifest.head)
 
 
@@ -185,7 +185,7 @@ def _check_backbone(source: StartSource, backbone: Backbone) -> None:
 
 
 def _check_alike(first: StartSource, other: StartSource) -> None:
-    """A mean has a sense only where the same numbers stand for the same things."""
+    """Refuse to average versions whose tensors mean different things."""
     unlike = _differences(first.spec.method, other.spec.method, ignored=_FREE)
     if unlike:
         name, mine, its = unlike[0]
@@ -212,7 +212,7 @@ def _differences(
 
 
 def _why_fresh_head(source: StartSource, head: HeadSpec, task: Task) -> str | None:
-    """Why the source's head would mean something else here, or None."""
+    """Return why the source's head would mean something else here, or None."""
     manifest, reference = source.manifest, source.version.reference
     if manifest.kind != task.kind:
         return f"`{reference}` is of the kind {manifest.kind}, this task {task.kind}"
@@ -225,7 +225,7 @@ def _why_fresh_head(source: StartSource, head: HeadSpec, task: Task) -> str | No
 
 
 def _rescaled(source: StartSource, head: HeadSpec) -> dict[str, Tensor]:
-    """The source's tensors, its head giving numbers on this task's scale: the same answers as before."""
+    """Return the source's tensors with its head rescaled to this task's numbers: the same answers as before."""
     own, tensors = source.spec.head, dict(source.tensors)
     if own.kind == head.kind and find_head(head.kind).is_scaled and not head.is_written:
         for name in _OUTPUTS & tensors.keys():

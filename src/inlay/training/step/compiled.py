@@ -61,27 +61,26 @@ from inlay.training.step.losses import (
 from inlay.training.step.updates import SlotUpdate, StepStats
 
 BACKEND: Callable[..., Any] = rewrite.inductor
-"""What compiles; a test counts with one of its own."""
+"""the compiler backend; a test replaces it by one that counts"""
 MOST_GRAPHED = 65536
-"""Tokens of a captured step at most: beyond, launches are no cost worth the memory a capture holds."""
+"""Largest captured step, in tokens. Above it launch overhead is small and the graph's memory is not."""
 MOST_EMBEDDED = 3072
-"""Tokens of a captured step at most where the embeddings are trained: torch sorts the gradients of more, and waits."""
+"""The same if embeddings are trained: torch sorts larger gradients, and waits for the device."""
 _NUM_BY_SLOT = 7
-"""what a step knows of a slot's head: kind, pooling, outputs, dropout, whether it has a layer more and its dropout, how
-far targets are smoothed"""
+"""numbers a step needs of each slot's head: kind, pooling, outputs, dropout, hidden layer, its dropout, smoothing"""
 
 
 def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
-    """Whether programs can step these runs, which have one structure."""
+    """Tell whether compiled programs can step these runs, which have one structure."""
     specs = [member.run.spec for member in members]
     are_known = bank.backbone.is_seq2seq or all(has_batched_loss(spec.head) for spec in specs)
-    if any(member.progress.stage == CONTRAST for member in members):  # rows that are held against each other
+    if any(member.progress.stage == CONTRAST for member in members):  # its loss compares the rows of a whole batch
         return False
     return are_known and has_programs(bank.backbone, specs[0].method)
 
 
 def has_programs(backbone: Backbone, method: ResolvedMethod) -> bool:
-    """Whether steps are compiled here: packed rows on a device with kernels, and nothing that sees a batch whole."""
+    """Tell whether steps can be compiled: packed rows, a device with kernels, and no batch norm."""
     return launch.is_available(backbone.device) and backbone.packs and method.inner_norm != "batch"
 
 
@@ -102,11 +101,11 @@ class Program:
         self._there = torch.zeros_like(self._host, device=device)
         targets, weights, labels, marks, columns, by_slot = self._there.split(self._sizes)
         self.targets_B, self.weights_B = targets, weights
-        """a class or a number of each row, and how much it counts; 0 for rows of padding"""
+        """the class or number of each row, and its weight; 0 for padding rows"""
         self.labels_BL = labels.view(num_rows, num_labels)
-        """which labels apply, for heads that give several"""
+        """which labels apply, for heads of several labels"""
         self.marks_N2 = marks.view(-1, 2)
-        """targets of tokens, for heads that read them; else none"""
+        """targets of tokens, for heads that read tokens; else empty"""
         self.columns_CS = columns.view(num_columns, num_slots)
         self.kinds_S, self.poolings_S, self.num_outputs_S, *rest = by_slot.view(_NUM_BY_SLOT, num_slots)
         self.dropout_S, self.has_hidden_S, self.hidden_dropout_S, self.smoothing_S = rest
@@ -114,10 +113,10 @@ class Program:
         """losses and norms of the last step"""
         self.graph: Any = None
         self.layout_key: Any = None
-        """the bank's when it was computed first: with another, tensors lie at other addresses"""
+        """the bank's layout key at the first computation: with another one, tensors lie at other addresses"""
 
     def fill(self, ready: Prepared, by_slot: np.ndarray) -> None:
-        """Write a step's rows and what is known of each slot; no copy waits."""
+        """Copy a step's rows and its slots' settings into the fixed inputs; no copy waits for the device."""
         numbers = ready.numbers
         self.rung.fill(ready.rows)
         if self.batch.prefix is not None:
@@ -132,21 +131,21 @@ class Prepared:
     """A step laid out on the host."""
 
     key: tuple[tuple[str, int, int, int], ...]
-    """(run, slot, epoch, cursor) of every run it is for"""
+    """(run, slot, epoch, cursor) of every run in the step"""
     program: Program
     rows: np.ndarray
     numbers: np.ndarray
     """float32: targets, weights and labels of the rows, marks of the tokens"""
     states: list[Tensor]
-    """what is known of each row's lower layers [T, D]; empty if nothing is"""
+    """the cached states of each row's lower layers [T, D]; empty if nothing is cached"""
     answers: np.ndarray | None = None
-    """int32: what is to be written, where that is what is learned"""
+    """int32: the target answers, on a seq2seq backbone"""
 
     def write_states(self, into_ND: Tensor) -> None:
-        """Lay the states end to end; padding keeps what was there."""
+        """Copy the states end to end into the input; padding keeps old values."""
         num_tokens = sum(map(len, self.states))
         pieces = self.states
-        if len({piece.device for piece in pieces}) > 1:  # some are kept on the GPU, some in the host's memory
+        if len({piece.device for piece in pieces}) > 1:  # some are cached on the GPU, some in the host's memory
             pieces = [piece.to(into_ND.device, non_blocking=True) for piece in pieces]
         into_ND[:num_tokens].copy_(torch.cat(pieces), non_blocking=True)
 
@@ -155,14 +154,14 @@ class CompiledStepper(Stepper):
     """Steps as compiled programs, one for each rung that occurs."""
 
     doing = "compiling"
-    """what takes its time when a rung occurs first"""
+    """the verb of the notice when a rung occurs first"""
 
     def __init__(self, bank: Bank, slot_update: SlotUpdate, token_budget: int) -> None:
         super().__init__(bank, slot_update, token_budget)
         self._programs: dict[tuple[Any, ...], Program] = {}
         self._next: Prepared | None = None
         self._dealt: tuple[Any, list[list[Member]]] = ((), [])
-        """who is stepped together in the step that was laid out early, by its key and the token budget then"""
+        """the groups of runs for the step that was prepared ahead, with its key and token budget"""
         self._formula = torch.compile(slot_update.formula, backend=BACKEND, dynamic=False)
         self._is_captured = bank.backbone.device.type == "cuda"
         self._recorder = GraphRecorder()
@@ -173,10 +172,10 @@ class CompiledStepper(Stepper):
         self._largest_budget = token_budget
         self._most_captured = MOST_EMBEDDED if _trains_embeddings(bank) else MOST_GRAPHED
         self._may_launch = bank.is_finetuned(0)
-        """whether steps that this torch cannot capture are launched"""
+        """whether steps that this torch cannot capture are launched uncaptured"""
 
     def expect(self, heads: Sequence[HeadSpec]) -> None:
-        """Make programs for these heads too, whose runs will enter: no other will be made when they do."""
+        """Include these heads in the programs from the start: their runs will enter later."""
         self._mix = self._mix.with_heads([head for head in heads if has_batched_loss(head)])
 
     def step(
@@ -187,7 +186,7 @@ class CompiledStepper(Stepper):
         limits: Mapping[int, float],
         look_ahead: LookAhead = lambda: None,
     ) -> dict[int, StepStats]:
-        """As `Stepper.step`, in one program, or in several where the token budget does not hold all runs."""
+        """Do what `Stepper.step` does in one program, or in several if the token budget does not hold all runs."""
         self._shrink()
         is_dealt = self._dealt[0] == (_key(active), self.token_budget)
         groups = self._dealt[1] if is_dealt else []
@@ -207,20 +206,20 @@ class CompiledStepper(Stepper):
                 self._next = self._prepare(groups[index + 1], batches)
             else:
                 self._prepare_ahead(look_ahead())
-            losses, norms = ready.program.seen_2S.tolist()  # waits for the step
+            losses, norms = ready.program.seen_2S.tolist()  # waits for the device
             seen |= {member.slot: StepStats(losses[member.slot], norms[member.slot]) for member in group}
         self._slot_update.undo_count({slot for slot, found in seen.items() if not found.is_finite(limits[slot])})
         return seen
 
     def _shrink(self) -> None:
-        """Forget the programs of a larger budget, which memory ran out for, and the rows they had room for."""
+        """Forget the programs of a larger budget that ran out of memory, and their numbers of rows."""
         if self.token_budget < self._largest_budget:
             self._programs, self._next, self._longest, self._most_rows = {}, None, 0, 0
         self._largest_budget = self.token_budget
 
     def _group(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> list[list[Member]]:
-        """Who is stepped together: in as few programs as hold everyone, of about equal size. Nobody, if a run's batch
-        alone is too large: its gradients need several passes."""
+        """Divide the runs into as few groups of about equal size as the token budget allows.
+        / Empty if one run's batch alone is too large: its gradients need several passes."""
         tokens: dict[int, int] = {}
         for member in active:
             run, num_tokens = self._bank.run_of(member.slot), int(member.lengths[batches[member.slot]].sum())
@@ -228,7 +227,7 @@ class CompiledStepper(Stepper):
         if not all(self._holds(tokens, [run]) for run in tokens):
             return []
         fewest = -(-sum(tokens.values()) // self.token_budget)
-        dealt = (_deal(tokens, num_groups) for num_groups in range(fewest, len(tokens) + 1))  # at last each its own
+        dealt = (_deal(tokens, num_groups) for num_groups in range(fewest, len(tokens) + 1))  # at last one run each
         groups = next(found for found in dealt if all(self._holds(tokens, runs) for runs in found))
         return [[member for member in active if self._bank.run_of(member.slot) in runs] for runs in groups]
 
@@ -236,18 +235,18 @@ class CompiledStepper(Stepper):
         return self._climb(sum(tokens[run] for run in runs)) <= self.token_budget
 
     def _climb(self, num_tokens: int) -> int:
-        """The rung of a step; a finer one where the token budget would not hold it otherwise."""
+        """Return the rung of a step; a finer one if the coarse one exceeds the token budget."""
         coarse = round_up_tokens(num_tokens, is_varied=self._bank.slots_per_run > 1)
         return coarse if coarse <= self.token_budget else round_up_tokens(num_tokens)
 
     def _prepare_ahead(self, rows: Rows | None) -> None:
-        """Lay out the next step while the device works on this one, if nothing happens in between."""
+        """Lay out the next step while the device works on this one, unless something happens in between."""
         if rows is None or not can_compile(self._bank, rows[0]):
             return
         active, batches = rows
         groups = self._group(active, batches)
         self._dealt = ((_key(active, ahead=1), self.token_budget), groups)
-        with suppress(torch.OutOfMemoryError):  # what is laid out early needs room too, and need not be
+        with suppress(torch.OutOfMemoryError):  # a step laid out early needs memory too, and is optional
             self._next = self._prepare(groups[0], batches, ahead=1) if groups else None
 
     def _prepare(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], ahead: int = 0) -> Prepared:
@@ -294,7 +293,7 @@ class CompiledStepper(Stepper):
         head = member.run.spec.head
         pooling = POOLINGS.index(head.pooling) if head.reads_rows else 0
         rate, has_hidden = member.run.config.train.head_dropout, head.hidden != "none"
-        dropout = 0.0 if head.hidden == "pooler" else rate  # BERT drops what its pooler gives, not what it reads
+        dropout = 0.0 if head.hidden == "pooler" else rate  # BERT drops its pooler's output, not its input
         return KINDS.index(head.kind), pooling, head.num_outputs, dropout, has_hidden, rate, 0.0
 
     @property
@@ -302,8 +301,8 @@ class CompiledStepper(Stepper):
         return self._bank.stacks[head_part.WEIGHT].shape[1]
 
     def _find_program(self, num_tokens: int, lengths: np.ndarray, begins_at: CacheDepth | None) -> Program:
-        """The program for a step. Rows, the longest row and kinds of heads only ever grow, so steps of one size share
-        a program."""
+        """Return the program for a step.
+        / Rows, the longest row and kinds of heads only grow, so that steps of one size share a program."""
         self._longest = max(self._longest, bound_length(lengths))
         num_rows, grown = self._find_rows(len(lengths)), self._grow()
         if grown != self._grown:
@@ -320,12 +319,12 @@ class CompiledStepper(Stepper):
         return self._programs[key]
 
     def _find_rows(self, num_rows: int) -> int:
-        """How many rows a program has room for."""
+        """Return the number of rows that a program has room for."""
         self._most_rows = max(self._most_rows, num_rows)
         return self._most_rows
 
     def _grow(self) -> Hashable:
-        """What programs are made for that only ever grows, as it is now: with less they are never launched again."""
+        """Return the sizes that only grow. When they change, all programs are made again."""
         self._mix = self._mix.with_heads([spec.head for spec in self._bank.specs if spec is not None])
         return self._longest, self._most_rows, self._mix
 
@@ -333,7 +332,7 @@ class CompiledStepper(Stepper):
         return Program(rung, prefix, self._mix, self._num_labels, self._slot_update.num_columns)
 
     def _launch(self, program: Program) -> None:
-        """Run a step: as it is the first time, which compiles what is new; then captured, where that pays."""
+        """Run a step: the first time it is compiled and run as it is, later as a captured graph, where that pays."""
         layout_key = self._bank.layout_key
         self._bank.drop_generated()
         if program.graph is not None and program.layout_key == layout_key:
@@ -347,7 +346,7 @@ class CompiledStepper(Stepper):
                 program.graph = None
                 self._compute(program)
                 program.layout_key = (
-                    layout_key  # not before: a step that ran out of memory has not loaded all that it launches
+                    layout_key  # not before: a step that ran out of memory has not loaded all its kernels
                 )
                 self.emit(CompileEnded(what, time.perf_counter() - began))
                 return
@@ -365,7 +364,7 @@ class CompiledStepper(Stepper):
         return program.rung.capacity.num_tokens <= self._most_captured
 
     def _try_to_capture(self, program: Program) -> Any:
-        """The step as a graph; None, from then on, if it may be launched and this torch cannot."""
+        """Capture the step as a graph; return None if this torch cannot and the step may be launched instead."""
         try:
             return self._recorder.capture(lambda: self._compute(program))
         except RuntimeError as error:
@@ -377,7 +376,7 @@ class CompiledStepper(Stepper):
             return None
 
     def _compute(self, program: Program) -> None:
-        """The step itself, of tensors alone: nothing here knows which runs it is for."""
+        """Compute the step from tensors alone: nothing here depends on which runs it is for."""
         self.drop_grads()
         with self._bank.routed(program.batch.route):
             losses_S = self._losses(program)
@@ -386,8 +385,8 @@ class CompiledStepper(Stepper):
         program.seen_2S.copy_(torch.stack(seen))
 
     def _losses(self, program: Program) -> Tensor:
-        """The loss of every slot [S]."""
-        weights = self._bank.weights_of(0)  # a run that trains the backbone's own is alone
+        """Return the loss of every slot [S]."""
+        weights = self._bank.weights_of(0)  # a run that trains the backbone's own weights is alone
         hidden_ND = self._bank.backbone.hidden_layers(program.batch, weights)[-1].squeeze(0)
         slots_B = program.rung.parts["row_slots"]
         kinds = Choice(KINDS, program.kinds_S[slots_B], program.mix.kinds)
@@ -407,9 +406,9 @@ class CompiledStepper(Stepper):
         return self._add_up(program, losses_B)
 
     def _add_up(self, program: Program, losses_B: Tensor) -> Tensor:
-        """The loss of every slot [S], of those of the first rows; those behind them are padding."""
+        """Sum the weighted losses of the first rows by slot [S]; the rows behind them are padding."""
         weights_B, slots_B = program.weights_B[: len(losses_B)], program.rung.parts["row_slots"][: len(losses_B)]
-        # Not times the weight: a row of padding counts nothing, whatever its loss is.
+        # Not multiplied by the weight: the loss of a padding row may be NaN.
         losses_B = torch.where(weights_B > 0, losses_B * weights_B, 0.0)
         return losses_B.new_zeros(self._bank.num_slots).index_add(0, slots_B, losses_B)
 
@@ -421,8 +420,7 @@ class CompiledStepper(Stepper):
         return self._apply_heads(program, pooled_BD, "row_slots", rung.row_tiles)
 
     def _apply_heads(self, program: Program, vectors: Tensor, slots: str, tiles: Tiles) -> Tensor:
-        """Vectors of rows, or of tokens, through each slot's dropout and head; `slots` names the part that has whose
-        they are."""
+        """Apply each slot's dropout and head to vectors of rows or tokens; `slots` names the input with their slots."""
         slot_V, stacks = program.rung.parts[slots], self._bank.stacks
         vectors = _dropped(vectors.float(), program.dropout_S[slot_V])
         if not (program.mix.rows_have_hidden if slots == "row_slots" else program.mix.tokens_have_hidden):
@@ -432,7 +430,7 @@ class CompiledStepper(Stepper):
 
 
 def _dropped(vectors: Tensor, rates: Tensor) -> Tensor:
-    """Each vector after dropout at its own rate."""
+    """Return each vector after dropout at its own rate."""
     return vectors * (torch.rand_like(vectors) >= rates.unsqueeze(1)) / (1 - rates.unsqueeze(1))
 
 
@@ -442,7 +440,7 @@ def _trains_embeddings(bank: Bank) -> bool:
 
 
 def _deal(tokens: Mapping[int, int], num_groups: int) -> list[set[int]]:
-    """Slots in groups of about as many tokens each: the heaviest first, each to the lightest group."""
+    """Deal slots into groups of about equally many tokens: the heaviest first, each to the lightest group."""
     loads, groups = [0] * num_groups, [set[int]() for _ in range(num_groups)]
     for slot in sorted(tokens, key=lambda slot: -tokens[slot]):
         lightest = loads.index(min(loads))

@@ -23,7 +23,7 @@ from inlay.training.step.updates import SlotUpdate, StepStats
 Rows = tuple[Sequence[Member], Mapping[int, np.ndarray]]
 """the members that have rows in a step, and their row numbers by slot"""
 LookAhead = Callable[[], Rows | None]
-"""the step to come; None where something happens before it"""
+"""returns the rows of the next step; None if something happens before it"""
 
 
 class Stepper:
@@ -33,9 +33,9 @@ class Stepper:
         self._bank, self._slot_update, self._world = bank, slot_update, world or World()
         self.token_budget = token_budget
         self.may_narrow = True
-        """whether the last block leaves out tokens that no head reads"""
+        """whether the last block may skip tokens that no head reads"""
         self.num_moved = 0
-        """programs that have moved runs: what is replayed as a graph changes no tensor's version"""
+        """number of programs that moved runs: replaying a graph does not change a tensor's version"""
         self.emit: Emit = ignore
 
     def step(
@@ -46,7 +46,7 @@ class Stepper:
         limits: Mapping[int, float],
         look_ahead: LookAhead = lambda: None,
     ) -> dict[int, StepStats]:
-        """One step of every active run at its rate; a loss above its limit moves nothing.
+        """Take one step of every active run at its rate; a run whose loss is above its limit is not moved.
 
         `look_ahead` says what the step after it will be, for whoever can make something of that early.
         """
@@ -54,7 +54,7 @@ class Stepper:
         return self._slot_update.apply(active, losses_S, grads_SP, rates, limits)
 
     def differentiate(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> tuple[Tensor, Tensor]:
-        """The losses [S] and gradients [S, P] of every active run's batch; `batches` has row numbers by slot.
+        """Compute the losses [S] and gradients [S, P] of every active run's batch; `batches` has row numbers by slot.
 
         Where several processes train together each computes its own rows, and gets the sums over all of them.
         """
@@ -89,7 +89,7 @@ class Stepper:
         return losses_S, grads_SP
 
     def _share(self, member: Member, batch: np.ndarray) -> np.ndarray:
-        """The rows of a batch that this process computes; one that must be whole is the first one's."""
+        """Return the rows of a batch that this process computes; batches that must be whole are the first one's."""
         if member.progress.stage == CONTRAST:
             return batch if self._world.is_first else batch[:0]
         return self._world.share(batch, member.slot)
@@ -106,7 +106,7 @@ class Stepper:
         members: Mapping[int, Member],
         batches: Mapping[int, np.ndarray],
     ) -> tuple[Tensor, Tensor]:
-        """Return what every row adds to its run's loss [B], and its slot [B]; `windows` are the batch's, in its order.
+        """Return what every row adds to its run's loss [B], and its slot [B]; `windows` has the batch's, in order.
 
         A row adds its loss times its weight in its batch and its task's share in the run.
         """
@@ -117,7 +117,7 @@ class Stepper:
             targets.append(found[0])
             weights.append((found[1] * share).astype(np.float32))
         slots = np.repeat([slot for slot, *_ in batch.rows], [len(own) for own in weights])
-        # One copy to the device for all of it.
+        # one copy to the device for all targets
         *sent, weights_B, slots_B = send([*targets, np.concatenate(weights), slots], logits[0].device)
         losses = [
             members[slot].row_losses(own, target)
@@ -126,7 +126,7 @@ class Stepper:
         return torch.cat(losses) * weights_B, slots_B
 
     def _reads_first_tokens(self, active: Sequence[Member]) -> bool:
-        """Whether the last block may leave out all tokens but the first of each row, and every result stay the same."""
+        """Tell whether the last block may skip all tokens but the first of each row without changing a result."""
         backbone, specs = self._bank.backbone, [member.run.spec for member in active]
         return (
             self.may_narrow
@@ -142,7 +142,7 @@ class Stepper:
         return batch.prefix is None or batch.prefix.reach.layer < self._bank.backbone.anatomy.num_layers
 
     def _chunks(self, rows: Sequence[Row], *, is_whole: bool) -> Iterator[list[int]]:
-        """Positions of the rows of each forward pass; where a run's batch `is_whole`, no pass has a part of it."""
+        """Yield the positions of the rows of each forward pass; a batch that `is_whole` is never split."""
         if not rows:  # a batch of fewer rows than processes
             return
         budget = self.token_budget

@@ -21,32 +21,32 @@ from inlay.data import IGNORED
 from inlay.model import HEADS, HeadSpec, RowBatch, TokenBatch, pick_numbered
 
 OF_ROWS = tuple(kind for kind, head in HEADS.items() if head.reads == "pooled" and head.batched_losses)
-"""kinds of heads that read one vector of a row"""
+"""kinds of heads that read one vector per row"""
 OF_TOKENS = tuple(kind for kind, head in HEADS.items() if head.reads == "tokens" and head.batched_losses)
 """kinds that read every token"""
 KINDS = (*OF_ROWS, *OF_TOKENS)
 POOLINGS = ("cls", "mean", "pooler")
 NO_TARGET = float(IGNORED)
-"""the mark of a token that says nothing"""
+"""the mark of a token without a target"""
 
 
 def has_batched_loss(head: HeadSpec) -> bool:
-    """Whether the losses of this head are computed here: it reads the last layer's states, of one text for a row."""
+    """Tell whether this head's losses are computed here: it reads the last layer, and one text per row."""
     return not head.is_written and head.kind in KINDS and head.features == "last" and not head.has_towers
 
 
 @dataclass(frozen=True)
 class Mix:
-    """The kinds of heads that a program knows, the ways of pooling, and which have a layer before their last."""
+    """The kinds of heads and poolings that a program supports, and which heads have a hidden layer."""
 
     kinds: tuple[str, ...] = ()
     poolings: tuple[str, ...] = ()
     rows_have_hidden: bool = False
     tokens_have_hidden: bool = False
-    """whether any head of rows, of tokens, has a layer before its last"""
+    """whether any head on rows, or on tokens, has a hidden layer"""
 
     def with_heads(self, heads: Sequence[HeadSpec]) -> Mix:
-        """With these too; a mix only ever grows, so that runs that come and go share programs."""
+        """Return the mix with these heads too; a mix only grows, so that runs that come and go share programs."""
         kinds = {*self.kinds, *(head.kind for head in heads)}
         poolings = {*self.poolings, *(head.pooling for head in heads if head.reads_rows)}
         deeper = [head.reads_rows for head in heads if head.hidden != "none"]
@@ -69,7 +69,7 @@ class Mix:
 def batched_row_losses(
     logits_BL: Tensor, targets_B: Tensor, labels_BL: Tensor, num_outputs_B: Tensor, choose: Choice
 ) -> Tensor:
-    """Return the loss of each row from its logits; those beyond its slot's own count nothing.
+    """Return the loss of each row from its logits; logits beyond its slot's own do not count.
 
     `targets_B` are classes or numbers, `labels_BL` which labels apply.
     """
@@ -95,7 +95,7 @@ def _choose_losses(kinds: Sequence[str], batch: RowBatch | TokenBatch, choose: C
 
 
 def lose_answers(logits_RTV: Tensor, written_RT: Tensor, smoothing_R: Tensor) -> Tensor:
-    """The loss of each row from the logits of its answer's tokens, as `heads.text_losses` has it; 0 of an empty one.
+    """Return the loss of each row's answer from its tokens' logits, as `heads.text_losses` does; 0 if it is empty.
 
     `smoothing_R` of every target is spread over the vocabulary.
     """
@@ -105,7 +105,7 @@ def lose_answers(logits_RTV: Tensor, written_RT: Tensor, smoothing_R: Tensor) ->
 
 
 class _Smoothed(torch.autograd.Function):
-    """The smoothed cross-entropy of tokens; nothing but its gradient is as large as the logits."""
+    """Smoothed cross-entropy of tokens; only its gradient is as large as the logits."""
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
@@ -122,20 +122,20 @@ class _Smoothed(torch.autograd.Function):
         by_logit_RTV -= (smoothing_R1 / logits_RTV.shape[-1]).unsqueeze(-1)
         by_logit_RTV.scatter_add_(-1, targets_RT.unsqueeze(-1), (smoothing_R1 - 1).expand_as(targets_RT).unsqueeze(-1))
         by_loss_RT1 = grads[0].unsqueeze(-1)
-        # Not times nothing: what counts nothing may be no number.
+        # Not multiplied by 0: an ignored value may be NaN.
         return by_logit_RTV.mul_(by_loss_RT1).masked_fill_(by_loss_RT1 == 0, 0.0), None, None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which of several things each row takes, by its slot: `codes_B` are places in `names`."""
+    """A choice among several kinds for each row, by its slot: `codes_B` are indices into `names`."""
 
     names: tuple[str, ...]
     codes_B: Tensor
     known: tuple[str, ...]
-    """those that occur"""
+    """the names that occur"""
 
     def among(self, made: Mapping[str, Callable[[], Tensor]]) -> Tensor:
-        """What each row takes of what `made` makes; none is made that does not occur."""
+        """Compute what occurs of `made`, and pick each row's own."""
         numbered = {self.names.index(name): made[name] for name in self.known if name in made}
         return pick_numbered(numbered, self.codes_B, lambda make: make())

@@ -1,7 +1,7 @@
 """Adam for stacked parameters: every slot with its own learning rate, step count, clip norm and variant.
 
 One formula serves AdamW and the original BERT's Adam: `p ← p − lr·(m̂ / (√v̂ + ε) + λ·p)`, where BERT's leaves out the
-bias correction (m̂ = m, v̂ = v) and has ε = 1e-6 (SEMANTICS §1). A slot that is not named in a step does not move at all:
+bias correction (m̂ = m, v̂ = v) and has ε = 1e-6 (docs/methods.md). A slot that is not named in a step does not move:
 zero gradients would still move it by momentum and decay.
 
 Shape letters: S slots, P parameters of a slot, side by side.
@@ -23,7 +23,7 @@ from inlay.settings import TrainConfig
 
 _BETA1, _BETA2 = 0.9, 0.999
 _PIECE = 2**16
-"""numbers that a CPU works on at a time: what is made of them on the way stays in its cache"""
+"""numbers that a CPU updates at a time: intermediate results stay in its cache"""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class SlotOptimizer:
         return (self.values_SP, self.first_SP, self.second_SP)
 
     def reset(self, slot: int, settings: TrainConfig) -> None:
-        """A slot as if it had never been stepped, for the run that enters it."""
+        """Reset a slot's moments and step count, for the run that enters it."""
         self._settings[slot], self.num_steps[slot] = settings, 0
         self._limits_S = self._send_limits()
         self.first_SP[slot] = 0
@@ -68,7 +68,7 @@ class SlotOptimizer:
         return norms_S
 
     def clip_together(self, grads_GP: Tensor, own_SP: Tensor) -> Tensor:
-        """Scale a run's gradients, of what its slots share and of what each has, in place; returns the norms [G]."""
+        """Scale a run's gradients (shared and of each slot) together, in place; return the norms [G] before."""
         num_runs = len(grads_GP)
         norms_G = (grads_GP.square().sum(1) + own_SP.view(num_runs, -1).square().sum(1)).sqrt()
         limits_G = self._limits_S
@@ -100,7 +100,7 @@ class SlotOptimizer:
             return
         sent = send([np.array(columns, dtype=np.float32), np.array(slots)], self.first_SP.device)
         index = None if len(slots) == len(self._settings) else sent[1]
-        # Copies of the slots that take part, unless all do: the others are not even read.
+        # Copies of the stepped slots, unless all are: the others are not even read.
         p, m, v = stored if index is None else (tensor[index] for tensor in stored)
         g = grads_SP if index is None else grads_SP[index]
         _move(p, m, v, g, self.bank.decays_P, sent[0].unsqueeze(-1).unbind())
@@ -109,7 +109,7 @@ class SlotOptimizer:
                 tensor[index] = changed
 
     def columns(self, rates: Mapping[int, float], limits: Mapping[int, float]) -> list[list[float]]:
-        """The rows of COLUMNS for a step of the slots named in `rates`, which counts as taken."""
+        """Return the rows of COLUMNS for a step of the slots named in `rates`, and count the step."""
         found = [[0.0, 0.0, 1.0, 1.0, 1.0, 0.0, math.inf, math.inf] for _ in self._settings]
         for slot, rate in rates.items():
             self.num_steps[slot] += 1
@@ -121,20 +121,20 @@ class SlotOptimizer:
         return [list(column) for column in zip(*found, strict=True)]
 
     def undo_count(self, slot: int) -> None:
-        """A step that was counted and did not move its slot."""
+        """Uncount a step that did not move its slot."""
         self.num_steps[slot] -= 1
 
     def _correction(self, slot: int, beta: float, variant: Variant) -> float:
         return 1 - beta ** self.num_steps[slot] if variant.corrects_bias else 1.0
 
     def _send_limits(self) -> Tensor:
-        """The largest norm of each slot's gradients, where they are; it changes when a slot changes hands."""
+        """Return the largest allowed gradient norm of each slot, on the device; call it when a slot changes hands."""
         limits = [run.clip_norm or math.inf for run in self._settings]
         return torch.tensor(limits, device=self.bank.values_SP.device)
 
 
 def _move(p: Tensor, m: Tensor, v: Tensor, g: Tensor, decays: Tensor, columns: Sequence[Any]) -> None:
-    """The formula, in place, on values, moments and gradients; `columns` are numbers, or have one for each row."""
+    """Apply the formula in place to values and moments; `columns` are numbers, or have one for each row."""
     lr, eps, correct1, correct2, decay = columns
     m.lerp_(g, 1 - _BETA1)
     v.mul_(_BETA2).addcmul_(g, g, value=1 - _BETA2)
@@ -143,13 +143,13 @@ def _move(p: Tensor, m: Tensor, v: Tensor, g: Tensor, decays: Tensor, columns: S
 
 
 def _sum_squares(grads_SP: Tensor) -> Tensor:
-    """The sum of the squares of each row [S], on a CPU some columns at a time."""
+    """Return the sum of the squares of each row [S], on a CPU some columns at a time."""
     pieces = grads_SP.split(_PIECE, 1) if grads_SP.device.type == "cpu" else (grads_SP,)
     return torch.stack([piece.square().sum(1) for piece in pieces]).sum(0)
 
 
 COLUMNS = ("moves", "rate", "eps", "correct1", "correct2", "decay", "clip", "limit")
-"""What `advance` reads of every slot."""
+"""the rows that `advance` reads of every slot"""
 
 
 Stored = tuple[Tensor, Tensor, Tensor]
@@ -157,7 +157,7 @@ Stored = tuple[Tensor, Tensor, Tensor]
 
 
 def advance(stored: Stored, grads_SP: Tensor, losses_S: Tensor, columns_CS: Tensor, decays_P: Tensor) -> Tensor:
-    """The step of `SlotOptimizer` and the clipping before it, of tensors alone: for a compiled or captured step.
+    """Clip and step tensors as `SlotOptimizer` does, for a compiled or captured step.
 
     `stored` are values and moments, changed in place; `columns_CS` has the rows of COLUMNS. A slot whose loss or norm
     is not finite, or whose loss is above its limit, does not move. Returns the norms [S] before clipping.
@@ -176,7 +176,7 @@ def advance_together(
     columns: tuple[Tensor, Tensor],
     decays: tuple[Tensor, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """`advance` for runs whose slots share parameters: what is of slots comes first, what is of runs second.
+    """Do what `advance` does for runs whose slots share parameters: slots come first, then what runs share.
 
     A run is clipped by the norm of all it has, moves whole or not at all, and what it shares counts nothing where that
     does not move. Returns each slot's run's loss and norm [S].
@@ -184,7 +184,7 @@ def advance_together(
     (grads_SP, grads_GQ), (columns_CS, columns_CG) = grads, columns
     moves_G1, *_, clip_G1, limit_G1 = columns_CG.unsqueeze(-1)
     num_runs, num_slots = len(grads_GQ), len(grads_SP)
-    # Not times zero: what is not trained may be no number.
+    # Not multiplied by 0: an untrained value may be NaN.
     grads_GQ = torch.where(moves_G1 > 0, grads_GQ, 0.0)
     squares_G = grads_GQ.square().sum(1) + grads_SP.square().view(num_runs, -1).sum(1)
     norms_G1, losses_G1 = squares_G.sqrt().unsqueeze(1), losses_S.view(num_runs, -1).sum(1, keepdim=True)
@@ -208,7 +208,7 @@ def _shrink(norms: Tensor, limits: Tensor) -> Tensor:
 
 
 def _replace(stored: Stored, g: Tensor, moves_S1: Tensor, columns_CS: Tensor, decays_P: Tensor) -> None:
-    """Put the values and moments after a step of clipped gradients in the place of those before, where they move."""
+    """Write the values and moments after a step of clipped gradients in place, where the slot moves."""
     _, rate, eps, correct1, correct2, decay, *_ = columns_CS.unsqueeze(-1)
     p, m, v = stored
     m_new = torch.lerp(m, g, 1 - _BETA1)
@@ -220,7 +220,7 @@ def _replace(stored: Stored, g: Tensor, moves_S1: Tensor, columns_CS: Tensor, de
 
 
 def learning_rate(train: TrainConfig, step: int, num_steps: int) -> float:
-    """The rate of step `step` (from 0) of `num_steps`."""
+    """Return the rate of step `step` (from 0) of `num_steps`."""
     if not num_steps:
         return 0.0
     warmup_steps = int(train.warmup * num_steps)

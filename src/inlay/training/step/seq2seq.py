@@ -1,4 +1,4 @@
-"""Steps of backbones that write their answers, as programs of fixed shapes.
+"""Steps of text-to-text backbones, as programs of fixed shapes.
 
 As `compiled.py`, but that nothing is compiled: what a step launches is captured as a CUDA graph. What is read is packed
 into a rung, where the decoder attends to it (`attention.crossing`); answers are padded to the longest that occurred.
@@ -24,11 +24,11 @@ from inlay.training.step.losses import Mix, lose_answers
 from inlay.training.step.updates import SlotUpdate
 
 _WIDTHS = 2  # answers are padded to a multiple of it
-_ROWS = 16  # there is room for a multiple of it
+_ROWS = 16  # the number of rows is rounded up to a multiple of it
 
 
 class WrittenProgram(Program):
-    """One step on one rung, with its answers."""
+    """One step on one rung, with its target answers."""
 
     def __init__(self, rung: BucketBuffers, prefix: CachedStates | None, width: int, num_columns: int) -> None:
         super().__init__(rung, prefix, Mix(), 0, num_columns)
@@ -53,7 +53,7 @@ class Seq2SeqStepper(CompiledStepper):
         self._widest = 0
 
     def expect(self, heads: Sequence[HeadSpec]) -> None:
-        """All heads are alike: the backbone's own."""
+        """Do nothing: all heads are alike, the backbone's own."""
 
     def _prepare(self, active: Sequence[Member], batches: Mapping[int, np.ndarray], ahead: int = 0) -> Prepared:
         answers = [answer for member in active for answer in member.answers_of(batches[member.slot])]

@@ -28,10 +28,10 @@ class StepStats:
 
     loss: float
     norm: float
-    """norm of the gradient, before it was clipped"""
+    """norm of the gradient before clipping"""
 
     def is_finite(self, limit: float) -> bool:
-        """Whether the run was moved by it."""
+        """Tell whether the run was moved by the step."""
         return math.isfinite(self.loss) and math.isfinite(self.norm) and self.loss <= limit
 
 
@@ -39,9 +39,9 @@ class SlotUpdate:
     """The update of runs of one slot each."""
 
     num_columns = len(COLUMNS)
-    """number of columns that `advance` reads of every slot"""
+    """number of columns that `advance` reads per slot"""
     formula: Callable[..., Any] = staticmethod(advance)
-    """the function of tensors alone that `advance` computes; to be compiled"""
+    """the function on tensors alone that `advance` calls; to be compiled"""
 
     def __init__(self, optimizer: SlotOptimizer) -> None:
         self._own = optimizer
@@ -55,7 +55,7 @@ class SlotUpdate:
         return self._own.bank.take_grads()
 
     def share(self, member: Member, batches: Mapping[int, np.ndarray]) -> float:
-        """Return the weight of a task's loss in its run: 1, where it is the only task."""
+        """Return the weight of a task's loss in its run: 1 for a run of one task."""
         return 1.0
 
     def apply(
@@ -66,7 +66,7 @@ class SlotUpdate:
         rates: Mapping[int, float],
         limits: Mapping[int, float],
     ) -> dict[int, StepStats]:
-        """Clip and step every active run at its rate; one whose loss is above its limit, or not finite, stays."""
+        """Clip and step every active run at its rate; skip a run whose loss is above its limit or not finite."""
         norms_S = self._own.clip(grads_SP)
         losses, norms = torch.stack([losses_S, norms_S]).tolist()
         seen = {member.slot: StepStats(losses[member.slot], norms[member.slot]) for member in active}
@@ -76,12 +76,12 @@ class SlotUpdate:
         return seen
 
     def columns(self, active: Sequence[Member], rates: Mapping[int, float], limits: Mapping[int, float]) -> np.ndarray:
-        """Return what `advance` reads of every slot [C, S]; the steps count as taken."""
+        """Return what `advance` reads of every slot [C, S], and count the steps."""
         own = {member.slot: rates[member.slot] for member in active}
         return np.array(self._own.columns(own, limits), np.float32)
 
     def advance(self, formula: Callable[..., Any], losses_S: Tensor, columns_CS: Tensor) -> tuple[Tensor, Tensor]:
-        """`apply` of tensors alone, by the compiled `formula`; the loss and norm that every slot sees."""
+        """Do what `apply` does on tensors alone, by the compiled `formula`; return each slot's loss and norm."""
         return losses_S, formula(self._own.stored, self.take_grads(), losses_S, columns_CS, self._own.bank.decays_P)
 
     def undo_count(self, slots: Set[int]) -> None:
@@ -106,7 +106,7 @@ class JointUpdate(SlotUpdate):
         self._shared, self._world = shared, world
         self._slots_per_run = len(optimizer.values_SP) // len(shared.values_SP)
         self._held: set[int] = set()
-        """runs of which nothing shared moves"""
+        """runs whose shared parameters stay frozen"""
 
     def drop_grads(self) -> None:
         super().drop_grads()
@@ -129,7 +129,7 @@ class JointUpdate(SlotUpdate):
         shared_GP = self._shared.bank.take_grads()
         self._world.add_up(torch.zeros_like(losses_S), shared_GP)
         frozen = self._frozen(active)
-        for run in frozen:  # not by a list, which would go to the device and be waited for
+        for run in frozen:  # without a list index, which would be copied to the device and waited for
             shared_GP[run].zero_()
         norms_G = self._shared.clip_together(shared_GP, grads_SP)
         losses_G = losses_S.view(len(norms_G), -1).sum(1)
@@ -151,7 +151,7 @@ class JointUpdate(SlotUpdate):
         self._held = self._held - members.keys() | frozen
         moving = {run: rates[member.slot] for run, member in members.items() if run not in frozen}
         by_run = np.array(self._shared.columns(moving, {run: limits[members[run].slot] for run in members}), np.float32)
-        for run in frozen:  # nothing shared moves, but all is clipped and may be unsound
+        for run in frozen:  # the shared part is frozen, but it counts in the clip norm and may be NaN
             clip = members[run].run.config.train.clip_norm or math.inf
             by_run[-2:, run] = clip, limits[members[run].slot]
         of_runs = np.zeros((len(COLUMNS), by_run.shape[1] * self._slots_per_run), np.float32)
@@ -179,5 +179,5 @@ class JointUpdate(SlotUpdate):
         return slot // self._slots_per_run
 
     def _frozen(self, active: Sequence[Member]) -> set[int]:
-        """The runs that train nothing but what a task has of its own."""
+        """Return the runs that train only what each task has of its own."""
         return {self._run_of(member.slot) for member in active if member.run.config.joint.trained == "task"}

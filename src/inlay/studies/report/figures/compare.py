@@ -12,7 +12,7 @@ from typing import Any
 from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.pairs import pair
-from inlay.studies.judge.rows import group_tasks, name_column, name_task
+from inlay.studies.judge.report_rows import group_tasks, name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, mean_tasks
 from inlay.studies.report.chart import (
     INK,
@@ -102,7 +102,7 @@ _Line = tuple[str, dict[str, MeanWithError], dict[str, float]]
 
 
 def _difference_lines(scored: ScoredStudy, keys: Sequence[str], reference: str) -> list[_Line]:
-    """A line for each task and one for the mean: label, ours by row, published by row."""
+    """Return a line for each task and one for the mean: label, ours by row, published by row."""
     lines: list[_Line] = []
     pairs = {key: pair(scored.rows[key], scored.rows[reference], mean_tasks(scored)) for key in keys}
     for task in scored.tasks:
@@ -182,7 +182,7 @@ def _name_lines(axes: Any, labels: Sequence[str], *, has_mean: bool) -> None:
 
 
 def draw_less_reference(scored: ScoredStudy) -> Drawing | None:
-    """Each extension less the plain adapter: the mean over tasks with its error, and the tasks as small points."""
+    """Draw each extension less the plain adapter: the mean over tasks with its error, and the tasks as small points."""
     reference = scored.reference
     keys = [key for key in scored.rows if key != reference]
     found = {key: pair(scored.rows[key], scored.rows[reference], mean_tasks(scored)) for key in keys if reference}

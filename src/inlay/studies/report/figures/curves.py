@@ -12,7 +12,7 @@ from typing import Any
 
 from inlay.studies.judge.bounds import MeanWithError, estimate
 from inlay.studies.judge.pairs import pair
-from inlay.studies.judge.rows import METRICS, RowSpec, has_joint_runs, name_column, name_task
+from inlay.studies.judge.report_rows import METRICS, RowSpec, has_joint_runs, name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, mean_tasks
 from inlay.studies.judge.scores import Row, mean_of, network_of
 from inlay.studies.judge.series import list_series, planned_numbers
@@ -295,7 +295,7 @@ def read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
 
 
 def mean_places(curves: dict[str, Curve], tasks: Sequence[str]) -> list[Place]:
-    """The mean over tasks at each step that all of them have, over the seeds that all of them have there."""
+    """Return the mean over tasks at each step that all of them have, over the seeds that all of them have there."""
     if not set(tasks) <= curves.keys():
         return []
     places = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.studies.judge.bounds import MeanWithError
-from inlay.studies.judge.rows import name_task
+from inlay.studies.judge.report_rows import name_task
 from inlay.studies.judge.scored import ScoredStudy, needs_backbone
 from inlay.studies.judge.series import Ablation, Step, read_ablations, read_embeddings, read_steps
 from inlay.studies.report.chart import (
@@ -29,7 +29,7 @@ from inlay.studies.report.chart import (
 
 
 def draw_ablation(scored: ScoredStudy) -> Drawing | None:
-    """The heat-map of spans: y the first, x the last layer removed; the relative decrease in accuracy."""
+    """Draw the heat-map of spans: y the first, x the last layer removed; the relative decrease in accuracy."""
     ablations = [item for item in read_ablations(scored.records, scored.study.tasks) if item.spans]
     if not ablations:
         return None
@@ -52,7 +52,7 @@ def draw_ablation(scored: ScoredStudy) -> Drawing | None:
 
 
 def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
-    """One task's heat-map, coloured up to `most` percent; returns the image."""
+    """Draw one task's heat-map, coloured up to `most` percent; returns the image."""
     import numpy
 
     size = item.num_layers
@@ -125,7 +125,7 @@ def _flatten(vectors: Any) -> tuple[Any, float]:
 
 
 def draw_growth(scored: ScoredStudy) -> Drawing | None:
-    """Parameters of all tasks together against the number of tasks, as multiples of the backbone."""
+    """Draw parameters of all tasks together against the number of tasks, as multiples of the backbone."""
     tasks = [task for task in scored.study.tasks if task in scored.tasks]
     lines = growth(scored, tasks)
     if not lines or not tasks:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inlay.studies.judge.bounds import MeanWithError
-from inlay.studies.judge.rows import name_column, name_task
+from inlay.studies.judge.report_rows import name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks, needs_backbone
 from inlay.studies.judge.scores import Cell, mean_of
 from inlay.studies.judge.series import median_parameters, planned_keys, series_keys
@@ -92,7 +92,7 @@ def percentiles(scored: ScoredStudy, kind: str, tasks: Sequence[str]) -> list[Ba
 
 
 def draw_percentiles(scored: ScoredStudy) -> Drawing | None:
-    """The trade-off over all tasks: a line for the median, a band between the 20th and 80th percentile."""
+    """Draw the trade-off over all tasks: a line for the median, a band between the 20th and 80th percentile."""
     tasks = common_tasks(scored)
     curves = {kind: split_runs(percentiles(scored, kind, tasks)) for kind, _ in SERIES}
     if not any(curves.values()):
@@ -120,7 +120,7 @@ def draw_percentiles(scored: ScoredStudy) -> Drawing | None:
 
 
 def _tell_left_out(scored: ScoredStudy, tasks: Sequence[str]) -> str:
-    """Rows and tasks that curves over these tasks are without; begins with a space."""
+    """Return rows and tasks that curves over these tasks are without; begins with a space."""
     keys = _curve_keys(scored)
     rows = [plain(scored.label(key)) for key in keys if not all(task in scored.rows[key] for task in tasks)]
     others = [task for task in averaged_tasks(scored) if task not in tasks and task in scored.rows[FULL]]
@@ -142,7 +142,7 @@ def _draw_bands(axes: Any, bands: Sequence[Band], mark: Mark) -> None:
 
 
 def draw_panels(scored: ScoredStudy) -> Drawing | None:
-    """One panel for each task: score against trained parameters, ± s.e.m., full fine-tuning as a line."""
+    """Draw one panel for each task: score against trained parameters, ± s.e.m., full fine-tuning as a line."""
     tasks = [task for task in scored.tasks if sum(task in row for row in scored.rows.values()) > 1]
     if not tasks:
         return None
@@ -209,7 +209,7 @@ def _cells(scored: ScoredStudy, kind: str, task: str) -> list[Cell | None]:
 
 
 def draw_points(scored: ScoredStudy) -> Drawing | None:
-    """Every row as a named point: mean score over the tasks that all have, against trained parameters."""
+    """Draw every row as a named point: mean score over the tasks that all have, against trained parameters."""
     tasks = mean_tasks(scored)
     if not tasks or len(scored.rows) < 2:
         return None

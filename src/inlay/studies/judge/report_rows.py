@@ -1,4 +1,4 @@
-"""The rows of a study's tables: which records belong to one, and what it is called.
+"""The rows of a study's tables: their records, labels and order.
 
 A row is what a rule of the study's `[report]` takes, by what was trained (`spec/shown.py`), or an arm as the file names
 it. A rule without `each` takes runs of several settings together; the best of them is chosen on dev.
@@ -46,7 +46,7 @@ METRICS = {
     "entity_f1": "entity F1",
 }
 NOT_AVERAGED = frozenset({"glue/wnli"})
-WIDE = 7  # tasks beyond this are shown group by group, and as lines, not columns
+WIDE = 7  # above this number, tasks are shown group by group, and as lines instead of columns
 
 
 @dataclass(frozen=True)
@@ -57,24 +57,24 @@ class RowSpec:
     label: str
     records: tuple[Record, ...]
     series: str = ""
-    """the rows that it is one of, such as the adapters of any size; none for an arm's own row"""
+    """the series that it belongs to, such as the adapters of any size; "" for an arm's own row"""
     number: float | None = None
     """its place in the series: a size, a number of layers or of samples, a scale"""
 
 
 def find_setting(study: Study, record: Record, name: str) -> Any:
-    """The value of a setting that a record's run had; of a number of samples its arm's."""
+    """Return the value of a setting in a record's run; for `sample`, its arm's."""
     if name == SAMPLE:
         return study.arms[record.arm].sample if record.arm in study.arms else None
     section = find_section(name)
     known = record.config.get(section)
-    if known is None:  # nothing is known of its settings but the axes
+    if known is None:  # only the axes are known
         return record.axes.get(name)
     return record.axes.get(name, known.get(name, SETTINGS[section][name]))
 
 
 def find_number(study: Study, record: Record, name: str) -> float | None:
-    """The number that a setting is: 64 of a size, 3 of the layers `-3:`; None where it is none."""
+    """Return a setting as a number: 64 for a size, 3 for the layers `-3:`; None if it is not a number."""
     value = find_setting(study, record, name)
     if isinstance(value, str):
         digits = re.search(r"\d+", value)
@@ -83,7 +83,7 @@ def find_number(study: Study, record: Record, name: str) -> float | None:
 
 
 def is_taken(study: Study, rule: RowRule, record: Record) -> bool:
-    """Tell whether a record is one of a rule's."""
+    """Tell whether a rule takes a record."""
     kind = study.arms[record.arm].kind if record.arm in study.arms else "runs"
     is_of_kind = kind == rule.kind if rule.kind else ARM_KINDS[kind].needs_backbone
     if not is_of_kind:
@@ -96,7 +96,7 @@ def _plain(value: Any) -> Any:
 
 
 def make_rows(study: Study, rule: RowRule, records: Sequence[Record]) -> list[RowSpec]:
-    """The rows of a rule that have records: one, or one for every value of a setting."""
+    """Make the rows of a rule that have records: one, or one for every value of a setting."""
     found = select(records, lambda record: is_taken(study, rule, record))
     named = rule.each or next(iter(re.findall(r"\{(\w+)\}", rule.label)), "")
     numbers = {record.id: find_number(study, record, named) for record in found} if named else {}
@@ -112,7 +112,7 @@ def make_rows(study: Study, rule: RowRule, records: Sequence[Record]) -> list[Ro
 
 
 def _fill(label: str, name: str, numbers: Sequence[float]) -> str:
-    """A label with its number, or the range of several; without any, what is in brackets is left out."""
+    """Fill a label with its number, or with the range of several; without any, drop the part in brackets."""
     if not name:
         return label
     if not numbers:
@@ -122,15 +122,15 @@ def _fill(label: str, name: str, numbers: Sequence[float]) -> str:
 
 
 def _show(number: float) -> str:
-    """`64`, `0.1`, `1e-2`."""
+    """Format a number: `64`, `0.1`, `1e-2`."""
     return f"{number:g}" if number >= 0.1 or number == 0 else f"{number:.0e}".replace("e-0", "e-")
 
 
 def list_rows(study: Study, records: Sequence[Record]) -> list[RowSpec]:
-    """The rows of a study that have records, in the order they are shown: those of rules, then arms that none takes."""
+    """List the rows of a study that have records, in order: those of rules, then arms that no rule takes."""
     rules = [rule for rule in study.report.rows if rule.is_shown]
     made = [row for rule in rules for row in make_rows(study, rule, records)]
-    # The best of one size is that size: it is shown once.
+    # The best of a single size is that size: show it once.
     rows = [row for place, row in enumerate(made) if all(row.records != other.records for other in made[place + 1 :])]
     taken = {(record.id, record.hardware) for row in rows for record in row.records}
     left = [record for record in records if (record.id, record.hardware) not in taken]
@@ -143,38 +143,38 @@ def list_rows(study: Study, records: Sequence[Record]) -> list[RowSpec]:
 
 
 def name_row(study: Study, key: str) -> str:
-    """Return what a row that has no records is called: by its rule, its arm's title, or its key."""
+    """Return the label of a row without records: from its rule, its arm's title, or its key."""
     rule = next((rule for rule in study.report.rows if rule.key == key), None)
     return name_arm(study, key) if rule is None else _fill(rule.label, "{", [])
 
 
 def name_arm(study: Study, arm: str) -> str:
-    """Return what an arm is called: its own title in the study's file, or its name."""
+    """Return the label of an arm: its title in the study's file, or its name."""
     return study.arms[arm].title or arm if arm in study.arms else arm
 
 
 def name_task(task: str) -> str:
-    """Return what a task is called: `CoLA`, `political bias`."""
+    """Return the label of a task: `CoLA`, `political bias`."""
     return TASKS.get(task, task.partition("/")[2].replace("-", " ") or task)
 
 
 def name_column(task: str, metric: str) -> str:
-    """Return a task with what is measured on it: `CoLA (Matthews)`."""
+    """Return the label of a task with its metric: `CoLA (Matthews)`."""
     return f"{name_task(task)} ({METRICS.get(metric, metric)})"
 
 
 def has_joint_runs(spec: RowSpec) -> bool:
-    """Tell whether runs of a row have several tasks."""
+    """Tell whether a row has multi-task runs."""
     return any(len(joint_of(record).get("tasks", ())) > 1 for record in spec.records)
 
 
 def has_one_setting(spec: RowSpec) -> bool:
-    """Tell whether the setting of a row is chosen once for all its tasks: they are one run, or one sequence."""
+    """Tell whether a row has one setting for all its tasks: they are one run, or one sequence."""
     return has_joint_runs(spec) or any(len(record.extra.get("sequence", ())) > 1 for record in spec.records)
 
 
 def group_tasks(tasks: Sequence[str]) -> dict[str, list[str]]:
-    """Return tasks by where they come from (`glue/…`, `extra/…`); few of them stay together."""
+    """Group tasks by their set (`glue/…`, `extra/…`); few tasks stay together."""
     if len(tasks) <= WIDE:
         return {"": list(tasks)} if tasks else {}
     groups: dict[str, list[str]] = {}

@@ -12,7 +12,7 @@ from inlay.model import Bank, infer, load_backbone
 from inlay.model.bank.methods import METHODS, UNSUPPORTED
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import Row
-from inlay.model.heads.captured import GraphedForward
+from inlay.model.heads.captured_inference import GraphedForward
 from inlay.model.heads.generation import Read
 from inlay.model.heads.heads import WRITTEN, HeadSpec
 from inlay.model.kernels.cuda_graphs import GraphRecorder

@@ -12,7 +12,7 @@ from inlay.errors import Unsupported
 from inlay.model import Bank, SlotSpec, infer, load_backbone
 from inlay.model.bank.methods import METHODS, UNSUPPORTED
 from inlay.model.batch.route import Row
-from inlay.model.heads.captured import GraphedForward
+from inlay.model.heads.captured_inference import GraphedForward
 from inlay.model.heads.heads import HeadSpec
 from inlay.serving import passes
 from inlay.settings.run_config import MethodConfig

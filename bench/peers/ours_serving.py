@@ -20,7 +20,7 @@ from inlay.model import Bank, infer, load_backbone
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.batch.route import Row
-from inlay.model.heads.captured import GraphedForward
+from inlay.model.heads.captured_inference import GraphedForward
 from inlay.model.heads.heads import HeadSpec
 from inlay.serving import Request
 from inlay.settings.run_config import MethodConfig

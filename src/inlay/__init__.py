@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inlay.lazy import import_lazily
+from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
     from inlay.api import Engine, fit, load_task, make_joint_run, make_run, materialize, publish, verify

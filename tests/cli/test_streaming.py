@@ -119,7 +119,7 @@ def test_an_engine_makes_room_when_a_file_turns_to_more_tasks(
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many rows each captured pass had, on a machine that only seems to have a GPU."""
-    from inlay.model.heads.captured import GraphedForward
+    from inlay.model.heads.captured_inference import GraphedForward
     from inlay.model.heads.inference import infer
     from inlay.serving import passes
 

@@ -20,7 +20,7 @@ from inlay.data.tasks import Split
 from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
 from inlay.exchange import onnx
-from inlay.exchange.gathered import TaskGraph
+from inlay.exchange.traceable_bank import TaskGraph
 from inlay.model import Bank, SlotSpec, infer, infer_canonically, load_backbone
 from inlay.model.backbone.families import FAMILIES
 from inlay.model.batch.route import Row, collate, make_rows

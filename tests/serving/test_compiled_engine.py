@@ -9,7 +9,7 @@ import torch
 import inlay
 from counted import count_graphs
 from inlay.model import SlotSpec
-from inlay.model.heads import captured as graphed
+from inlay.model.heads import captured_inference as graphed
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.kernels import launch
 from inlay.serving import passes

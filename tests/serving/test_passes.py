@@ -10,8 +10,8 @@ from counted import Traced, trace_graphs
 from inlay.errors import Unsupported
 from inlay.model import Bank, SlotSpec, infer
 from inlay.model.batch.route import Row
-from inlay.model.heads import captured as graphed
-from inlay.model.heads.captured import GraphedForward
+from inlay.model.heads import captured_inference as graphed
+from inlay.model.heads.captured_inference import GraphedForward
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.kernels import launch
 from inlay.serving import Engine, Request, passes

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from inlay.data import KINDS, Split, encode_split
 from inlay.errors import BadConfig, InlayError, Missing, Unsupported
-from inlay.exchange.gathered import TaskGraph
+from inlay.exchange.traceable_bank import TaskGraph
 from inlay.model import Backbone, Bank, Row, SlotSpec, canonical_backbone, collate, find_method, make_rows
 from inlay.serving import check_backbone, find_reading
 from inlay.store import DRAFT_PREFIX, Manifest, Store, Version, sync_directory

@@ -13,7 +13,6 @@ from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.flat import FlatBank
-from inlay.model.bank.forward import BankForward
 from inlay.model.bank.methods import (
     JOINT_METHODS,
     METHODS,
@@ -25,14 +24,15 @@ from inlay.model.bank.methods import (
     materialized_method,
     resolve_method,
 )
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.pass_hooks import PassHooks
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.bank.views import build_views, site_shapes
 from inlay.model.batch.buckets import BucketBuffers, Capacity, DecoderTargets, PackedRows, bound_length, round_up_tokens
 from inlay.model.batch.route import Batch, CacheDepth, CachedStates, Route, Row, collate, make_rows
 from inlay.model.batch.tiles import Tiles
 from inlay.model.batch.transfer import send
-from inlay.model.heads.captured import MOST_TOKENS, GraphedForward, find_obstacle
+from inlay.model.heads.captured_inference import MOST_TOKENS, GraphedForward, find_obstacle
 from inlay.model.heads.generation import forced_logits
 from inlay.model.heads.head_losses import RowBatch, TokenBatch, text_losses
 from inlay.model.heads.heads import (
@@ -92,7 +92,6 @@ __all__ = [
     "Anatomy",
     "Backbone",
     "Bank",
-    "BankForward",
     "Batch",
     "BucketBuffers",
     "BuiltIn",
@@ -110,6 +109,7 @@ __all__ = [
     "Outcome",
     "Output",
     "PackedRows",
+    "PassHooks",
     "ResolvedMethod",
     "Route",
     "Row",

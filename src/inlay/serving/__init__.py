@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inlay.lazy import import_lazily
+from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
     from inlay.serving.answers import Answer, Request, answer_cell, answer_words, check_confidence, describe_answer

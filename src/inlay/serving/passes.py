@@ -1,8 +1,8 @@
 """The forward passes of an engine: captured programs on a GPU once they pay, launched ones elsewhere.
 
-A captured pass (model/heads/captured.py) takes rows of any mix of tasks whose heads read one vector of a row. Rows of
-other heads, and all rows where nothing can be captured, are launched kernel by kernel, so that an odd row does not slow
-down the others.
+A captured pass (model/heads/captured_inference.py) takes rows of any mix of tasks whose heads read one vector of a
+row. Rows of other heads, and all rows where nothing can be captured, are launched kernel by kernel, so that an odd row
+does not slow down the others.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inlay.lazy import import_lazily
+from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
     from inlay.studies.glue_entries import Entry, choose_entries, list_gone, train_again, write_entries

@@ -30,8 +30,8 @@ from torch import Tensor
 from inlay.errors import Unsupported
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.flat import FlatBank, lay_flat
-from inlay.model.bank.forward import BankForward
 from inlay.model.bank.methods import make_expander, materialized_method
+from inlay.model.bank.pass_hooks import PassHooks
 from inlay.model.bank.slots import SlotSpec, check_tensors
 from inlay.model.bank.views import Gated, TiledLayouts, Views, build_views, site_shapes
 from inlay.model.batch.route import Batch, Route, Segment
@@ -275,7 +275,7 @@ class Bank:
             seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
         # Bind the route to the wrappers, and move the running statistics of batch norms after the pass.
         num_readers = self.anatomy.num_readers
-        operations = BankForward(
+        operations = PassHooks(
             views, route, is_training=is_training, seeds=seeds, num_readers=num_readers, is_finetuned=is_finetuned
         )
         with self.backbone.mount.routed(operations):

@@ -26,7 +26,7 @@ from fnmatch import fnmatchcase as fnmatch
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import ATTENTION_LINEARS, Anatomy
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.kernels.reference import ACTIVATIONS
 from inlay.model.parts.biases import BIASES

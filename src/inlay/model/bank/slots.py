@@ -11,7 +11,7 @@ from torch import Tensor
 from inlay.errors import StoreDamaged, Unsupported
 from inlay.model.backbone.sites import Anatomy
 from inlay.model.bank.methods import find_method, layout, resolve_method
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts.part import TensorSpec
 from inlay.settings import MethodConfig

@@ -1,6 +1,7 @@
 """A bank's stacks arranged by place: the operations at each hook of the backbone, and each slot's bottleneck there.
 
-`build_views` makes them of the parts; they are rebuilt whenever a slot becomes of a new kind. `forward.py` reads them.
+`build_views` makes them of the parts; they are rebuilt whenever a slot becomes of a new kind. `pass_hooks.py` reads
+them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy
 from inlay.model.bank.methods import find_method
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.kernels import reference as kernels
 from inlay.model.kernels import tiled
 from inlay.model.parts import PARTS

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy, LinearSite
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.parts.part import Occupants, Operation, Part, Placed, Stacks, TensorSpec, adapted_layers
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
-    from inlay.model.bank.forward import BankForward
+    from inlay.model.bank.pass_hooks import PassHooks
 
 
 class BiasPart(Part):
@@ -51,5 +51,5 @@ class Biases(Operation):
 
     bias_SD: Tensor
 
-    def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: BankForward) -> Tensor:
+    def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: PassHooks) -> Tensor:
         return (y + at.per_row(self.bias_SD - inner.bias[site.start : site.stop], y)).to(y.dtype)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inlay.errors import BadConfig
 from inlay.model.backbone.sites import Anatomy, Site
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.kernels import reference as kernels
 from inlay.model.kernels.reference import ACTIVATIONS, NORM_EPS, Bottleneck, BottleneckShape, Moments
 from inlay.model.kernels.select import Gather
@@ -36,7 +36,7 @@ from inlay.model.parts.part import (
 )
 
 if TYPE_CHECKING:
-    from inlay.model.bank.forward import BankForward
+    from inlay.model.bank.pass_hooks import PassHooks
 
 BLOCK = ("down", "down_bias", "up", "up_bias")
 """the tensors of every bottleneck"""
@@ -196,21 +196,21 @@ class SequentialAdapter(SlotOperation):
     weights: Bottleneck
     form = "sequential"
 
-    def on_output(self, place: str, y: Tensor, at: BankForward) -> Tensor:
+    def on_output(self, place: str, y: Tensor, at: PassHooks) -> Tensor:
         if at.gather is not None:
             return y + gathered_update(y, self.weights, at.gather)
         return at.unlay(kernels.bottleneck(at.lay(y), self.weights, at.route, at.moments_of(self), is_added=True))
 
-    def update(self, h: Tensor, at: BankForward) -> Tensor:
+    def update(self, h: Tensor, at: PassHooks) -> Tensor:
         """The update of h by each row's own adapter."""
         if at.gather is not None:
             return gathered_update(h, self.weights, at.gather)
         return at.unlay(kernels.bottleneck(at.lay(h), self.weights, at.route, at.moments_of(self)))
 
-    def drops(self, at: BankForward) -> bool:
+    def drops(self, at: PassHooks) -> bool:
         return at.seed is not None and kernels.drops(self.weights, at.route)
 
-    def drop_and_add(self, place: str, rate: float, y: Tensor, at: BankForward) -> Tensor:
+    def drop_and_add(self, place: str, rate: float, y: Tensor, at: PassHooks) -> Tensor:
         """Apply dropout to y and add the adapter's update, in one program."""
         assert at.seed is not None
         drop = Drop(rate, at.seed, _SALTS[place])
@@ -235,10 +235,10 @@ class ParallelAdapter(SequentialAdapter):
     reads_input = True
     form = "parallel"
 
-    def on_output(self, place: str, y: Tensor, at: BankForward) -> Tensor:
+    def on_output(self, place: str, y: Tensor, at: PassHooks) -> Tensor:
         return y + self.update(at.inputs.pop(place), at)
 
-    def drops(self, at: BankForward) -> bool:
+    def drops(self, at: PassHooks) -> bool:
         return False
 
 

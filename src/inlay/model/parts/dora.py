@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy, LinearSite
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.kernels.reference import Bottleneck, BottleneckShape
 from inlay.model.parts.lora import LoraPart, LowRankUpdate
 from inlay.model.parts.part import Occupants, Placed, SlotOperation, Stacks, TensorSpec
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
-    from inlay.model.bank.forward import BankForward
+    from inlay.model.bank.pass_hooks import PassHooks
 
 _SMALLEST = 1e-20  # least squared norm, for updates that cancel the weights
 
@@ -97,7 +97,7 @@ class Redirected(SlotOperation):
         self.scale_S[slot] = 0.0 if shape is None else shape.scale
         self.is_own_S[slot] = shape is not None
 
-    def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: BankForward) -> Tensor:
+    def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: PassHooks) -> Tensor:
         factor = at.per_row(self._factors(_weight(inner, site), at), y)
         plain = y if inner.bias is None else y - inner.bias[site.start : site.stop]
         update = self.update.on_linear(site, x, torch.zeros_like(y), inner, at)
@@ -107,7 +107,7 @@ class Redirected(SlotOperation):
         update = self.update.with_weights(change)
         return replace(self, weights=update.weights, update=update)
 
-    def _factors(self, weight_ED: Tensor, at: BankForward) -> Tensor:
+    def _factors(self, weight_ED: Tensor, at: PassHooks) -> Tensor:
         """m / ‖W + s·B·A‖ [S, E]: computed for the slots of the pass, one elsewhere."""
         used = sorted({segment.slot for segment in at.route.segments})  # none where any mix may come
         if not used or len(used) == len(self.is_own_S):

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, OUT_NORM, adapter_groups
 from inlay.model.parts.head import HEAD
 from inlay.model.parts.own_weights import OWN_WEIGHTS

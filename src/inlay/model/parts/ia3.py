@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy, LinearSite
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.parts.part import Occupants, Operation, Part, Placed, Stacks, TensorSpec, adapted_linears
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
-    from inlay.model.bank.forward import BankForward
+    from inlay.model.bank.pass_hooks import PassHooks
 
 
 class FactorPart(Part):
@@ -54,8 +54,8 @@ class Factors(Operation):
 
     factor_SD: Tensor
 
-    def on_input(self, site: LinearSite, x: Tensor, at: BankForward) -> Tensor:
+    def on_input(self, site: LinearSite, x: Tensor, at: PassHooks) -> Tensor:
         return (x * at.per_row(self.factor_SD, x)).to(x.dtype) if scales_input(site) else x
 
-    def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: BankForward) -> Tensor:
+    def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: PassHooks) -> Tensor:
         return y if scales_input(site) else (y * at.per_row(self.factor_SD, y)).to(y.dtype)

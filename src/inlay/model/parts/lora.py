@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy, LinearSite
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.kernels import reference as kernels
 from inlay.model.kernels.reference import Bottleneck, BottleneckShape
 from inlay.model.parts.bottleneck import gathered_update
@@ -28,7 +28,7 @@ from inlay.model.parts.part import (
 )
 
 if TYPE_CHECKING:
-    from inlay.model.bank.forward import BankForward
+    from inlay.model.bank.pass_hooks import PassHooks
 
 
 class LoraPart(Part):
@@ -72,7 +72,7 @@ class LowRankUpdate(SlotOperation):
     weights: Bottleneck
     form = "lora"
 
-    def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: BankForward) -> Tensor:
+    def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: PassHooks) -> Tensor:
         if at.gather is not None:
             return y + gathered_update(x, self.weights, at.gather)
         return y + at.unlay(kernels.bottleneck(at.lay(x), self.weights, at.route))

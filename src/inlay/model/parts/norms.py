@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from inlay.model.backbone.sites import Anatomy, NormSite
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.parts.part import Occupants, Operation, Part, Placed, Stacks, TensorSpec, adapted_layers
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
-    from inlay.model.bank.forward import BankForward
+    from inlay.model.bank.pass_hooks import PassHooks
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class SlotNorm(Operation):
     scale_SD: Tensor | None
     shift_SD: Tensor | None
 
-    def on_norm(self, x: Tensor, inner: Any, at: BankForward) -> Tensor:
+    def on_norm(self, x: Tensor, inner: Any, at: PassHooks) -> Tensor:
         scale_SD = self.scale_SD
         if scale_SD is None:  # BitFit trains the shift alone
             assert self.shift_SD is not None

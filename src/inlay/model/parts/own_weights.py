@@ -12,7 +12,7 @@ from torch import Tensor
 
 from inlay.errors import BadConfig
 from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.parts.part import Part, TensorSpec, adapted_layers
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.kernels import reference as kernels
 from inlay.model.parts.part import Occupants, Operation, Part, Placed, Stacks, TensorSpec, adapted_layers
 
 if TYPE_CHECKING:
-    from inlay.model.bank.forward import BankForward
+    from inlay.model.bank.pass_hooks import PassHooks
 
 _ITEMS = ("query", "key", "value")
 _SHARE, _STD = 0.266, 0.02
@@ -67,7 +67,7 @@ class ProjectedAttention(Operation):
     weights: kernels.Projected
     reads_block = True
 
-    def on_output(self, place: str, y: Tensor, at: BankForward) -> Tensor:
+    def on_output(self, place: str, y: Tensor, at: PassHooks) -> Tensor:
         if at.entered is None:
             return y
         whole = at.whole  # attention reads all tokens, also where the block computes a few

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.sites import Anatomy, LinearSite
-from inlay.model.bank.resolved import ResolvedMethod
+from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.kernels.reference import Bottleneck, BottleneckShape, Moments
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
-    from inlay.model.bank.forward import BankForward
+    from inlay.model.bank.pass_hooks import PassHooks
 
 Stacks = Mapping[str, Tensor]
 SiteShapes = Mapping[tuple[str, str], BottleneckShape]
@@ -203,23 +203,23 @@ class Operation:
     reads_block: ClassVar[bool] = False
     """it stands beside a whole block, also one with weights of its own"""
 
-    def on_input(self, site: LinearSite, x: Tensor, at: BankForward) -> Tensor:
+    def on_input(self, site: LinearSite, x: Tensor, at: PassHooks) -> Tensor:
         """Change the input of a linear layer."""
         return x
 
-    def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: BankForward) -> Tensor:
+    def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: PassHooks) -> Tensor:
         """Change the output y of a linear layer; x is its input."""
         return y
 
-    def on_output(self, place: str, y: Tensor, at: BankForward) -> Tensor:
+    def on_output(self, place: str, y: Tensor, at: PassHooks) -> Tensor:
         """Change the output of a sublayer."""
         return y
 
-    def on_norm(self, x: Tensor, inner: Any, at: BankForward) -> Tensor:
+    def on_norm(self, x: Tensor, inner: Any, at: PassHooks) -> Tensor:
         """Compute a layer norm of x."""
         return inner(x)
 
-    def drops(self, at: BankForward) -> bool:
+    def drops(self, at: PassHooks) -> bool:
         """Whether it can compute the dropout before it in the same program."""
         return False
 

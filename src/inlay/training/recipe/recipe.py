@@ -1,8 +1,9 @@
 """The recipe: what a run does where its user left the learning rate open, by method, kind of task and rows.
 
-Who gives a rate gets what he says, and what defaults always were: ten epochs, a fresh head. Who leaves it open gets the
-settings measured to be the best for so many rows; docs/defaults.md explains them and says what was measured. This file
-is the one place that knows the numbers.
+Who gives a rate gets what he says, and what defaults always were: ten epochs, a fresh head. Who leaves it open gets
+the settings measured to be the best for so many rows; docs/defaults.md explains them and says what was measured. This
+file is the one place that knows the numbers; the usual rate of each method is in its row of `METHODS`
+(model/bank/methods.py).
 
 1. The head begins as the linear probe of the training rows, so that a run begins where logistic regression ends.
 2. Classes of single texts, of up to `MOST_FOR_CONTRAST` rows: a contrastive start follows, and the probe of what a part

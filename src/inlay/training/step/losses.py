@@ -1,8 +1,8 @@
 """The losses of a compiled step: of every row by its slot's kind of head, whatever the mix, of tensors alone.
 
-`heads.py` has the losses kind by kind, which are the definition; tests hold these equal to them. All kinds that occur
-are computed for all rows and each row takes its own: shapes are those of a rung, and no row that is padding, or of
-another kind, may bring a number that is none into the gradient of one that is not.
+`head_losses.py` has the losses kind by kind, which are the definition; tests hold these equal to them. All kinds that
+occur are computed for all rows and each row takes its own: shapes are those of a rung, and no row that is padding, or
+of another kind, may bring a number that is none into the gradient of one that is not.
 
 Shape letters: B rows, N packed tokens, L labels; R rows, T tokens of their answers, V vocabulary.
 """

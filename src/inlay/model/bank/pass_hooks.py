@@ -1,6 +1,6 @@
 """The forward pass of a bank's slots: the operations that a backbone's wrappers call while a route is bound.
 
-A `BankForward` lives for one pass, and keeps state of the pass: inputs of sublayers, statistics of batch norm. It
+A `PassHooks` lives for one pass, and keeps state of the pass: inputs of sublayers, statistics of batch norm. It
 loops over the operations that parts have bound at a hook (`linear`, `output`, `norm`); `at` returns the one of a block.
 """
 
@@ -25,7 +25,7 @@ from inlay.model.parts.bottleneck import SequentialAdapter
 from inlay.model.parts.part import SlotOperation
 
 
-class BankForward:
+class PassHooks:
     """A bank's views with a route bound. `route`, `gather`, `seed`, `inputs` and `entered` are for the operations."""
 
     def __init__(
@@ -55,12 +55,12 @@ class BankForward:
         """inputs of the sublayers that have an operation beside them"""
         self.entered: Tensor | None = None
         """the input of this block, where an operation stands beside the block"""
-        self._blocks: list[BankForward] = []
+        self._blocks: list[PassHooks] = []
         self._layer = -1
         self._attended: Tensor | None = None  # output of this block's attention, where it is cached
         self._projected: tuple[Tensor, Tensor] | None = None  # an input, and its query, key and value
 
-    def at(self, layer: int, *, is_last: bool = False) -> BankForward:
+    def at(self, layer: int, *, is_last: bool = False) -> PassHooks:
         """The same for the wrappers of one block."""
         views = self._views.at(layer)
         firsts = self._firsts if is_last else None
@@ -75,13 +75,13 @@ class BankForward:
         self._blocks.append(block)
         return block
 
-    def _block(self, views: Views) -> BankForward:
-        return BankForward(
+    def _block(self, views: Views) -> PassHooks:
+        return PassHooks(
             views, self.route, is_training=self._is_training, is_finetuned=self._is_solo, gather=self.gather
         )
 
     @property
-    def whole(self) -> BankForward:
+    def whole(self) -> PassHooks:
         """The pass over all tokens, also where this block computes a few."""
         return self
 
@@ -224,7 +224,7 @@ class BankForward:
         return x if self.route.pack is None else x.unsqueeze(0)
 
 
-class _FirstTokens(BankForward):
+class _FirstTokens(PassHooks):
     """The last block of a pass whose heads read only first tokens: keys and values of all tokens, the rest of these.
 
     It saves 8% (rows of 9 tokens) to 15% (of 35) of a CPU step on a MiniLM. What keys and values are computed of is
@@ -235,12 +235,12 @@ class _FirstTokens(BankForward):
         assert firsts.wide is not None
         assert firsts.wide.pack is not None
         super().__init__(views, replace(firsts, wide=None), is_training=is_training)
-        self._whole, self._rows = BankForward(views, firsts.wide, is_training=is_training), firsts.wide.pack
+        self._whole, self._rows = PassHooks(views, firsts.wide, is_training=is_training), firsts.wide.pack
         self._read: Tensor | None = None
         self._kept: dict[str, Tensor] = {}
 
     @property
-    def whole(self) -> BankForward:
+    def whole(self) -> PassHooks:
         return self._whole
 
     def take(self, states: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from inlay.model import Bank, BankForward, Batch, Gather, Route, build_views, pair_features
+from inlay.model import Bank, Batch, Gather, PassHooks, Route, build_views, pair_features
 from inlay.model import head as head_part
 
 
@@ -53,7 +53,7 @@ class TaskGraph(nn.Module):
         gather = Gather(task)
         batch = Batch(input_ids, attention_mask, token_type_ids, Route(()), (), ())
         has_mix = any(head.features == "mix" for head in self._heads)
-        with self._backbone.mount.routed(BankForward(views, Route(()), gather=gather)):
+        with self._backbone.mount.routed(PassHooks(views, Route(()), gather=gather)):
             layers = self._backbone.hidden_layers(batch, all_layers=has_mix)
         pooled_BD = self._pool(layers, attention_mask, stacks, gather)
         num_outputs_B = gather.own(torch.tensor([head.num_outputs for head in self._heads]))

@@ -161,7 +161,7 @@ class _Found:
         return key in self._has_spans and (self._has_spans[key] or not needs_spans)
 
     def _key_of(self, record: Record) -> str:
-        """Return the key of a record's run; None for the later tasks of a run and for old arms."""
+        """Return the key of a record's run; empty for the later tasks of a run and for old arms."""
         study = self._find_study(record)
         if "-" in record.id or study is None or record.arm not in study.arms:
             return ""

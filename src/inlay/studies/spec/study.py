@@ -105,7 +105,7 @@ class Study:
     """the paper and the table or figure that is reproduced"""
     report_on: str
     published: str
-    """name of the file in `studies/published` with the values to compare with, or """""
+    """name of the file in `studies/published` with the values to compare with; may be empty"""
     notes: tuple[str, ...]
     backbone: str
     tasks: tuple[str, ...]

@@ -326,10 +326,10 @@ class _StudyCommand:
             take_share(plan.backbone.device, memory_share)
         with _resumable():
             if num_jobs == 1:
-                return conduct(plans, self.dirs, deadline=deadline, commit=self.commit, stage=ScreenProgress())
+                return conduct(plans, self.dirs, deadline=deadline, commit=self.commit, progress=ScreenProgress())
             settings = JobSettings(num_jobs, self.device, self.data_root, self.skip_missing, self.commit, memory_share)
-            with JobsProgress() as stage:
-                return conduct_in_jobs(plans, self.dirs, settings, deadline=deadline, stage=stage)
+            with JobsProgress() as progress:
+                return conduct_in_jobs(plans, self.dirs, settings, deadline=deadline, progress=progress)
 
     def answer(self, plan: StudyPlan, result: SessionResult, report: dict[str, Any]) -> None:
         """Answer the test sets of a study that has a server for them, and put the paths into its report."""

@@ -90,7 +90,7 @@ def conduct(
     *,
     deadline: float | None = None,
     commit: str | None = None,
-    stage: StudyProgress | None = None,
+    progress: StudyProgress | None = None,
 ) -> SessionResult:
     """Do the missing work of plans, the most valuable first, until `deadline` (of `time.monotonic`), if there is one.
 
@@ -98,7 +98,7 @@ def conduct(
     and the same call goes on from there.
     """
     session = Session(plans, dirs, deadline=Deadline(deadline), commit=commit)
-    session.train(stage or StudyProgress())
+    session.train(progress or StudyProgress())
     return session.sum_up()
 
 
@@ -133,7 +133,7 @@ class Session:
         self._compiled: tuple[Any, ...] = ()
         """the compile key of the last unit"""
 
-    def train(self, stage: StudyProgress, wait: Callable[[], None] | None = None) -> None:
+    def train(self, progress: StudyProgress, wait: Callable[[], None] | None = None) -> None:
         """Train unit by unit until nothing is left that no other process has claimed, or the deadline has come.
 
         With `wait` it stays until the others are done, in case one of them dies: the function is called now and then.
@@ -144,33 +144,35 @@ class Session:
             with self._claim_next() as (unit, num_left):
                 if unit is not None:
                     number += 1
-                    stage.begin(number, number + num_left - 1, unit)
-                    self._do(unit, stage, None if wait is not None else _Alarm(self.deadline))
+                    progress.begin(number, number + num_left - 1, unit)
+                    self._do(unit, progress, None if wait is not None else _Alarm(self.deadline))
                     continue
             if not self.has_work:
                 break
             if wait is None:
-                stage.warn("what is left is in the hands of other processes")
+                progress.warn("what is left is in the hands of other processes")
                 break
             wait()
 
-    def _do(self, unit: Unit, stage: StudyProgress, alarm: Emit | None) -> None:
+    def _do(self, unit: Unit, progress: StudyProgress, alarm: Emit | None) -> None:
+        # 1. train it; an interrupt at the deadline is expected
         began, failed = time.monotonic(), []
-        listeners = [stage.watch(unit)] if alarm is None else [alarm, stage.watch(unit)]
+        listeners = [progress.watch(unit)] if alarm is None else [alarm, progress.watch(unit)]
         try:
             failed = self.runner.do(unit, emit_to(*listeners))
         except Interrupted:
             if not self.deadline.is_late:
                 raise
+        # 2. note what failed, and how long it took
         if failed:
-            stage.warn(f"{unit.take(item for item, _ in failed).describe()}: {failed[0][1]}")
+            progress.warn(f"{unit.take(item for item, _ in failed).describe()}: {failed[0][1]}")
         self.failed += [(item, error.message) for item, error in failed]
         if not self.deadline.is_late:
             for item in unit.items:
                 if not self.known.is_known(item):  # else it would be tried forever
                     self.known.failed.setdefault(item.id, "it left no record")
         self.deadline.note(unit, time.monotonic() - began)
-        stage.end(unit, time.monotonic() - began)
+        progress.end(unit, time.monotonic() - began)
 
     @contextlib.contextmanager
     def _claim_next(self) -> Iterator[tuple[Unit | None, int]]:
@@ -206,17 +208,19 @@ class Session:
 
     def _choose(self, units: Sequence[Unit], held: Collection[str]) -> Unit | None:
         """Choose the first unit whose sources are trained or can be trained with it, of the preferred kind if any."""
+        # 1. the units whose sources nobody else trains or will train
         free = []
         for unit in units:
             needed = self._sources_to_train(unit)
             to_train = {item.id for other in units if other is not unit for item in other.items} if needed else set()
             if not needed & (to_train | set(held)):
                 free.append(unit)
+        # 2. the first of the preferred kind
         if self._prefers_copies:
             free.sort(key=lambda unit: not unit.is_finetuned)
         if not free or self._num_jobs == 1:
             return next(iter(free), None)
-        # Among equally urgent units, prefer one that needs no new compiled programs.
+        # 3. Among equally urgent units, prefer one that needs no new compiled programs.
         alike = [unit for unit in free if _urgency(unit) == _urgency(free[0]) and unit.compile_key == self._compiled]
         chosen = next(iter([*alike, *free]))
         self._compiled = chosen.compile_key
@@ -342,6 +346,7 @@ def make_agenda(
     for item in sorted(wanted.values(), key=lambda item: item.tier):
         if item.id not in held:
             groups.setdefault(_key(item, by_study[item.study]), []).append(item)
+    # 4. units in order of their tier, after those that train their sources
     units = [unit for key, group in groups.items() for unit in _slice(key[0], group, lengths, in_pieces=in_pieces)]
     order = {name: number for number, name in enumerate(by_study)}
     return begun + _after_sources(sorted(units, key=lambda unit: (unit.items[0].tier, order[unit.items[0].study])))

@@ -73,11 +73,11 @@ def conduct_in_jobs(
     settings: JobSettings,
     *,
     deadline: float | None = None,
-    stage: StudyProgress | None = None,
+    progress: StudyProgress | None = None,
 ) -> SessionResult:
     """Do what `conduct` does, in several processes."""
     session = Session(plans, dirs, deadline=Deadline(deadline), commit=settings.commit, num_jobs=settings.num_jobs)
-    _Workers(session, settings, stage or StudyProgress()).run()
+    _Workers(session, settings, progress or StudyProgress()).run()
     result = session.sum_up()
     failed = {item.id: item for item in result.missing if item.id in session.known.failed}
     return dataclasses.replace(result, failed=[(item, session.known.failed[item.id]) for item in failed.values()])
@@ -102,8 +102,8 @@ class _Worker:
 class _Workers:
     """The processes of one session: starts, listens to, replaces and stops them."""
 
-    def __init__(self, session: Session, settings: JobSettings, stage: StudyProgress) -> None:
-        self._session, self._settings, self._stage = session, settings, stage
+    def __init__(self, session: Session, settings: JobSettings, progress: StudyProgress) -> None:
+        self._session, self._settings, self._progress = session, settings, progress
         self._items = {item.key: item for plan in session.plans.values() for item in plan.items}
         self._workers: list[_Worker] = []
         self._num_begun, self._num_rows = 0, 0
@@ -115,6 +115,7 @@ class _Workers:
 
     def run(self) -> None:
         """Do all the work, or what fits before the deadline. Ctrl-C stops all processes with everything saved."""
+        # 1. start the processes, and listen until all have ended
         units = self._session.list_units()
         wanted = [item for unit in units for item in unit.items]
         with _noting_interrupts() as asked:
@@ -125,6 +126,7 @@ class _Workers:
                     self._listen(wanted)
             finally:
                 self._stop(wanted)
+        # 2. say why it stopped, if that was not the end of the work
         if asked.is_set():
             raise KeyboardInterrupt
         if len(self._lost) >= _MOST_LOST:
@@ -169,7 +171,7 @@ class _Workers:
         self._session.known.refresh()
         num_done = sum(map(self._session.known.is_known, wanted))
         num_busy = sum(worker.unit is not None for worker in self._workers)
-        self._stage.tell(num_done, len(wanted), num_busy, self._num_rows)
+        self._progress.tell(num_done, len(wanted), num_busy, self._num_rows)
         self._num_rows = 0
 
     def _hear(self, worker: _Worker, what: str, value: Any) -> None:
@@ -178,14 +180,14 @@ class _Workers:
             worker.unit = Unit(kind, tuple(self._items[key] for key in keys))
             worker.began, worker.at, worker.has_stepped = time.monotonic(), "", False
             self._num_begun += 1
-            self._stage.begin(self._num_begun, self._num_begun + num_left - 1, worker.unit)
+            self._progress.begin(self._num_begun, self._num_begun + num_left - 1, worker.unit)
         elif what == "enter":
             worker.at = value
         elif what == "rows":
             self._num_rows += value
             worker.has_stepped |= value > 0  # 0 if an epoch was only scored
         elif what == "warn":
-            self._stage.warn(value)
+            self._progress.warn(value)
         elif what == "end":
             self._lost = []
             self._end_unit(worker)
@@ -194,7 +196,7 @@ class _Workers:
 
     def _end_unit(self, worker: _Worker) -> None:
         if worker.unit is not None:
-            self._stage.end(worker.unit, time.monotonic() - worker.began)
+            self._progress.end(worker.unit, time.monotonic() - worker.began)
             worker.unit = None
 
     def _bury(self, worker: _Worker) -> None:
@@ -210,13 +212,15 @@ class _Workers:
 
     def _lose(self, worker: _Worker) -> None:
         """Report a dead process; record as failed the runs that have killed a process before."""
+        # 1. how it ended
         words = _last_words(worker.log)
         said = f"process {worker.number} ended with status {worker.process.exitcode}" + (f": {words}" if words else "")
         if not worker.has_stepped:
             self._lost.append(f"`{worker.unit.describe()}`" if worker.unit is not None else said)
         if worker.unit is None:
-            self._stage.warn(said)
+            self._progress.warn(said)
             return
+        # 2. the runs it had in hand; those that killed a process before have failed
         self._session.known.refresh()
         lost = [item for item in worker.unit.items if not self._session.known.is_known(item)]
         if worker.unit.is_sequential:  # of copies trained one after another it was training one
@@ -224,16 +228,18 @@ class _Workers:
         failed = [item for item in lost if item.id in self._tried]
         self._tried |= {item.id for item in lost}
         outlook = "" if failed else "; another process goes on with it"
-        self._stage.warn(f"{worker.unit.take(failed or worker.unit.items).describe()}: {said}{outlook}")
+        self._progress.warn(f"{worker.unit.take(failed or worker.unit.items).describe()}: {said}{outlook}")
         self._session.runner.record_failure(failed, LostProcess(said, f"its log is {worker.log}"))
 
     def _stop(self, wanted: Sequence[PlannedRun]) -> None:
         """Ask all processes to save their work, and wait for their end."""
+        # 1. interrupt them as Ctrl-C would
         self._is_stopping = True
         until = time.monotonic() + _STOP_SECONDS
         for worker in self._workers:
             if worker.process.pid is not None and worker.process.is_alive():
                 os.kill(worker.process.pid, signal.SIGINT)
+        # 2. listen until they have ended, and kill those that take too long
         try:
             while self._workers and time.monotonic() < until:
                 self._listen(wanted)
@@ -342,6 +348,7 @@ class _Job:
 
 def _work(link: Connection, job: _Job, log: Path) -> None:
     """Train units until nothing is left. This is the main function of a process; its output goes to a log."""
+    # 1. signals, threads and output of this process
     os.setsid()  # Ctrl-C at the terminal is for the first process, which stops this one itself
     signal.signal(signal.SIGINT, signal.default_int_handler)
     num_jobs = job.settings.num_jobs
@@ -351,6 +358,7 @@ def _work(link: Connection, job: _Job, log: Path) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(num_threads)
     _speak_into(log)
+    # 2. the plans, made again from their settings; then an ordinary session
     with contextlib.suppress(KeyboardInterrupt):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         plans = job.make_plans()

@@ -39,7 +39,7 @@ class BackboneFacts:
 
     @property
     def is_seq2seq(self) -> bool:
-        """Tell whether its answers are texts."""
+        """Whether its answers are texts."""
         return self.pooling == WRITTEN
 
 

@@ -71,7 +71,7 @@ class PlannedRun:
 
     @property
     def is_finetuned(self) -> bool:
-        """Tell whether it trains a copy of the backbone's weights."""
+        """Whether it trains a copy of the backbone's weights."""
         return ARM_KINDS[self.arm.kind].needs_backbone and find_method(self.config.method.name).is_finetuned
 
     @cached_property
@@ -129,6 +129,7 @@ def load_tasks(
     of it, unless it may be skipped; and one that has none at all. What is in `known` is not read again, and what is
     read is put there, for other studies.
     """
+    # 1. the study's own tasks, then those of the studies it starts from
     root, known = find_root(root), {} if known is None else known
     tasks, missing = {}, {}
     for owner, prefix in [(study, ""), *((source, f"{name}:") for name, source in study.sources.items())]:
@@ -140,6 +141,7 @@ def load_tasks(
                 tasks[prefix + name] = cut_task(known[key], owner.most_rows)
             except (Missing, UnknownName) as error:
                 missing[prefix + name] = error.message
+    # 2. refuse missing data, all of it in one message
     if missing and not (skip_missing and tasks):
         reasons = "; ".join(f"`{name}`: {reason}" for name, reason in missing.items())
         hint = (
@@ -170,6 +172,7 @@ def plan_study(
 
     `root` is where `load_tasks` found the tasks: a run keeps where its rows are.
     """
+    # 1. what is left out, and why
     num_layers = backbone.anatomy.num_layers
     too_deep = [arm.name for arm in study.arms.values() if arm.min_layers > num_layers]
     left_out = [f"{name}: {reason}" for name, reason in missing.items()]
@@ -177,6 +180,7 @@ def plan_study(
         left_out.append(f"{', '.join(too_deep)}: {backbone.name} has {num_layers} layers")
     maker = _Maker(study, backbone, tasks, find_root(root))
     left_out += maker.list_too_small()
+    # 2. every arm with every seed
     items = [
         item
         for arm in study.arms.values()
@@ -229,6 +233,7 @@ class _Maker:
         return config if sample is None else dataclasses.replace(config, sample=sample, sample_seed=seed)
 
     def _make(self, arm: Arm, seed: int, names: Sequence[str], point: Point) -> PlannedRun:
+        # 1. the settings of this task and seed
         kind, name = ARM_KINDS[arm.kind], names[0]
         config = dataclasses.replace(
             point.config,
@@ -236,11 +241,13 @@ class _Maker:
             train=dataclasses.replace(point.config.train, seed=seed),
             data=self._find_data(name),
         )
+        # 2. runs that are trained
         if kind.is_joint:
             return self._join(arm, config, names, point)
         if kind.is_trained:
             run = make_run(self._tasks[name], config, self._backbone)
             return PlannedRun(run.id, self._study.name, arm, name, seed, point.axes, run.config, run)
+        # 3. other work (a baseline, a sequence), with an id made of settings and data
         data = [self._tasks[each].digest for each in names] if kind.spans_tasks else self._tasks[name].digest
         settings = [arm.kind, dataclasses.asdict(config.method), dataclasses.asdict(config.train), data]
         fingerprint = self._backbone.fingerprint if kind.spans_tasks else ""

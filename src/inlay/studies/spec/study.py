@@ -336,11 +336,13 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
     _check_keys(tree, _ARM_KEYS, f"arms.{name}.")
     each = tree.get("each", {})
     for values in itertools.product(*each.values()):
+        # 1. fill in the values of `each`, and lay the table of this one arm over it, if there is one
         filled = _fill({key: value for key, value in tree.items() if key != "each"}, each, values)
         full = _fill(name, each, values)
         if full != name and full in study["arms"]:
             _check_keys(study["arms"][full], _ARM_KEYS - {"each"}, f"arms.{full}.")
             filled = _merge(filled, study["arms"][full])
+        # 2. its kind, and the tasks that have enough rows
         kind = filled.get("kind", "runs")
         if kind not in ARM_KINDS:
             raise UnknownName("kind of arm", kind, ARM_KINDS)
@@ -348,6 +350,7 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
         if kind == "single" and "sample" in filled:
             most = study.get("most_samples", {})
             chosen = tuple(task for task in chosen if filled["sample"] <= most.get(task, filled["sample"]))
+        # 3. its settings over the study's own, and its axes
         settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in SETTINGS}
         if not ARM_KINDS[kind].is_joint:
             del settings["joint"]

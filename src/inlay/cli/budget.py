@@ -36,7 +36,9 @@ _COLUMNS = {"train.lr": "lr", "method.size": "size", "train.epochs": "epochs"}
 
 def read_budget(text: str | None, folds: int | None = None) -> Budget | None:
     """Return the budget of a command from here on; None if it has none.
-    / It cannot be combined with `folds`, which take as long as they do and judge the usual settings."""
+
+    It cannot be combined with `folds`, which take as long as they do and judge the usual settings.
+    """
     if text is None:
         return None
     from inlay.training import refuse_several

@@ -70,7 +70,9 @@ def _next_stage(member: AnyMember) -> str:
 
 def rate_of(member: AnyMember, ahead: int = 0) -> float:
     """Return the learning rate of the next step, or of the step `ahead` of it.
-    / The steps before training have a schedule of their own."""
+
+    The steps before training have a schedule of their own.
+    """
     train, progress = member.run.config.train, member.progress
     if progress.stage == CONTRAST:
         return learning_rate(train, progress.cursor + ahead, member.steps_of_epoch)

@@ -149,6 +149,7 @@ def test_pickle_is_never_loaded():
 RIDDLES = re.compile(r"(Of|That|Those|Whether there|What an?)\b")
 # Files that still have such docstrings. The list may only become shorter.
 RIDDLES_LEFT = {
+<<<<<<< HEAD
     "cli/folds.py",
     "cli/study_dry_run.py",
     "cli/train.py",
@@ -158,7 +159,7 @@ RIDDLES_LEFT = {
     "studies/judge/coverage.py",
     "studies/judge/extras.py",
     "studies/judge/row_sampling.py",
-    "studies/judge/report_rows.py",
+    "studies/judge/row_specs.py",
     "studies/judge/scores.py",
     "studies/report/chart.py",
     "studies/report/figures/maps.py",
@@ -195,6 +196,45 @@ RIDDLES_LEFT = {
 CLASSES_TWICE = {"Engine"}
 # Files of one name in two rooms. The list may only become shorter.
 FILES_TWICE = {"rows.py"}
+=======
+    "data/columns.py",
+    "data/encode.py",
+    "data/metrics.py",
+    "data/tasks.py",
+    "exchange/carry.py",
+    "exchange/heads.py",
+    "exchange/obstacles.py",
+    "exchange/parts.py",
+    "explore/suggest.py",
+    "model/backbone/backbone.py",
+    "model/backbone/fingerprint.py",
+    "model/backbone/folders.py",
+    "model/backbone/pooling.py",
+    "model/backbone/wrappers.py",
+    "model/bank/slots.py",
+    "model/bank/views.py",
+    "model/batch/buckets.py",
+    "model/heads/captured.py",
+    "model/heads/generation.py",
+    "model/heads/heads.py",
+    "model/heads/readout.py",
+    "model/kernels/fold_residual.py",
+    "model/kernels/reference.py",
+    "model/kernels/triton/attention_programs.py",
+    "model/parts/hypernet.py",
+}
+# Classes of one name in two files. The list may only become shorter; `Engine` in api.py is the engine with our store.
+CLASSES_TWICE = {
+    "Cut",
+    "Engine",
+    "Leaving",
+    "Recorder",
+    "Shape",
+    "_Locator",
+}
+# Files of one name in two rooms. The list may only become shorter.
+FILES_TWICE = {"heads.py"}
+>>>>>>> proseb
 
 
 def first_lines(path: Path):

@@ -14,7 +14,7 @@ from inlay.model.bank.methods import METHODS
 from inlay.settings.run_config import RunConfig, overlay
 from inlay.settings.trees import read_tree
 from inlay.studies.run.records import Record
-from inlay.studies.spec.shown import read_claims, read_report
+from inlay.studies.spec.report_spec import read_claims, read_report
 from inlay.studies.spec.study import Arm, Point, Study
 
 GLUE = {

@@ -15,7 +15,7 @@ from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.gaps import find_gaps
 from inlay.studies.judge.published import read_published
-from inlay.studies.judge.report_rows import name_column
+from inlay.studies.judge.row_specs import name_column
 from inlay.studies.judge.scored import score_study
 from inlay.studies.judge.series import forgotten, planned_keys, read_ablations, read_spans, read_steps
 from inlay.studies.report.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone

@@ -129,7 +129,7 @@ def test_stopped_anywhere_and_resumed_it_ends_with_the_same_records(tmp_path, ba
     plan, places = make_plan(tmp_path, backbone), StudyDirs(tmp_path / "results", tmp_path / "runs")
     for stop_at in (3, 4, 3):
         with pytest.raises(KeyboardInterrupt):
-            conduct([plan], places, stage=Counter(stop_at))
+            conduct([plan], places, progress=Counter(stop_at))
     outcome = conduct([plan], places, commit="abc")
     kept = [{**record, "commit": "abc"} for record in without_times(outcome.records)]
     assert kept == without_times(done[2].records)
@@ -152,7 +152,7 @@ def test_another_study_goes_on_from_a_run_and_trains_it_if_its_weights_are_not_h
     kept = StudyDirs(tmp_path / "other", tmp_path / "kept")
     shutil.copytree(done[1].runs, kept.runs)
     stage = Counter()
-    after = conduct([few], kept, commit="abc", stage=stage)
+    after = conduct([few], kept, commit="abc", progress=stage)
     # Not to the last bit: there it was trained in company.
     for ours, theirs in zip(alone.records, after.records, strict=True):
         assert ours.key == theirs.key
@@ -250,7 +250,7 @@ def test_records_of_a_run_of_several_tasks_are_lent_to_other_studies(tmp_path, b
     study = dataclasses.replace(make_plan(tmp_path, backbone).study, name="other")
     other = plan_study(study, backbone, *load_tasks(study, None))
     stage = Counter()
-    outcome = conduct([other], StudyDirs(tmp_path / "results", tmp_path / "runs"), stage=stage)
+    outcome = conduct([other], StudyDirs(tmp_path / "results", tmp_path / "runs"), progress=stage)
     assert stage.trained == []
     assert not outcome.missing
     assert len(outcome.records) == len(done[2].records)

@@ -121,7 +121,7 @@ def test_two_processes_come_to_the_records_of_one_though_one_of_them_dies(tmp_pa
     longer = LONG.replace('["glue/cola"]', '["glue/cola", "glue/rte"]')
     plan, dirs = make_plan(tmp_path, backbone, longer), dirs_in(tmp_path)
     stage = Saboteur(lambda: os.kill(started[0].process.pid, signal.SIGKILL))
-    result = conduct_in_jobs([plan], dirs, JOBS, stage=stage)
+    result = conduct_in_jobs([plan], dirs, JOBS, progress=stage)
     assert len(started) == 3, "another took its place"
     assert f"ended with status {-signal.SIGKILL}" in stage.warnings[0]
     assert "another process goes on with it" in stage.warnings[0]
@@ -144,7 +144,7 @@ def test_of_copies_one_after_another_a_killed_process_costs_nothing_that_was_don
             if started[0].has_stepped and started[0].process.is_alive() and len(started) == 2:
                 os.kill(started[0].process.pid, signal.SIGKILL)
 
-    result = conduct_in_jobs([plan], dirs, JOBS, stage=Killer())
+    result = conduct_in_jobs([plan], dirs, JOBS, progress=Killer())
     assert len(started) == 3
     assert not result.failed
     assert not result.missing
@@ -162,7 +162,7 @@ def test_what_two_processes_die_of_is_recorded_as_failed_and_tried_again_next_ti
                     os.kill(worker.process.pid, signal.SIGKILL)
 
     stage = Killer(None)
-    result = conduct_in_jobs([plan], dirs, JOBS, stage=stage)
+    result = conduct_in_jobs([plan], dirs, JOBS, progress=stage)
     ((failed, said),) = result.failed
     assert result.missing == [failed]
     assert failed.arm.name == "full"
@@ -202,7 +202,7 @@ if __name__ == "__main__":
     plan = make_plan(folder, load_backbone(sys.argv[3], device="cpu"), LONG)
     stage = Saboteur(lambda: print("at work", flush=True))
     try:
-        conduct_in_jobs([plan], dirs_in(folder), JOBS, stage=stage)
+        conduct_in_jobs([plan], dirs_in(folder), JOBS, progress=stage)
     except KeyboardInterrupt:
         print("stopped", flush=True)
 """
@@ -228,7 +228,7 @@ def test_stopped_or_killed_all_processes_end_with_their_state_saved(tmp_path, ba
     rest = Counter()
     plan = make_plan(tmp_path, backbone, LONG)
     known = {record.id for record in read_records(file_of(dirs_in(tmp_path)))}
-    assert not conduct([plan], dirs_in(tmp_path), stage=rest).missing
+    assert not conduct([plan], dirs_in(tmp_path), progress=rest).missing
     assert not known & set(rest.trained)
     assert not list((tmp_path / "runs" / "cohorts").glob("*/state.safetensors")), "they were gone on with"
 
@@ -242,12 +242,12 @@ def test_at_the_deadline_what_is_in_hand_is_stopped_and_goes_on_in_the_next_sess
     plan, dirs, deadlines = make_plan(tmp_path, backbone, LONG), dirs_in(tmp_path), []
     monkeypatch.setattr(worker_processes, "Deadline", lambda at: deadlines.append(Deadline(at)) or deadlines[0])
     stage = Saboteur(lambda: setattr(deadlines[0], "deadline", time.monotonic()))
-    first = conduct_in_jobs([plan], dirs, JOBS, deadline=time.monotonic() + 600, stage=stage)
+    first = conduct_in_jobs([plan], dirs, JOBS, deadline=time.monotonic() + 600, progress=stage)
     assert first.missing
     assert not first.failed
     assert list((dirs.runs / "cohorts").glob("*/state.safetensors"))
     rest = Counter()
-    assert not conduct([plan], dirs, stage=rest).missing
+    assert not conduct([plan], dirs, progress=rest).missing
     assert not list((dirs.runs / "cohorts").glob("*/state.safetensors")), "they were gone on with"
     assert not {record.id for record in first.records} & set(rest.trained)
 
@@ -266,7 +266,7 @@ plan = make_plan(folder, load_backbone(sys.argv[3], device="cpu"))
 print("ready", flush=True)
 sys.stdin.readline()
 stage = Counter()
-result = conduct([plan], dirs_in(folder), stage=stage, commit="abc")
+result = conduct([plan], dirs_in(folder), progress=stage, commit="abc")
 print(*stage.trained, flush=True)
 """
 
@@ -323,7 +323,7 @@ def test_what_another_process_has_claimed_is_left_to_it_until_it_dies(tmp_path, 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "claimed\n"
         stage = Counter()
-        result = conduct([plan], dirs, stage=stage)
+        result = conduct([plan], dirs, progress=stage)
         assert {item.id for item in result.missing} == set(ids)
         assert not set(stage.trained) & set(ids)
         assert stage.warnings == ["what is left is in the hands of other processes"]
@@ -346,7 +346,7 @@ def test_a_claim_is_released_with_its_unit_and_by_ctrl_c(tmp_path, backbone):
             seen.append(unit)
 
     with pytest.raises(KeyboardInterrupt):
-        conduct([plan], dirs, stage=Look(stop_at=2))
+        conduct([plan], dirs, progress=Look(stop_at=2))
     assert len(seen) == 1
     with Claims(dirs.runs).choosing() as held:
         assert not held

@@ -1,4 +1,4 @@
-"""Records: kept by run id, merged from sittings and machines, never half read."""
+"""Records: kept by run id, merged from sessions and machines, never half read."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def test_neither_labels_nor_answers_are_in_the_results(done):
         assert max(sizes(record.extra["row_covariances"])) < num_dev
 
 
-def test_a_second_sitting_changes_nothing(done):
+def test_a_second_session_changes_nothing(done):
     plan, places, path = done
     before = path.read_bytes()
     conduct([plan], places, commit="abc")

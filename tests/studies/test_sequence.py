@@ -11,8 +11,8 @@ import torch
 from inlay.model.bank.bank import Bank
 from inlay.model.heads.inference import infer
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
-from inlay.studies import sequence
-from inlay.studies.sequence import conduct_sequence
+from inlay.studies import task_sequence as sequence
+from inlay.studies.task_sequence import conduct_sequence
 from inlay.training import fit, make_run
 from inlay.training.evaluate import encode_rows
 from inlay.training.run.run import read_result

@@ -98,7 +98,7 @@ def done(tmp_path_factory, backbone):
     """The whole study, conducted once; tests leave it as it is."""
     folder, stage = tmp_path_factory.mktemp("done"), Counter()
     plan, places = make_plan(folder, backbone), StudyDirs(folder / "results", folder / "runs")
-    return Done(plan, places, stage, conduct([plan], places, commit="abc", stage=stage))
+    return Done(plan, places, stage, conduct([plan], places, commit="abc", progress=stage))
 
 
 def make_plan(tmp_path, backbone, text=STUDY, name="small", **changes):
@@ -170,7 +170,7 @@ def test_finished_runs_are_never_repeated_and_those_of_two_arms_are_trained_once
     trained = done.stage.trained
     assert len(trained) == len(set(trained)) == 4 + 8 + 1, "arm `adapters-4` is part of `adapters`"
     before, again = file_of(done.places).read_bytes(), Counter()
-    outcome = conduct([make_plan(tmp_path, backbone)], done.places, stage=again)
+    outcome = conduct([make_plan(tmp_path, backbone)], done.places, progress=again)
     assert again.units == again.trained == []
     assert outcome.num_trained == {"small": 0}
     assert file_of(done.places).read_bytes() == before
@@ -179,7 +179,7 @@ def test_finished_runs_are_never_repeated_and_those_of_two_arms_are_trained_once
 def test_another_study_borrows_records_though_the_runs_are_gone(tmp_path, backbone, places, done):
     shutil.copytree(done.places.results, places.results)
     stage = Counter()
-    outcome = conduct([make_plan(tmp_path, backbone, name="other")], places, stage=stage)
+    outcome = conduct([make_plan(tmp_path, backbone, name="other")], places, progress=stage)
     assert stage.trained == []
     assert not outcome.missing
     assert {record.study for record in outcome.records} == {"other"}
@@ -193,7 +193,7 @@ def test_studies_asked_for_together_train_what_they_share_once_and_the_first_tie
     rates = STUDY.replace("lr = [1e-2]", "lr = [1e-2, 1e-3]")
     plans = [make_plan(tmp_path / "a", backbone, rates), make_plan(tmp_path, backbone, rates, name="other")]
     stage = Counter()
-    outcome = conduct(plans, places, stage=stage)
+    outcome = conduct(plans, places, progress=stage)
     assert not outcome.missing
     assert len(stage.trained) == len(set(stage.trained)), "nobody's run twice"
     assert outcome.num_trained["small"] == outcome.num_trained["other"] == outcome.total_trained == 1 + 4 + 16 + 1
@@ -277,7 +277,7 @@ def test_a_row_that_was_stopped_in_its_first_copy_is_not_cut_by_a_deadline(tmp_p
     plan = make_plan(tmp_path, backbone, ROW)
     stage = Counter(stop_at=8)
     with pytest.raises(KeyboardInterrupt):
-        conduct([plan], places, stage=stage)
+        conduct([plan], places, progress=stage)
     assert stage.trained == [], "it was at its first"
     (begun,) = list_todo([plan], places)
     deadline = Deadline(time.monotonic() + 100)
@@ -286,7 +286,7 @@ def test_a_row_that_was_stopped_in_its_first_copy_is_not_cut_by_a_deadline(tmp_p
     assert deadline.cut(fresh).num_runs == 1
     assert deadline.cut(begun) is begun
     rest = Counter()
-    conduct([plan], places, stage=rest)
+    conduct([plan], places, progress=rest)
     num_steps = sum(item.run.num_steps for item in plan.items)
     assert stage.steps + rest.steps < 8 + num_steps, "it went on where it had stopped"
 
@@ -296,12 +296,12 @@ def test_a_row_that_breaks_goes_on_one_by_one_and_leaves_no_state_behind(tmp_pat
     plan = make_plan(tmp_path, backbone, ROW.replace('"glue/cola", "glue/stsb"', '"glue/cola"'))
     broken = next(item for item in plan.items if item.config.train.epochs == 3)  # the longest is the first
     stage = Counter(error=OutOfMemory("no room", "use less"), fails=broken.id)
-    outcome = conduct([plan], places, stage=stage)
+    outcome = conduct([plan], places, progress=stage)
     assert [item.id for item, _ in outcome.failed] == [broken.id]
     assert sorted(stage.trained) == sorted(item.id for item in plan.items if item is not broken), "each once"
     assert not list((places.runs / "cohorts").glob("*/state.safetensors"))
     again = Counter()
-    assert not conduct([plan], places, stage=again).missing
+    assert not conduct([plan], places, progress=again).missing
     assert again.trained == [broken.id]
 
 
@@ -318,7 +318,7 @@ def test_a_copy_is_scored_on_its_test_rows_before_the_next_of_its_row_begins(tmp
 
             return Watch()
 
-    outcome = conduct([plan], places, stage=Look())
+    outcome = conduct([plan], places, progress=Look())
     assert known == [[True, 1], [True, 2], [True, 3]]
     (kept,) = [item for item in plan.items if (places.runs / item.id / "best.safetensors").is_file()]
     (record,) = [record for record in outcome.records if record.id == kept.id]
@@ -339,7 +339,7 @@ def test_a_copy_for_which_there_is_no_room_beside_training_is_scored_after_it(tm
 
     monkeypatch.setattr(Recorder, "record_result", refuse)
     stage = Counter()
-    outcome = conduct([plan], places, stage=stage)
+    outcome = conduct([plan], places, progress=stage)
     assert len(is_full) == len(stage.trained) == 2
     assert not outcome.missing
     assert not outcome.failed
@@ -355,7 +355,7 @@ def test_stopped_anywhere_and_resumed_it_ends_with_the_same_records(tmp_path, ba
     plan = make_plan(tmp_path, backbone)
     for stop_at in (1, 8, 5, 9):  # in the first copy of the backbone, twice in the second, in the cohort
         with pytest.raises(KeyboardInterrupt):
-            conduct([plan], places, stage=Counter(stop_at))
+            conduct([plan], places, progress=Counter(stop_at))
     outcome = conduct([plan], places, commit="abc")
     kept = [{**record, "commit": "abc"} for record in without_times(outcome.records)]
     assert kept == without_times(done.outcome.records)
@@ -373,7 +373,7 @@ def test_a_deadline_stops_in_the_middle_keeps_what_is_done_and_says_what_is_miss
     assert len(outcome.missing) + len(outcome.records) == len(plan.items)
     monkeypatch.setattr(conducting, "time", time)
     rest = Counter()
-    assert not conduct([plan], places, stage=rest).missing
+    assert not conduct([plan], places, progress=rest).missing
     assert not set(rest.trained) & {record.id for record in outcome.records}
 
 
@@ -391,7 +391,7 @@ def test_what_a_user_can_mend_fails_alone_and_is_tried_again(tmp_path, backbone,
     plan = make_plan(tmp_path, backbone)
     cola = next(item for item in plan.items if (item.arm.name, item.task, item.seed) == ("full", "glue/cola", 0))
     stage = Counter(error=Unsupported("no such thing", "leave it out"), fails=cola.id)
-    outcome = conduct([plan], places, stage=stage)
+    outcome = conduct([plan], places, progress=stage)
     assert [text for _, text in outcome.failed] == ["no such thing"]
     assert [item.id for item in outcome.missing] == [cola.id], "not what trains after it"
     assert stage.warnings[0].startswith("full on glue/cola")
@@ -494,7 +494,7 @@ def test_records_of_a_run_are_on_disk_when_it_ends_not_when_its_cohort_does(tmp_
 
             return Watch()
 
-    conduct([plan], places, stage=Look())
+    conduct([plan], places, progress=Look())
     assert seen
     assert all(seen)
 
@@ -527,7 +527,7 @@ for kill_at in (4, 20):
     if not child:
         stage = Fate()
         stage.kill_at = kill_at
-        conduct([plan], places, stage=stage)
+        conduct([plan], places, progress=stage)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, kill_at
 whole = conduct([plan], StudyDirs(folder / "a", folder / "b"))

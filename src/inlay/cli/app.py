@@ -18,8 +18,8 @@ from inlay.cli import screen
 from inlay.errors import BadConfig, InlayError
 from inlay.processes import current_process
 
-STOPPED = 130  # what shells report of a program that Ctrl-C ended
-_UsageError: Any = typer.BadParameter.__base__  # click's; newer typers carry a click of their own
+STOPPED = 130  # the exit status that shells report for a program ended by Ctrl-C
+_UsageError: Any = typer.BadParameter.__base__  # click's; newer typers include a click of their own
 
 
 class Command(NamedTuple):

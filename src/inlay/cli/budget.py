@@ -35,8 +35,10 @@ _COLUMNS = {"train.lr": "lr", "method.size": "size", "train.epochs": "epochs"}
 
 
 def read_budget(text: str | None, folds: int | None = None) -> Budget | None:
-    """The budget that a command has from here on; None where it has none. It is not for `folds`, which take as long as
-    they do and judge the usual settings."""
+    """Return the budget of a command from here on; None if it has none.
+
+    It cannot be combined with `folds`, which take as long as they do and judge the usual settings.
+    """
     if text is None:
         return None
     from inlay.training import refuse_several
@@ -53,12 +55,12 @@ def read_budget(text: str | None, folds: int | None = None) -> Budget | None:
 
 @dataclass
 class Budget:
-    """Seconds of a command, and what they were spent on."""
+    """The time budget of a command, and what it was spent on."""
 
     seconds: float
     began: float
     seconds_before: float = 0.0
-    """seconds that earlier calls of the same command trained for"""
+    """seconds that earlier calls of the same command trained"""
     spending: Spending | None = None
     candidates: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """the result of each candidate, the chosen one first"""
@@ -67,7 +69,7 @@ class Budget:
     """whether all of them had been trained before"""
 
     def train(self, ready: PreparedRun, asked: RunConfig, settings: FitSettings) -> tuple[PreparedRun, Result, bool]:
-        """Train the candidates for a run; returns the best one, ready to be published, and whether all were known."""
+        """Train the candidates for a run; return the best one, ready to be published, and whether all were known."""
         from inlay.training import Halving, Standing, is_finished
 
         folder = self._find_folder(ready, asked)
@@ -167,7 +169,7 @@ class Budget:
         return self.seconds - self.spending.seconds + self.spending.usual_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Return what the budget was spent on, as data."""
+        """Return the report on the budget as data."""
         assert self.spending is not None
         return {
             "seconds": self.seconds,
@@ -182,11 +184,11 @@ class Budget:
 
     @property
     def spent(self) -> float:
-        """Seconds of this call so far, and those that earlier ones trained for."""
+        """Seconds of this call so far, and the training seconds of earlier ones."""
         return round(time.monotonic() - self.began + self.seconds_before, 1)
 
     def put(self) -> None:
-        """Put what came of each candidate, and what was spent."""
+        """Print the result of each candidate, and the time spent."""
         columns = [Column(title, is_number=True) for title in _COLUMNS.values()]
         columns += [Column(f"dev {self.metric}", is_number=True), Column("epoch", is_number=True), Column("end")]
         rows = []
@@ -207,12 +209,12 @@ class Budget:
 
 
 def _as_budget(seconds: float) -> str:
-    """Return seconds as an option has them, rounded up."""
+    """Return seconds in the form of the option, rounded up."""
     return f"{math.ceil(seconds)}s" if seconds < _LONG_SECONDS else f"{math.ceil(seconds / 60)}m"
 
 
 def _is_done(folder: Path) -> bool:
-    """Whether every candidate of a plan has its result."""
+    """Tell whether every candidate of a plan has its result."""
     path = folder / _PLAN
     if not path.is_file():
         return False
@@ -234,7 +236,7 @@ def _describe_candidate(run: Run, standing: Standing, result: Result) -> dict[st
 
 
 def _put_among_all(source: Path, target: Path) -> None:
-    """Copy the folder of a run that came to its own end; the result last, as every run has it."""
+    """Copy the folder of a run that trained to its own end; the result last, as for every run."""
     if (target / _RESULT).is_file():
         return
     shutil.copytree(source, target, ignore=shutil.ignore_patterns(_RESULT), dirs_exist_ok=True)

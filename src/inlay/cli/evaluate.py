@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from inlay.store import Manifest, Store, Version
     from inlay.training import SplitOutputs as Found
 
-_MOST_LABELS = 20  # of a confusion matrix on the screen
+_MOST_LABELS = 20  # most labels of a confusion matrix on the screen
 
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")]
 PairOption = Annotated[str | None, typer.Option("--pair", metavar="COLUMN", help=config_help("data.pair"))]

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CrossValidated:
-    """A cross-validation that was done."""
+    """A finished cross-validation."""
 
     planned: FoldRuns
     scores: FoldScores
     label_errors: LabelErrors | None
-    """rows that may be labelled wrongly; None for kinds of task that have no labels of whole rows"""
+    """rows that may be labelled wrongly; None for tasks without labels of whole rows"""
 
     def keep(self, folder: Path) -> dict[str, Any]:
         """Return its part of the report, as data, and write suspicious rows to the run's folder."""
@@ -37,14 +37,14 @@ class CrossValidated:
         return {**report, "label_errors": self.label_errors.to_json()}
 
     def put_label_errors(self, folder: Path) -> None:
-        """The rows that may be labelled wrongly, for people."""
+        """Print the rows that may be labelled wrongly."""
         if self.label_errors is not None:
             file = folder / LABEL_ERRORS if self.label_errors.errors else None
             put_label_errors(self.label_errors, "the fold that left the row out", file)
 
 
 def cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -> CrossValidated | None:
-    """Train a run for every fold, together, and score what each left out; None in all processes but the first."""
+    """Train a run for every fold together, and score the rows each left out; None in all processes but the first."""
     from inlay.training import judge_folds, make_fold_runs
 
     planned = make_fold_runs(ready.run, num_folds, ready.backbone, ready.store)
@@ -76,19 +76,19 @@ def _find_label_errors(planned: FoldRuns, scores: FoldScores) -> LabelErrors | N
 
 
 def describe_report(report: Mapping[str, Any], task: Task) -> str:
-    """Return a cross-validation as a line of the report on what was trained afterwards."""
+    """Describe a cross-validation in a line of the report on the run trained afterwards."""
     scores = f"{describe_mean(report, report['mean'], task.metric)}; {describe_pooled(report, task.metric)}"
     rows = f"{screen.count(len(task.train), 'row')}, with {screen.count(len(task.dev), 'dev row')} to choose its epoch"
     return f"cross-validated ({report['num_folds']} folds): {scores}; the run above was trained on {rows}"
 
 
 def describe_mean(about: Mapping[str, Any], means: Mapping[str, float], metric: str) -> str:
-    """Return the mean over folds with its standard error; `about` is what a version keeps."""
+    """Describe the mean over folds with its standard error; `about` is the version's entry."""
     return f"{metric} {screen.score(means[metric])} ± {screen.score(about['standard_error'][metric])}"
 
 
 def describe_pooled(about: Mapping[str, Any], metric: str) -> str:
-    """Return the score of all rows left out."""
+    """Describe the score of all rows left out."""
     found, rows = about["pooled"][metric], screen.count(about["num_rows"], "row")
     span = f"{screen.score(found['low'])} to {screen.score(found['high'])}"
     return f"{screen.score(found['value'])} over all {rows} left out (95% interval {span})"

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from inlay.data import LabelErrors
 
 LABEL_ERRORS = "label_errors.csv"
-"""The file in a run's folder that has all of them."""
+"""The file in a run's folder with all of these rows."""
 _MOST_SHOWN = 20
-_WIDTH = 60  # of a text in the table
+_WIDTH = 60  # letters of a text in the table
 
 
 def put_label_errors(found: LabelErrors, judge: str, file: Path | None = None) -> None:
-    """The most suspicious rows as a table; `judge` is who says so, and `file` has them all."""
+    """Print the most suspicious rows as a table; `judge` names the model that found them, `file` has all of them."""
     screen.emit()
     rows = screen.count(found.num_rows, "row")
     if found.silence:
@@ -50,7 +50,7 @@ def put_label_errors(found: LabelErrors, judge: str, file: Path | None = None) -
 
 
 def write_label_errors(found: LabelErrors, path: Path) -> None:
-    """All of them as a CSV file, the most suspicious first."""
+    """Write all of these rows as a CSV file, the most suspicious first."""
     records = [dataclasses.asdict(error) for error in found.errors]
     with open_rows(path) as writer:
         writer.write_plain([{name: own[name] for name in own if own[name] is not None} for own in records])

@@ -1,4 +1,4 @@
-"""`inlay materialize`: tasks of a finished run of several, made ordinary ones and published."""
+"""`inlay materialize`: tasks of a finished multi-task run, published as ordinary ones."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def materialize(
 
 
 def _choose_parts(configs: Sequence[RunConfig], wanted: Sequence[str]) -> list[RunConfig]:
-    """Choose the settings of these tasks of a run, each once, with the data that is named for it: `TASK=DATA`."""
+    """Return the settings of these tasks of a run, each once, with the data named for it: `TASK=DATA`."""
     known = {config.task: config for config in configs}
     found = {} if wanted else known
     for item in wanted:
@@ -75,12 +75,12 @@ def _choose_parts(configs: Sequence[RunConfig], wanted: Sequence[str]) -> list[R
 
 
 def _load_part(config: RunConfig, run_id: str) -> Task:
-    """Read the data of one task of the run, whose name every refusal has."""
+    """Read the data of one task of the run; errors name the task."""
     try:
         return load_task(config)
     except InlayError as error:
         same = error.of(config.task)
-        # Which rows are left out was settled when the run was trained: rows read otherwise would not be its rows.
+        # Which rows are left out was decided in training: rows read with other settings would not be the run's.
         if "--on-bad-row" in (error.hint or ""):
             same.hint = (
                 "the run was trained on rows without that fault: put the data back as it was, or say where it is now, "
@@ -90,7 +90,7 @@ def _load_part(config: RunConfig, run_id: str) -> Task:
 
 
 def _open_backbone(asked: str | None, known: str, device: str) -> Backbone:
-    """Open the backbone that was asked for, or the one that the run's settings name."""
+    """Open the backbone that was asked for, or the one in the run's settings."""
     try:
         return open_backbone(asked or known, device)
     except Missing as error:

@@ -1,4 +1,4 @@
-"""`inlay multitask`: several tasks trained as one run, and each made an ordinary one."""
+"""`inlay multitask`: several tasks trained as one run, and each published as an ordinary one."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _Ready:
 
 
 def _find_config(run: RunOptions, store: Store) -> RunConfig:
-    """The settings, over the method and the backbone of the run that this one starts from, if it starts from one."""
+    """Return the settings, laid over the method and backbone of the run that this one starts from, if any."""
     from inlay.settings import read_toml
 
     named = dataclasses.replace(run, task="multitask")
@@ -161,7 +161,7 @@ def _prepare(run: RunOptions, data: Sequence[str], store: Store, device: str, se
 
 
 def _check_once(named: Sequence[tuple[str, str]]) -> None:
-    """Refuse a task that is named twice, before the data of any is read."""
+    """Refuse a task that is named twice, before any data is read."""
     known: dict[str, str] = {}
     for name, source in named:
         if name in known:
@@ -173,7 +173,7 @@ def _check_once(named: Sequence[tuple[str, str]]) -> None:
 
 
 def _check_preset(run: RunOptions, config: RunConfig, backbone: Backbone) -> None:
-    """Refuse a preset of encoders on a backbone that writes: the pooling it sets is nothing that the user gave."""
+    """Refuse a preset of encoders on a seq2seq backbone: it sets a pooling that the user did not give."""
     if run.preset is None or not backbone.is_seq2seq:
         return
     pooling = find_preset(run.preset).settings.get("train.pooling")
@@ -186,7 +186,7 @@ def _check_preset(run: RunOptions, config: RunConfig, backbone: Backbone) -> Non
 
 
 def _load_part(config: RunConfig) -> Task:
-    """Read the data of one task of several, whose name every refusal has."""
+    """Read the data of one of several tasks; errors name the task."""
     try:
         return load_task(config)
     except InlayError as error:
@@ -197,7 +197,7 @@ def _load_part(config: RunConfig) -> Task:
 
 
 def _read_name(item: str) -> tuple[str, str]:
-    """`NAME=DATA`, or DATA with the name it gives."""
+    """Split `NAME=DATA`; data without a name is named after itself."""
     name, equals, source = item.partition("=")
     is_named = bool(equals) and "/" not in name and not Path(item).exists()
     return (name, source) if is_named else (name_of(item), item)
@@ -224,7 +224,7 @@ def _describe(run: JointRun, backbone: Backbone, seeds: int) -> None:
 
 
 def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bool) -> None:
-    """Put what a run would take: its tasks, how often each is drawn and parameters first; then time and memory."""
+    """Print the cost of a run: its tasks, their shares of the steps and parameters; then time and memory."""
     from inlay.training import count_joint, plan_joint
 
     made, num_seeds = count_joint(ready.runs[0], ready.backbone), len(ready.runs)
@@ -250,7 +250,7 @@ def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bo
 
 
 def _put_counts(made: JointPlan) -> None:
-    """Put what shapes tell of a run of several tasks."""
+    """Print what follows from the shapes of a multi-task run."""
     screen.log()
     names = ("train rows", "dev rows", "drawn", "parameters")
     rows = [
@@ -277,7 +277,7 @@ def _put_counts(made: JointPlan) -> None:
 
 
 def _put_down(run: JointRun, result: Result, ready: _Ready, *, publish: bool) -> dict[str, Any]:
-    """Return every task made an ordinary one and published, as data."""
+    """Publish every task as an ordinary one; return them as data."""
     from inlay.training import materialize
 
     trained = materialize(run, result, ready.backbone)
@@ -297,14 +297,14 @@ def _put_down(run: JointRun, result: Result, ready: _Ready, *, publish: bool) ->
 
 
 def _average_test(tasks: Sequence[dict[str, Any]]) -> float | None:
-    """Return the mean test score, each task's by its own metric; None unless all have one."""
+    """Return the mean test score, each task by its own metric; None unless all have one."""
     scores = [(item["test"] or {}).get(item["metric"]) for item in tasks]
     known = [score for score in scores if score is not None]
     return sum(known) / len(known) if known and len(known) == len(scores) else None
 
 
 def finish_task(item: Trained, backbone: Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
-    """Publish one task of a trained run, if that is asked for, and return what it came to as data."""
+    """Publish one task of a trained run, if asked for, and return its report as data."""
     from inlay.training import report_task
 
     rows = item.run.task.test

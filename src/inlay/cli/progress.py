@@ -34,9 +34,9 @@ from inlay.training import (
 )
 
 _STAGES = {PROBE: "linear probe", CONTRAST: " of the contrastive start"}
-_MANY_TEXTS = 500  # fewer go through the backbone's lower layers before a bar could be read
-_LONG_SECONDS = 1.0  # less is no news
-_MANY_ROWS = 10_000  # fewer are tokenised before a bar could be read
+_MANY_TEXTS = 500  # with fewer texts, the backbone's lower layers are done before a bar could be read
+_LONG_SECONDS = 1.0  # shorter compilations are not reported
+_MANY_ROWS = 10_000  # fewer rows are tokenised before a bar could be read
 
 
 class TrainingProgress:
@@ -69,7 +69,7 @@ class TrainingProgress:
                 self._meter.log(message)
             case CompileStarted(what):
                 self._meter.wait(what)
-            case CompileEnded(what, seconds) if seconds >= _LONG_SECONDS:  # else it was compiled before, and read back
+            case CompileEnded(what, seconds) if seconds >= _LONG_SECONDS:  # else it was read back from the cache
                 self._meter.log(f"{what}: {screen.duration(seconds)}")
             case RowsEncoded(num_done, num_rows) if num_rows >= _MANY_ROWS:
                 self._meter.update(num_done, title="tokenising", total=num_rows)
@@ -91,7 +91,7 @@ class TrainingProgress:
         self._draw(cohort)
 
     def _note_rows(self, member: AnyMember) -> None:
-        """Say once of each task which of its texts are cut."""
+        """Report once for each task how many of its texts are cut."""
         for part in member.parts:
             if part.run.task.digest not in self._noted:
                 self._noted.add(part.run.task.digest)

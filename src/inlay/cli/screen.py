@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from inlay.errors import InlayError
 
-PLAIN_SECONDS = 10.0  # between the lines that stand for a moving bar where there is no terminal
+PLAIN_SECONDS = 10.0  # seconds between the lines that replace a moving bar without a terminal
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 
 

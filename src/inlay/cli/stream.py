@@ -32,7 +32,7 @@ _STYLES = {"published": "green", "stands": "green", "known": "yellow", "aside": 
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Return seconds of `2s`, `500ms`, `1.5m`, `1h`, or of a plain number."""
+    """Parse seconds: `2s`, `500ms`, `1.5m`, `1h`, or a plain number."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip().lower())
     if match is None or match[2] not in _UNITS:
         raise BadConfig(f"`{option} {text}` is not a duration", f"write `{option} 2s`, `500ms` or `1m`")
@@ -103,4 +103,4 @@ def _show(event: StreamEvent, *, as_json: bool) -> None:
         screen.log(f"  {note}", "dim")
     if as_json:
         screen.emit_json(event.to_json(), indent=None)
-        sys.stdout.flush()  # whoever reads along must not wait for a full buffer
+        sys.stdout.flush()  # a reader of the pipe must not wait for a full buffer

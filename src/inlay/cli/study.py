@@ -189,7 +189,7 @@ def _put_results(
 
 
 def _put_report(paths: Sequence[Path], results: Path, backbone: str | None, *, as_json: bool) -> None:
-    """Draw the report of these studies and say where it lies; refused where there is nothing to report."""
+    """Draw the report of these studies and print its path; refuse if there is nothing to report."""
     if not any(path.suffix in (".json", ".jsonl") for path in results.glob("*/*.json*")):
         raise Missing(f"no results in `{results}`", "run a study first, or say where they are with `--out DIR`")
     page = _draw(paths, results, backbone)
@@ -200,7 +200,7 @@ def _put_report(paths: Sequence[Path], results: Path, backbone: str | None, *, a
 
 
 def _draw(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:
-    """Draw the report of these studies, of one backbone or of all that have results; return its page."""
+    """Draw the report of these studies, of one backbone or of all with results; return its page."""
     from inlay.studies import draw_report
 
     with screen.working("drawing tables and figures"):
@@ -216,7 +216,7 @@ def _refuse_for_report(given: dict[str, object]) -> None:
 
 
 def parse_budget(text: str) -> float:
-    """Return the seconds of `90s`, `10m`, `1.5h`."""
+    """Parse seconds: `90s`, `10m`, `1.5h`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
     if match is None or float(match[1]) <= 0:
         raise BadConfig(f"`--budget` is `{text}`", "write it as 90s, 10m or 1.5h")
@@ -230,7 +230,7 @@ def _read(path: Path, profile: str, backbone: str | None = None) -> Study:
 
 
 def _having(paths: Iterable[Path], profile: str) -> list[Path]:
-    """List the studies that have a profile; all of them, to be refused by name, where none has."""
+    """List the studies that have a profile; if none has it, all of them, to be refused by name."""
     from inlay.studies import has_profile
 
     all_paths = list(paths)
@@ -264,7 +264,7 @@ def _resumable() -> Iterator[None]:
 
 @dataclass
 class _StudyCommand:
-    """The steps of `inlay study`, with what its studies share."""
+    """The steps of `inlay study`, and the settings its studies share."""
 
     kept: Path
     results: Path
@@ -285,7 +285,7 @@ class _StudyCommand:
         return StudyDirs(self.results, self.kept / "runs")
 
     def prepare(self, study: Study) -> StudyPlan:
-        """Read a study's data and make its runs, saying what is left out."""
+        """Read a study's data and make its runs; report what is left out."""
         from inlay.studies import load_tasks, plan_study
 
         screen.log(f"study {study.name}: {study.title}", "bold")
@@ -317,7 +317,7 @@ class _StudyCommand:
     def train(
         self, plans: Sequence[StudyPlan], deadline: float | None, num_jobs: int, memory_share: float
     ) -> SessionResult:
-        """Train what is missing, in this process or in several."""
+        """Train the missing runs, in this process or in several."""
         from inlay.cli.study_progress import JobsProgress, ScreenProgress
         from inlay.studies import JobSettings, conduct, conduct_in_jobs
         from inlay.training import take_share
@@ -326,13 +326,13 @@ class _StudyCommand:
             take_share(plan.backbone.device, memory_share)
         with _resumable():
             if num_jobs == 1:
-                return conduct(plans, self.dirs, deadline=deadline, commit=self.commit, stage=ScreenProgress())
+                return conduct(plans, self.dirs, deadline=deadline, commit=self.commit, progress=ScreenProgress())
             settings = JobSettings(num_jobs, self.device, self.data_root, self.skip_missing, self.commit, memory_share)
-            with JobsProgress() as stage:
-                return conduct_in_jobs(plans, self.dirs, settings, deadline=deadline, stage=stage)
+            with JobsProgress() as progress:
+                return conduct_in_jobs(plans, self.dirs, settings, deadline=deadline, progress=progress)
 
     def answer(self, plan: StudyPlan, result: SessionResult, report: dict[str, Any]) -> None:
-        """Answer the test sets of a study that has a server for them, and put into its report where."""
+        """Answer the test sets of a study that has a server for them, and put the paths into its report."""
         if not plan.study.submission or plan.study.is_toy:
             return
         from inlay.studies import choose_entries, list_gone, write_entries

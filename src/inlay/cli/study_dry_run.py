@@ -1,4 +1,4 @@
-"""`inlay study --dry-run`: what is left of studies, in which order, and what it would take. Nothing is trained."""
+"""`inlay study --dry-run`: the work left of studies, its order, and its cost. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def forecast(plans: Sequence[StudyPlan], dirs: StudyDirs, *, measured: bool, as_json: bool) -> None:
-    """Put the work that is left of several studies, each run once, and the rows of every arm."""
+    """Print the work that is left of several studies, each run once, and the rows of every arm."""
     from inlay.studies import StudyRecords, count_other_poolings, estimate_units, make_agenda
 
     known = StudyRecords(plans, dirs)
@@ -51,7 +51,7 @@ def forecast(plans: Sequence[StudyPlan], dirs: StudyDirs, *, measured: bool, as_
 
 
 def describe(plan: StudyPlan) -> dict[str, Any]:
-    """Return a plan in short, as data."""
+    """Return a summary of a plan as data."""
     return {
         "study": plan.study.name,
         "profile": plan.study.profile,
@@ -62,7 +62,7 @@ def describe(plan: StudyPlan) -> dict[str, Any]:
 
 
 def describe_others(plan: StudyPlan, dirs: StudyDirs) -> list[str]:
-    """Say that there are records of the same study on the same backbone with another pooling."""
+    """Describe records of the same study on the same backbone with another pooling."""
     from inlay.studies import count_other_poolings
 
     return [
@@ -75,7 +75,7 @@ def describe_others(plan: StudyPlan, dirs: StudyDirs) -> list[str]:
 def _describe_left(
     plan: StudyPlan, units: Sequence[Unit], rows: Sequence[dict[str, Any]], num_left: int
 ) -> dict[str, Any]:
-    """Return a plan with what is left of it: in each unit its own runs; time and memory are the whole unit's.
+    """Return a plan's units that are left, with its own runs in each; time and memory are the whole unit's.
 
     The rows of a run that several studies ask for are counted for the first of them.
     """
@@ -91,7 +91,7 @@ def _describe_left(
 def _join_alone(
     units: Sequence[Unit], estimates: Sequence[Estimate], left: Mapping[str, set[str]]
 ) -> list[dict[str, Any]]:
-    """Make a row for each unit of work; neighbours that train alone, of one arm and seed, have one together.
+    """Make a row for each unit of work; neighbours of one arm and seed that train alone share one.
 
     `left` has the runs that each study lacks: a unit is of all that ask for one of its runs.
     """

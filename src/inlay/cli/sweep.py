@@ -76,7 +76,7 @@ def sweep(
     given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     axes = parse_axes(given | {"train.batch_size": batch_size})
     opened = open_store(store)
-    grid = make_grid(run.resolve(opened), axes, seeds)  # a value that cannot be is refused before anything is read
+    grid = make_grid(run.resolve(opened), axes, seeds)  # impossible values are refused before anything is read
     ready = prepare(grid[0], opened, device, name)
     runs = [make_run(ready.run.task, config, ready.backbone, opened) for config in grid]
     for text in ready.run.start.notes:
@@ -105,7 +105,7 @@ def _describe_axes(axes: Mapping[str, Sequence[Any]], seeds: int) -> str:
 
 
 def _put_ranking(ranking: Ranking) -> None:
-    """Runs from best to worst, and settings by their mean where there are several seeds."""
+    """Print runs from best to worst, and settings by their mean if there are several seeds."""
     several = [key for key in ranking.axes if len({str(item.values[key]) for item in ranking.runs}) > 1]
     keys = several or list(ranking.axes)
     heads = [Column(flag_name(key).replace("_", " "), is_number=True) for key in keys]

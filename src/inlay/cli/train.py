@@ -88,7 +88,7 @@ def train(
         result = fit_runs([ready.run], ready.backbone, ready.runs_folder, settings)[0]
     else:
         ready, result, was_finished = spend.train(ready, asked, settings)
-    if not screen.is_main_process():  # the first process has the last word
+    if not screen.is_main_process():  # the first process reports
         return
     scores = None if validated is None else validated.scores
     report = finish_run(ready, result, name, publish=publish, folds=scores)
@@ -96,7 +96,7 @@ def train(
     if validated is not None:
         report |= validated.keep(folder)
     found = _describe_result(ready.run, result)
-    found += [] if validated is not None else _describe_suspects(result, run)  # folds list them
+    found += [] if validated is not None else _describe_suspects(result, run)  # with folds they are listed anyway
     for note in found:
         screen.detail(note)
     if json:
@@ -114,14 +114,14 @@ def train(
 
 
 def prepare(config: RunConfig, store: Store, device: str, name: str | None = None) -> PreparedRun:
-    """Read the data, load the backbone and resolve every setting, saying what was found."""
+    """Read the data, load the backbone and resolve every setting; report what was found."""
     store.check_name(name or config.task)
     check_device_name(device)
     task = load_task(config)
     from inlay.model import find_method, resolve_method
     from inlay.training import prepare_run
 
-    resolve_method(config.method)  # a name that is in no table is refused before the backbone is loaded
+    resolve_method(config.method)  # an unknown name is refused before the backbone is loaded
     backbone = open_backbone(config.backbone, device)
     has_copy = find_method(config.method.name).is_finetuned
     use = "; a copy of its weights is trained for the task" if has_copy else ", frozen"
@@ -130,7 +130,7 @@ def prepare(config: RunConfig, store: Store, device: str, name: str | None = Non
 
 
 def load_task(config: RunConfig) -> Task:
-    """Read the data, saying what was found."""
+    """Read the data, and report what was found."""
     from inlay import data
 
     task = data.load_task(config.data, config.task)
@@ -141,7 +141,7 @@ def load_task(config: RunConfig) -> Task:
 
 
 def describe_run(run: Run, backbone: Backbone) -> None:
-    """Say which parameters a run adds, and how it is trained."""
+    """Report the parameters that a run adds, and how it is trained."""
     from inlay.model import resolve_method
     from inlay.settings import MethodConfig
 
@@ -167,7 +167,7 @@ def describe_run(run: Run, backbone: Backbone) -> None:
 
 
 def _cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -> CrossValidated | None:
-    from inlay.cli.folds import cross_validate  # which stands on this module
+    from inlay.cli.folds import cross_validate  # imported here: that module imports this one
 
     return cross_validate(ready, num_folds, settings)
 
@@ -191,7 +191,7 @@ def _describe_suspects(result: Result, given: RunOptions) -> list[str]:
 
 
 def _show_examples(ready: PreparedRun, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:
-    """Return the first encoded training rows, as people check their data."""
+    """Show the first encoded training rows, so that people can check their data; return them as data."""
     if num_rows <= 0:
         return []
     from inlay.data import describe, encode_split
@@ -212,7 +212,7 @@ def _show_examples(ready: PreparedRun, num_rows: int, *, as_json: bool) -> list[
 def fit_runs(
     runs: Sequence[AnyRun], backbone: Backbone, folder: Path, settings: FitSettings, referee: Referee | None = None
 ) -> list[Result]:
-    """Train the runs that are not finished yet, with progress on the screen; returns the results of all."""
+    """Train the unfinished runs, with progress on the screen; return the results of all."""
     from inlay.cli.progress import TrainingProgress
     from inlay.training import fit, ignore, is_finished
 
@@ -227,7 +227,7 @@ def fit_runs(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say how to go on after Ctrl-C."""
+    """Explain after Ctrl-C how to resume."""
     try:
         yield
     except KeyboardInterrupt:
@@ -237,7 +237,7 @@ def _explained() -> Iterator[None]:
 def finish_run(
     ready: PreparedRun, result: Result, name: str | None, *, publish: bool, folds: FoldScores | None = None
 ) -> dict[str, Any]:
-    """Publish a trained run, if that is asked for, and return what it came to as data."""
+    """Publish a trained run, if asked for, and return its report as data."""
     from inlay.training import PublishedRun, check_trained, publish_result, report_run
 
     check_trained(result)
@@ -279,7 +279,7 @@ def put_report(ready: PreparedRun, report: Mapping[str, Any], store: Path | None
 
 
 def put_metrics(metrics: Mapping[str, Mapping[str, float]], first: str) -> None:
-    """A line per split, the task's own metric first: `test  accuracy 0.9892  f1 0.9600`."""
+    """Print a line per split, the task's own metric first: `test  accuracy 0.9892  f1 0.9600`."""
     width = max(map(len, metrics), default=0)
     for split, values in metrics.items():
         names = sorted(values, key=lambda name: name != first)

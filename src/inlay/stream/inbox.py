@@ -1,4 +1,4 @@
-"""The inbox of a stream: the watched folder, what each file in it says of itself, and the journal of what became of it.
+"""The inbox of a stream: the watched folder, the settings of each file in it, and the journal of results.
 
 Nothing here trains or publishes. What always holds: a file counts as settled only after it stayed the same between two
 looks; a bad file is never lost, only moved to `bad/` after its error is written there; what the journal was told is on
@@ -52,7 +52,7 @@ class DataFile:
 
 
 def identify(path: Path, stamp: Stamp, config: RunConfig, fingerprint: str) -> DataFile:
-    """Find a data file's settings and digest, without reading its rows; `config` has the stream's settings."""
+    """Return a data file with its settings and digest, without reading its rows; `config` has the stream's settings."""
     own = _read_own_settings(path.with_suffix(".toml"), config)
     merged = _merge(config, own, path)
     others = [Path(other) for other in (merged.data.dev, merged.data.test) if other]
@@ -68,7 +68,7 @@ class Inbox:
         self._since: dict[str, tuple[Stamp, float]] = {}
 
     def scan(self) -> list[Path]:
-        """Return every file but the hidden and the unfinished, by name."""
+        """List every file by name, except hidden and unfinished ones."""
         try:
             names = [entry.name for entry in os.scandir(self.path) if entry.is_file()]
         except OSError as error:
@@ -77,7 +77,7 @@ class Inbox:
         return [self.path / name for name in sorted(wanted)]
 
     def look(self) -> Iterator[tuple[Path, Stamp, bool]]:
-        """Data files with their stamps, and whether they have settled: unchanged for long enough between two looks.
+        """List data files with their stamps and whether they have settled: unchanged for long enough between two looks.
 
         Not by the clock in the file's time: copies keep old times, and another machine's clock may differ.
         """
@@ -89,7 +89,7 @@ class Inbox:
                 yield path, stamp, now - self._since[path.name][1] >= self._settle_s
 
     def stamp(self, path: Path) -> Stamp:
-        """Return the stamp of a data file now; its first part is None where the file is gone."""
+        """Return the stamp of a data file now; its first part is None if the file is gone."""
         return tuple(_stamp_file(each) for each in (path, path.with_suffix(".toml")))
 
     def move_aside(self, path: Path, text: str) -> Path:
@@ -115,7 +115,7 @@ def _stamp_file(path: Path) -> tuple[int, int, int] | None:
 
 @contextmanager
 def open_journal(store: Store, folder: Path) -> Iterator[Journal]:
-    """The journal of a folder in a store, held alone: a second stream is refused. A dead process lets go."""
+    """Open the journal of a folder in a store and lock it for this process: a second stream is refused."""
     journal_dir = store.root / "runs" / "streams" / digest(str(folder.resolve()))[:16]
     try:
         journal_dir.mkdir(parents=True, exist_ok=True)
@@ -140,9 +140,9 @@ class Journal:
         self._path = path
         self._published: dict[str, list[Version]] = {}  # by content, oldest first
         self.pending: dict[str, Any] | None = None
-        """the files that were being trained together, with the settings of then"""
+        """the files that were being trained together, with their settings then"""
         self.is_unproved = False
-        """something was published since the last proof"""
+        """whether something was published since the last proof"""
         self._replay()
 
     def _replay(self) -> None:
@@ -153,7 +153,7 @@ class Journal:
                 self._take(json.loads(line))
             except (ValueError, KeyError, TypeError):
                 continue
-        if lines and not lines[-1].endswith(b"\n"):  # torn by a kill: the next line must not be glued to it
+        if lines and not lines[-1].endswith(b"\n"):  # torn by a kill: the next line must begin on a new line
             write_atomically(self._path, b"".join(lines[:-1]))
 
     def write(self, kind: str, **values: Any) -> None:
@@ -177,12 +177,12 @@ class Journal:
             self.pending, self.is_unproved = None, False
 
     def versions(self, content: str) -> Sequence[Version]:
-        """Return the versions this content became, oldest first, under any name; some may be removed since."""
+        """Return the versions made of this content, oldest first, under any name; some may be removed since."""
         return self._published.get(content, ())
 
 
 def _read_own_settings(path: Path, config: RunConfig) -> dict[str, Any]:
-    """Read the settings beside a data file, as a tree; {} where there are none."""
+    """Read the settings file beside a data file, as a tree; {} if there is none."""
     try:
         own = tomllib.loads(path.read_bytes().decode("utf8"))
     except FileNotFoundError:
@@ -198,14 +198,14 @@ def _read_own_settings(path: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _merge(config: RunConfig, own: dict[str, Any], path: Path) -> RunConfig:
-    """Return the stream's settings with a file's own over them; the data are always the file itself."""
+    """Lay a file's own settings over the stream's; the data is always the file itself."""
     tree = dataclasses.asdict(dataclasses.replace(config, task=Store.legal_name(path.stem)))
     for key, value in own.items():
         tree[key] = {**tree[key], **value} if isinstance(value, dict) and isinstance(tree.get(key), dict) else value
     merged = from_tree(RunConfig, tree)
     Store.check_name(merged.task)
     data = dataclasses.replace(merged.data, source=str(path))
-    if data.dev and "dev" in own.get("data", {}):  # a path in a file's own settings counts from the file's folder
+    if data.dev and "dev" in own.get("data", {}):  # a path in a file's own settings is relative to the file's folder
         data = dataclasses.replace(data, dev=str(path.parent / data.dev))
     if data.test and "test" in own.get("data", {}):
         data = dataclasses.replace(data, test=str(path.parent / data.test))
@@ -221,7 +221,7 @@ def _hash_file(path: Path) -> str:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the text for the file beside a bad one; an error that no user caused comes with its traceback."""
+    """Return the text of the error file beside a bad file; an internal error comes with its traceback."""
     if not isinstance(error, InlayError):
         return f"error: {type(error).__name__}: {error}\n\n{''.join(traceback.format_exception(error))}"
     return f"error: {error.message}\n" + (f"hint: {error.hint}\n" if error.hint else "")

@@ -65,14 +65,14 @@ class StreamSettings:
     every_s: float = 5.0
     """seconds between looks at the folder"""
     once: bool = False
-    """take what is there and end"""
+    """process the files that are there, and end"""
     fit: FitSettings = field(default_factory=FitSettings)
-    """how files are trained"""
+    """settings of the training"""
 
 
 @dataclass(frozen=True)
 class StreamEvent(Event):
-    """Something that happened: its kind, a line for people, and the same as data.
+    """An event: its kind, a line for people, and the same as data.
 
     Kinds: `waiting`, `ignored`, `unsettled`, `read`, `training`, `epoch`, `published`, `known` (not trained again),
     `aside` (moved to `bad/`), `stands` (everything was proved), `fallen` (something was not), `stopped`.
@@ -86,7 +86,7 @@ class StreamEvent(Event):
     details: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the event as data; what does not apply is left out."""
+        """Return the event as data, without empty fields."""
         named = {"file": self.file, "task": self.task, "version": self.version}
         given = {name: value for name, value in named.items() if value is not None}
         return {"event": self.kind, "message": self.message, **given, **self.details}
@@ -135,7 +135,7 @@ def _check_settings(config: RunConfig, backbone: Backbone, store: Store) -> None
 
 @dataclass(frozen=True, eq=False)
 class _ReadyFile:
-    """A file that can be trained."""
+    """A file that is ready to be trained."""
 
     item: DataFile
     prepared: PreparedRun
@@ -160,7 +160,7 @@ class _Stream:
 
     def __init__(self, folder: Inbox, journal: Journal, context: _Context, emit: Callable[[StreamEvent], None]) -> None:
         self._folder, self._journal, self._context, self._emit = folder, journal, context, emit
-        self._closed: dict[str, Stamp] = {}  # files that need no second look until they change
+        self._closed: dict[str, Stamp] = {}  # file -> its stamp, for files that need no second look until they change
         self._ignored: set[str] = set()
         self._published: list[Version] = []
         self._aside: list[str] = []
@@ -200,11 +200,11 @@ class _Stream:
             time.sleep(min(settings.every_s, settle_s) if self._open_files() else settings.every_s)
 
     def _open_files(self) -> list[str]:
-        """Open files that are not done with: after a drain, those that have not settled."""
+        """Return the files that are not done: after a drain, those that have not settled."""
         return [path.name for path, stamp, _ in self._folder.look() if self._closed.get(path.name) != stamp]
 
     def _drain(self, config: RunConfig, together: bool, names: Collection[str] | None = None) -> bool:
-        """Add file after file, or cohort after cohort, until none that has settled is left. True if any was added."""
+        """Add file after file, or cohort after cohort, until no settled file is left. Return whether any was added."""
         self._name_ignored()
         was_added = False
         while batch := self._next_batch(config, MAX_TOGETHER if together else 1, names):
@@ -229,10 +229,10 @@ class _Stream:
         return list(batch.values())
 
     def _finish_pending(self, config: RunConfig) -> None:
-        """Go on where a kill stopped: the same files together, with the settings of then, find their resume state."""
+        """Resume after a kill: the same files together, with their settings then, find their resume state."""
         pending = self._journal.pending
         if pending is not None:
-            with suppress(InlayError):  # settings of another Inlay: then with those of now
+            with suppress(InlayError):  # settings of another Inlay version: use those of now
                 config = from_tree(RunConfig, tomllib.loads(pending["settings"]))
             batch = []
             for file in pending["files"]:
@@ -246,7 +246,7 @@ class _Stream:
             self._prove()
 
     def _prepare(self, path: Path, stamp: Stamp, config: RunConfig, *, known: bool = False) -> _ReadyFile | None:
-        """A file made ready to train; None where it is done (unless `known` ones are wanted), bad, gone or changing."""
+        """Make a file ready to train; None if it is bad, gone, changing, or done (unless `known` ones are wanted)."""
         item = self._attempt(path, stamp, lambda: identify(path, stamp, config, self._context.backbone.fingerprint))
         if item is None or (not known and self._is_known(item, item.content)):
             return None
@@ -256,7 +256,7 @@ class _Stream:
         return ready
 
     def _attempt(self, path: Path, stamp: Stamp, read: Callable[[], T]) -> T | None:
-        """Return what `read` gives; None where the file is bad, and then it is moved aside, or changed meanwhile."""
+        """Return the result of `read`; None if the file is bad, which moves it aside, or if it changed meanwhile."""
         try:
             found = read()
         except Exception as error:  # the border that isolates one file: whatever is wrong with it, the others go on
@@ -276,7 +276,7 @@ class _Stream:
         return _ReadyFile(item, prepared, rows)
 
     def _is_known(self, item: DataFile, content: str, *, also: str | None = None) -> bool:
-        """Whether this content has its version under this name, which is made now if the content has another name."""
+        """Tell whether this content has a version; publish that under this name too, if it has another one."""
         name, version = item.config.task, self._find(content)
         if version is None:
             return False
@@ -300,7 +300,7 @@ class _Stream:
         return True
 
     def _find(self, content: str, name: str | None = None) -> Version | None:
-        """Find the version this content became and the store still has, under this name or whatever name."""
+        """Find a version of this content that the store still has, under this name or any name."""
         for version in self._journal.versions(content):
             with suppress(UnknownName):  # removed since
                 if name in (None, version.name) and self._context.store.resolve(version.reference) == version:
@@ -313,7 +313,7 @@ class _Stream:
         self._closed[item.name] = item.stamp
 
     def _add(self, batch: list[_ReadyFile]) -> None:
-        """Train files together, publish each, prove that everything stands."""
+        """Train files together, publish each, and prove that every version stands."""
         names = [ready.item.name for ready in batch]
         message = f"training {', '.join(names)}" + (f" together ({len(batch)} files)" if len(batch) > 1 else "")
         run_ids = [ready.run.id for ready in batch]
@@ -327,7 +327,7 @@ class _Stream:
         self._prove()
 
     def _fit(self, batch: list[_ReadyFile], *, restart: bool = False) -> dict[str, Result]:
-        """Fit results by run id. What stops a cohort is found by training its files alone; that file goes aside."""
+        """Train files; return results by run id. If a cohort fails, its files train alone; a bad one goes aside."""
         runs = [ready.run for ready in batch]
         try:
             settings = dataclasses.replace(self._context.settings, restart=restart)
@@ -383,7 +383,7 @@ class _Stream:
 
     def _set_aside(self, path: Path, stamp: Stamp, error: Exception) -> None:
         if stamp[0] is None or self._folder.stamp(path) != stamp:
-            return  # gone or changed meanwhile: what is there now is not what failed
+            return  # gone or changed meanwhile: the version there now is not the one that failed
         reason = error.to_json() if isinstance(error, InlayError) else {"message": f"{type(error).__name__}: {error}"}
         try:
             target = self._folder.move_aside(path, describe_error(error))
@@ -402,7 +402,7 @@ class _Stream:
                 self._emit(StreamEvent("ignored", message, path.name))
 
     def _emit_epoch(self, event: Event) -> None:
-        """Tell of each scored epoch of each run, and of nothing else that happens in training."""
+        """Emit an event for each scored epoch of each run, and ignore other events of training."""
         if not isinstance(event, EpochEnded):
             return
         run, record, num_epochs = event.member.run, event.record, event.member.num_stages

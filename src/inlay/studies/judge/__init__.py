@@ -1,1 +1,1 @@
-"""From records to scores, rows and verdicts."""
+"""Scores, rows and verdicts, computed from records."""

@@ -15,7 +15,7 @@ from inlay.studies.judge.gaps import describe_ends, find_gaps
 from inlay.studies.judge.rules import JUDGES
 from inlay.studies.judge.scored import ScoredStudy
 from inlay.studies.judge.verdicts import NONE, OPEN, ClaimVerdict, hold_together
-from inlay.studies.spec.shown import Claim
+from inlay.studies.spec.report_spec import Claim
 
 LIKE = 0.5
 """points by which our and the published difference may differ and still agree, if ours is known to twice as many"""

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from inlay.studies.judge.report_rows import NOT_AVERAGED, RowSpec, list_rows, make_rows, name_task
+from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, list_rows, make_rows, name_task
 from inlay.studies.judge.scores import joint_of
 from inlay.studies.run.records import FAILED, Record, count_layers
 from inlay.studies.spec.arms import ARM_KINDS
-from inlay.studies.spec.shown import SETTINGS
+from inlay.studies.spec.report_spec import SETTINGS
 from inlay.studies.spec.study import LEFT_OPEN, Study, shorten
 
 _MOST_LINES, _MOST_NAMES = 8, 8

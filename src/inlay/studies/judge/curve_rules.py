@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from inlay.studies.judge.bounds import MeanWithError, deviations, difference, estimate, mean_of_all, show
-from inlay.studies.judge.report_rows import name_task
+from inlay.studies.judge.row_specs import name_task
 from inlay.studies.judge.scored import ScoredStudy
 from inlay.studies.judge.series import (
     Ablation,
@@ -32,7 +32,7 @@ from inlay.studies.judge.verdicts import (
     verdict,
 )
 from inlay.studies.run.records import Record
-from inlay.studies.spec.shown import Claim
+from inlay.studies.spec.report_spec import Claim
 
 SMALL_SCALE = 1.0001e-2
 """the largest scale of initial values that counts as small: 1e-2, however it is rounded"""

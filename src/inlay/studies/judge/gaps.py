@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from inlay.studies.judge.pairs import Paired, pair
 from inlay.studies.judge.published import PublishedTable
-from inlay.studies.judge.report_rows import NOT_AVERAGED, has_one_setting, name_task
+from inlay.studies.judge.row_specs import NOT_AVERAGED, has_one_setting, name_task
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks
 from inlay.studies.judge.scores import Cell, Row, column_row
 
 BY_CHANCE = 0.05
-"""most probable chance at which a row's learning rates at one end of the grid are mentioned"""
+"""largest p-value at which a row is mentioned whose learning rates lie at one end of the grid"""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from inlay.studies.judge import curve_rules
 from inlay.studies.judge.bounds import MeanWithError, deviations, moderate, negated, reach, show
 from inlay.studies.judge.coverage import match_rows
 from inlay.studies.judge.pairs import Paired, pair
-from inlay.studies.judge.report_rows import NOT_AVERAGED, RowSpec, find_number, has_joint_runs, name_task
+from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, find_number, has_joint_runs, name_task
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks, score_row
 from inlay.studies.judge.scores import Row, mean_of
 from inlay.studies.judge.series import list_series, most_parameters, series_keys
@@ -40,7 +40,7 @@ from inlay.studies.judge.verdicts import (
     unsure,
     verdict,
 )
-from inlay.studies.spec.shown import Claim
+from inlay.studies.spec.report_spec import Claim
 
 Judge = Callable[[ScoredStudy, Claim], ClaimVerdict]
 _TESTS: dict[str, Callable[[MeanWithError, float], Finding]] = {

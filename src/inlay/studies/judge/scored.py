@@ -8,7 +8,7 @@ from functools import cached_property
 
 from inlay.studies.judge.coverage import Coverage, list_planned_rows
 from inlay.studies.judge.published import Published
-from inlay.studies.judge.report_rows import NOT_AVERAGED, RowSpec, has_one_setting, list_rows, make_rows, name_row
+from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, has_one_setting, list_rows, make_rows, name_row
 from inlay.studies.judge.scores import Row, choose, list_candidates, rank_settings, shared_tasks
 from inlay.studies.run.records import Record
 from inlay.studies.spec.arms import ARM_KINDS

@@ -19,7 +19,7 @@ from inlay.studies.report.tables import name_count
 
 INK, PALE_INK, GRID = "#26323c", "#7b858c", "#e4e7ea"
 ADAPTERS, TUNED, NORMS, PLUM = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
-# row key (or the kind before its number) -> colour and marker; others take OTHERS in turn
+# row key (or the kind before its number) -> colour and marker; other rows take OTHERS in turn
 MARKS = {
     "full": (INK, "D"),
     "adapters": (ADAPTERS, "o"),
@@ -42,7 +42,7 @@ WIDTH = 6.6
 """inches of a figure across the page"""
 DPI = 200
 BARS = {"elinewidth": 1.1, "capsize": 2.2, "capthick": 1.1}
-"""error bars; ± one standard error, with caps"""
+"""error bars: ± one standard error, with caps"""
 _SIZES = {"P": 6.5, "X": 6.5, "D": 4.5}
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -73,7 +73,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A finished figure: `name` is that of its files, `caption` says what is to be seen."""
+    """A finished figure: `name` is the name of its files, `caption` describes it."""
 
     name: str
     caption: str
@@ -88,15 +88,15 @@ class Mark:
     colour: str
     shape: str
     is_lone: bool = False
-    """of one seed; a legend shows it so, a point by its estimate"""
+    """whether the series has one seed; a legend shows it so, a point by its estimate"""
 
     @property
     def pale(self) -> tuple[float, ...]:
-        """The colour, thinned with white."""
+        """The colour, mixed with white."""
         return tuple(1 - 0.35 * (1 - int(self.colour[place : place + 2], 16) / 255) for place in (1, 3, 5))
 
     def ours(self) -> dict[str, Any]:
-        """Return a filled marker."""
+        """Return a filled marker, for our values."""
         return {
             "color": self.colour,
             "marker": self.shape,
@@ -105,11 +105,11 @@ class Mark:
         }
 
     def lone(self) -> dict[str, Any]:
-        """Return a pale one, for what has one seed."""
+        """Return a pale marker, for values of one seed."""
         return {**self.ours(), "markerfacecolor": self.pale, "markeredgecolor": self.colour, "markeredgewidth": 0.8}
 
     def theirs(self) -> dict[str, Any]:
-        """Return a hollow one, for what was published."""
+        """Return a hollow marker, for published values."""
         return {
             "color": self.colour,
             "marker": self.shape,
@@ -121,7 +121,7 @@ class Mark:
 
 
 def marks_for(keys: Sequence[str]) -> dict[str, Mark]:
-    """Return a mark for each row, the same in every figure for the kinds that have their own."""
+    """Choose a mark for each row; kinds with a mark of their own have it in every figure."""
     free = iter(OTHERS * (1 + len(keys) // len(OTHERS)))
     marks: dict[str, Mark] = {}
     for key in keys:
@@ -134,7 +134,7 @@ def marks_for(keys: Sequence[str]) -> dict[str, Mark]:
 
 @contextmanager
 def paper_style(name: str) -> Iterator[None]:
-    """Matplotlib as the figures want it; `name` makes the ids inside a SVG its own."""
+    """Set Matplotlib's style for the block; `name` makes the ids inside an SVG unique."""
     import matplotlib  # half a second to import, and only where something is drawn
 
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"inlay-{name}"}):
@@ -142,23 +142,23 @@ def paper_style(name: str) -> Iterator[None]:
 
 
 def finish(figure: Any, name: str, caption: str) -> Drawing:
-    """Return the figure as SVG and PNG. Call inside `paper_style`."""
+    """Render the figure as SVG and PNG. Call it inside `paper_style`."""
     svg, png = io.BytesIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None})
-    figure.set_layout_engine("none")  # laid out once is enough, and takes the most of the time
+    figure.set_layout_engine("none")  # one layout pass is enough; it takes most of the time
     figure.savefig(png, format="png", dpi=DPI, metadata={"Software": None})
     return Drawing(name, caption, svg.getvalue(), png.getvalue())
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty figure, laid out so that nothing overlaps."""
+    """Make an empty figure, laid out so that nothing overlaps."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
 def count_axis(axes: Any) -> None:
-    """A logarithmic x axis of trained parameters, written as 10k or 1M."""
+    """Make the x axis logarithmic, for trained parameters, labelled as 10k or 1M."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -169,7 +169,7 @@ def count_axis(axes: Any) -> None:
 
 
 def error_bar(axes: Any, x: float, y: MeanWithError, mark: Mark, *, across: bool = False) -> None:
-    """A point with ± one standard error, upright or across."""
+    """Draw a point with ± one standard error, vertically or horizontally."""
     place = {"xerr": y.sem} if across else {"yerr": y.sem}
     spot = (y.mean, x) if across else (x, y.mean)
     style = mark.ours() if y.sem is not None else mark.lone()
@@ -182,7 +182,7 @@ Place = tuple[float, MeanWithError]
 
 
 def draw_series(axes: Any, places: Sequence[Place | None], mark: Mark) -> None:
-    """Points with their errors and a line through them, which breaks where a planned point is missing (None)."""
+    """Draw points with their errors and a line through them, broken at missing planned points (None)."""
     for part in split_runs(places):
         if len(part) > 1:
             axes.plot([x for x, _ in part], [y.mean for _, y in part], color=mark.colour, linewidth=1.4, zorder=3)
@@ -191,7 +191,7 @@ def draw_series(axes: Any, places: Sequence[Place | None], mark: Mark) -> None:
 
 
 def split_runs(items: Iterable[T | None]) -> list[list[T]]:
-    """Return the runs of items between those that are missing."""
+    """Split items into the stretches between missing ones."""
     parts: list[list[T]] = [[]]
     for item in items:
         if item is None:
@@ -202,12 +202,12 @@ def split_runs(items: Iterable[T | None]) -> list[list[T]]:
 
 
 def lone_entries(shown: Iterable[MeanWithError], shape: str = "o") -> list[Entry]:
-    """Return what a legend says of points of one seed, if there are any."""
+    """Return the legend's entries for points of one seed, if there are any."""
     return [("one seed, no error", Mark(PALE_INK, shape, is_lone=True), False)] * any(y.sem is None for y in shown)
 
 
 def tell_lone(shown: Iterable[MeanWithError]) -> str:
-    """Return what a caption says of them; begins with a space."""
+    """Return the caption's sentence about points of one seed; it begins with a space."""
     lone = [y.sem is None for y in shown]
     if not any(lone):
         return ""
@@ -215,7 +215,7 @@ def tell_lone(shown: Iterable[MeanWithError]) -> str:
 
 
 def plain(label: str) -> str:
-    """Return a row's label as figures have it: without the backticks of documents."""
+    """Return a row's label for figures: without backticks."""
     return label.replace("`", "")
 
 
@@ -224,7 +224,7 @@ Entry = tuple[str, "Mark | None", bool]
 
 
 def legend(figure: Any, entries: Sequence[Entry]) -> None:
-    """A legend below the axes, in as many columns as the figure is wide."""
+    """Draw a legend below the axes, in as many columns as fit."""
     from matplotlib.lines import Line2D
 
     handles = []
@@ -241,9 +241,9 @@ def legend(figure: Any, entries: Sequence[Entry]) -> None:
 
 
 def _fit_columns(lengths: Sequence[int], width: float) -> int:
-    """Fit the most columns whose widest labels lie side by side; entries fill column by column."""
+    """Return the largest number of columns whose widest labels fit side by side; entries fill column by column."""
     for columns in range(len(lengths), 1, -1):
-        few, rest = divmod(len(lengths), columns)  # as Matplotlib fills them: the first ones have one more
+        few, rest = divmod(len(lengths), columns)  # as Matplotlib fills them: the first columns have one more
         ends = [few * place + min(place, rest) for place in range(columns + 1)]
         widest = [max(lengths[first:last]) for first, last in itertools.pairwise(ends)]
         # 8 point letters are some 0.07 inches wide; marker and gap take half an inch.
@@ -253,13 +253,13 @@ def _fit_columns(lengths: Sequence[int], width: float) -> int:
 
 
 def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]], *, size: float = 7) -> None:
-    """Write each point's name near it, where it covers neither a point, its error bar nor another name.
+    """Write each point's name near it, without covering a point, an error bar or another name.
 
     A name that finds room only further off is led to its point by a thin line.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    canvas = FigureCanvasAgg(axes.figure)  # only a canvas knows how wide a text is
+    canvas = FigureCanvasAgg(axes.figure)  # only a canvas knows the width of a text
     canvas.draw()
     renderer, frame = canvas.get_renderer(), axes.get_window_extent()
     reach = 4 * axes.figure.dpi / 72
@@ -294,7 +294,7 @@ def _annotate(
     )  # fmt: skip
 
 
-# Where a name may stand, in points from its point: beside, above and below it, then further off.
+# Positions of a name, in points from its point: beside, above and below it, then further off.
 _OFFSETS = [
     (across * distance, upright * distance)
     for distance in (6, 12, 18, 26, 36, 48, 62)

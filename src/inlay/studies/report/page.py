@@ -43,17 +43,17 @@ class Points:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, and where its files lie beside the Markdown."""
+    """A figure, and the path of its files beside the Markdown."""
 
     drawing: Drawing
     path: str
-    """without suffix"""
+    """path without suffix"""
     caption: str
 
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks that a page shows when asked to."""
+    """Blocks that a page shows on request."""
 
     title: str
     blocks: tuple[Block, ...]
@@ -63,7 +63,7 @@ Block = Heading | Text | Points | Picture | ReportTable | Folded
 
 
 def write_html(title: str, blocks: Sequence[Block]) -> str:
-    """Write the page."""
+    """Write blocks as one HTML page."""
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_escape(title)}</title>'
     body = "\n".join(_html(block) for block in blocks)
     contents = [block for block in blocks if isinstance(block, Heading) and block.level == 2]
@@ -77,7 +77,7 @@ def write_html(title: str, blocks: Sequence[Block]) -> str:
 
 
 def write_markdown(blocks: Sequence[Block]) -> str:
-    """Write the same as Markdown, with pictures as files beside it."""
+    """Write blocks as Markdown, with pictures as files beside it."""
     return "\n\n".join(_markdown(block) for block in blocks) + "\n"
 
 
@@ -114,12 +114,12 @@ def _html_table(table: ReportTable) -> str:
 
 
 def _is_words(cells: Sequence[str]) -> bool:
-    """Tell whether a column is text, which stands at the left; numbers stand at the right."""
+    """Tell whether a column is text, which is aligned left; numbers are aligned right."""
     return any(cell and not re.match(r"[\d+−–≈]", cell) for cell in cells)
 
 
 def _status(cell: str) -> str:
-    """Return a verdict is shown as a coloured word; the word itself says it too."""
+    """Colour a verdict; the word itself says it too."""
     kind = {"confirmed": "yes", "not confirmed": "no", "open": "open"}.get(cell.strip("*"))
     return f'<span class="{kind}">{_inline(cell)}</span>' if kind else _inline(cell)
 

@@ -19,7 +19,7 @@ from inlay.store import write_atomically
 from inlay.studies.judge.claims import JudgedClaim, describe_agreement, judge_claims
 from inlay.studies.judge.coverage import Coverage, list_missing, split_planned
 from inlay.studies.judge.published import Published, read_published
-from inlay.studies.judge.report_rows import name_column, name_task
+from inlay.studies.judge.row_specs import name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, score_study
 from inlay.studies.judge.scores import network_of
 from inlay.studies.judge.verdicts import NONE
@@ -30,7 +30,7 @@ from inlay.studies.report.tables import ReportTable, other_metric_tables, settin
 from inlay.studies.run.records import FINISHED, Record, short_name
 from inlay.studies.run.records import read_study as read_results
 from inlay.studies.spec.differences import list_differences
-from inlay.studies.spec.shown import Claim, ReportSpec
+from inlay.studies.spec.report_spec import Claim, ReportSpec
 from inlay.studies.spec.study import Study, read_study, study_folders
 
 PROFILE_ORDER = ("paper", "longer", "long", "device", "laptop", "tiny")
@@ -69,17 +69,17 @@ class Chapter:
 
     study: Study
     records: Sequence[Record]
-    """of all backbones and profiles"""
+    """the records of all backbones and profiles"""
     published: Published = field(default_factory=lambda: Published(""))
     variants: Mapping[Group, Study] = field(default_factory=dict)
-    """what the study is under a profile on a backbone, where that is not `study`"""
+    """the study under a profile on a backbone, if that is not `study`"""
     differences: Mapping[Group, Sequence[str]] = field(default_factory=dict)
-    """what it does otherwise than `paper`"""
+    """the differences to the profile `paper`"""
     left_out: Mapping[Group, Sequence[Record]] = field(default_factory=dict)
-    """records of settings that the study's file has not"""
+    """records of settings that are not in the study's file"""
 
     def study_of(self, group: Group) -> Study:
-        """Return the study as it was for these records."""
+        """Return the study under the profile and backbone of these records."""
         return self.variants.get(group, self.study)
 
 
@@ -92,7 +92,7 @@ class StudyReport:
     figures: Mapping[str, Drawing]
 
     def beside(self, folder: str) -> StudyReport:
-        """Return the same report, to be written inside the folder its figures are in."""
+        """Return the report with paths relative to the folder of its figures."""
         prefix = f"{folder}/"
         figures = {path.removeprefix(prefix): drawing for path, drawing in self.figures.items()}
         return StudyReport(self.html, self.markdown.replace(f"]({prefix}", "]("), figures)
@@ -116,7 +116,7 @@ def make_report(chapters: Sequence[Chapter], title: str = "Studies") -> StudyRep
 
 
 def write_report(report: StudyReport, folder: Path, name: str = "report") -> list[Path]:
-    """Write `NAME.html`, `NAME.md` and the figures under `folder`; returns the paths, the page's first."""
+    """Write `NAME.html`, `NAME.md` and the figures under `folder`; return the paths, the page's first."""
     content = {f"{name}.html": report.html.encode(), f"{name}.md": report.markdown.encode()}
     for path, drawing in report.figures.items():
         content |= {f"{path}.svg": drawing.svg, f"{path}.png": drawing.png}
@@ -126,7 +126,7 @@ def write_report(report: StudyReport, folder: Path, name: str = "report") -> lis
 
 
 def group_records(records: Sequence[Record]) -> dict[Group, list[Record]]:
-    """Records by backbone and profile, which are never mixed in one table; large backbones and long profiles first."""
+    """Group records by backbone and profile, which no table mixes; large backbones and long profiles first."""
     groups: dict[Group, list[Record]] = {}
     for record in records:
         groups.setdefault((short_name(record.backbone), record.profile), []).append(record)
@@ -138,7 +138,7 @@ def group_records(records: Sequence[Record]) -> dict[Group, list[Record]]:
 
 
 def _opening(chapters: Sequence[Chapter], groups: Sequence[Group]) -> list[Block]:
-    # What several studies or backbones have of one run (TF-IDF reads none) was trained once.
+    # A run that several studies or backbones share (TF-IDF needs none) was trained once.
     seconds = {(item.id, item.hardware): item.seconds for chapter in chapters for item in chapter.records}
     names = ", ".join(f"{backbone} (`{profile}`)" for backbone, profile in groups) or "nothing yet"
     hours = sum(seconds.values()) / 3600
@@ -243,7 +243,7 @@ def _describe_left_out(records: Sequence[Record]) -> str:
 
 
 def _judge(scored: ScoredStudy) -> list[str]:
-    """Return what a study says about its claims, and how its differences compare with the published ones."""
+    """Return the sections on a study's claims and on the agreement of its differences with the published ones."""
     about = judge_claims(scored.study.claims, {scored.study.name: scored})
     said = [f"{item.claim.text}: {item.verdict.status}. {item.verdict.sentence}" for item in about]
     return said + describe_agreement(scored)
@@ -271,7 +271,7 @@ def _published_blocks(published: Published) -> Iterator[Block]:
 
 
 def _cell(value: float | None, deviation: float | None) -> str:
-    """Return a published number, with its standard deviation over seeds where that was printed."""
+    """Format a published number, with its standard deviation over seeds if that was printed."""
     if value is None:
         return "–"
     return f"{value:g}" if deviation is None else f"{value:g} (s.d. {deviation:g})"
@@ -282,7 +282,7 @@ def _printed(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
 
 
 def _origin_blocks(study: Study, records: Sequence[Record]) -> Iterator[Block]:
-    """Yield training rows of each task, what was noted about the data, and the origin of the numbers."""
+    """Yield the section on the data: training rows of each task, notes, and the origin of the numbers."""
     counts: dict[str, set[int]] = {}
     for record in records:
         counts.setdefault(record.task, set()).add(record.num_train)
@@ -296,7 +296,7 @@ def _origin_blocks(study: Study, records: Sequence[Record]) -> Iterator[Block]:
 
 
 def _list_notes(records: Sequence[Record]) -> list[str]:
-    """Return what was noted about each task's data, once; of samples that seeds drew, how many there were."""
+    """List the notes on each task's data, each once; for notes on drawn samples, how many there were."""
     noted: dict[str, None] = {}
     drawn: dict[tuple[str, int], set[int]] = {}
     for record in records:
@@ -318,7 +318,7 @@ def _range(numbers: Collection[int]) -> str:
 
 
 def _list_poolings(records: Sequence[Record]) -> list[str]:
-    """Return how rows were pooled, as the runs came to do it, and by which arms where they differ."""
+    """List the poolings that runs used, with the arms where they differ."""
     arms: dict[str, dict[str, None]] = {}
     for record in records:
         kind = record.config.get("data", {}).get("kind")
@@ -346,7 +346,7 @@ def _origin(records: Sequence[Record]) -> str:
 
 
 def draw_report(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:
-    """Write one report of the studies of these files over what lies under `results`; returns the page's path.
+    """Write one report of these studies from the records under `results`; return the page's path.
 
     The report of a single study lies in its own folder of results, with its figures; that of several beside their
     folders, and their figures in them, in the order of the papers. That of one `backbone` has the studies with records
@@ -372,7 +372,7 @@ def order_studies(paths: Sequence[Path]) -> list[Path]:
 
 
 def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Chapter:
-    """Return a study's file and its records, each group of which is held against the study as its profile has it.
+    """Read a study's records, and compare each group of them with the study under its profile.
 
     A study of one's own may have no profile `paper`: it is then its own first one, and differs from nothing.
     """
@@ -401,7 +401,7 @@ def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Ch
 
 
 def _find_old_runs(study: Study, group: Group, results: Path) -> set[str]:
-    """Find the runs of the studies that a study's arms go on from, of settings that those have not."""
+    """Find the outdated runs of other studies that a study's arms start from: of settings those no longer have."""
     found: set[str] = set()
     for name, source in study.sources.items():
         kept, others = split_planned(source, group_records(read_results(results, name)).get(group, []))
@@ -410,7 +410,7 @@ def _find_old_runs(study: Study, group: Group, results: Path) -> set[str]:
 
 
 def _find_published(path: Path, name: str) -> Published:
-    """Find the published values beside a study's file, or those of the repository's own studies."""
+    """Read the published values beside a study's file, or those of the repository's own studies."""
     folders = [folder / "published" for folder in (path.parent, *study_folders())]
     found = next((folder for folder in folders if (folder / f"{name}.toml").is_file()), folders[-1])
     return read_published(found, name)

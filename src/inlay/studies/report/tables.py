@@ -16,7 +16,7 @@ from inlay.studies.judge.bounds import ABSENT, estimate, show
 from inlay.studies.judge.gaps import averaged_rows, describe_ends, own_mean, published_gap
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.published import PublishedRow, PublishedTable
-from inlay.studies.judge.report_rows import (
+from inlay.studies.judge.row_specs import (
     WIDE,
     group_tasks,
     has_joint_runs,
@@ -38,10 +38,10 @@ class ReportTable:
     lines: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     published: frozenset[int] = frozenset()
-    """lines of published values, which are set apart"""
+    """numbers of the lines with published values, which are set apart"""
 
     def turned(self) -> ReportTable:
-        """Columns as lines. Published lines become columns, told apart by their names."""
+        """Swap columns and lines. Published lines become columns, told apart by their names."""
         names = tuple(line[0] for line in self.lines)
         lines = tuple((name, *(line[i] for line in self.lines)) for i, name in enumerate(self.columns) if i)
         kept = tuple(line for line in lines if any(cell not in ("", ABSENT) for cell in line[1:]))
@@ -49,7 +49,7 @@ class ReportTable:
 
 
 def score_tables(scored: ScoredStudy) -> list[ReportTable]:
-    """Return the study's scores: one table, or one for each group of tasks (`glue/…`, `extra/…`)."""
+    """Make the tables of scores: one, or one for each group of tasks (`glue/…`, `extra/…`)."""
     groups = group_tasks(scored.tasks)
     tables = [_score_table(scored.narrowed(tasks), name if len(groups) > 1 else "") for name, tasks in groups.items()]
     tables += [_mean_table(scored, table) for table in scored.published.tables if table.over]
@@ -62,13 +62,13 @@ class _Layout:
 
     tasks: tuple[str, ...]
     averaged: tuple[str, ...]
-    """tasks that all rows have: of the first mean and of the differences"""
+    """tasks that all rows have: for the first mean and the differences"""
     compared: tuple[str, ...]
-    """those of them that were published, for a second mean and second differences; none where they are the same"""
+    """published ones of these tasks, for a second mean and second differences; empty if they are the same"""
     counted: tuple[str, ...]
     """tasks whose parameters are added up"""
     reference: str | None
-    """the row that others are compared with; none where no task is in all rows"""
+    """the row that others are compared with; None if no task is in all rows"""
 
     @property
     def means(self) -> tuple[tuple[str, ...], ...]:
@@ -106,7 +106,7 @@ def _score_table(scored: ScoredStudy, group: str) -> ReportTable:
 
 
 def _name_difference(scored: ScoredStudy, layout: _Layout, tasks: Sequence[str]) -> str:
-    """Return what stands over differences; which tasks they are over, where these are not all of the table."""
+    """Return the heading of a column of differences, with its tasks if these are not all of the table."""
     less = f"less {scored.label(layout.reference or '')}"
     if len(tasks) == 1 < len(layout.counted):
         return f"{less}, {name_task(tasks[0])}"
@@ -116,7 +116,7 @@ def _name_difference(scored: ScoredStudy, layout: _Layout, tasks: Sequence[str])
 
 
 def _unmatched(scored: ScoredStudy) -> list[str]:
-    """Return published rows that none of ours stands beside; they close the table."""
+    """Return the published rows that match none of ours; they close the table."""
     return list(
         dict.fromkeys(row.arm for table in scored.published.tables for row in table.rows if row.arm not in scored.rows)
     )
@@ -135,7 +135,7 @@ def _own_line(scored: ScoredStudy, key: str, layout: _Layout) -> tuple[str, ...]
 
 
 def _count(scored: ScoredStudy, key: str, layout: _Layout) -> list[str]:
-    """Count parameters of a row: a task's, their share over the tasks of the mean, and those of all tasks together."""
+    """Return a row's parameters: of a task, their share over the tasks of the mean, and of all tasks together."""
     row = scored.rows[key]
     counted = {task: row[task] for task in layout.counted if task in row} or row
     counts = sorted(cell.trained_parameters for cell in counted.values())
@@ -149,7 +149,7 @@ def _count(scored: ScoredStudy, key: str, layout: _Layout) -> list[str]:
 
 
 def name_count(number: float) -> str:
-    """Return a number of parameters, short: `39.9k`, `2.42M`."""
+    """Format a number of parameters: `39.9k`, `2.42M`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g}{letter}"
@@ -157,7 +157,7 @@ def name_count(number: float) -> str:
 
 
 def _published_lines(scored: ScoredStudy, key: str, layout: _Layout) -> list[tuple[str, ...]]:
-    """Return what was published for a row of ours, under our columns; nothing where no column is the same."""
+    """Return the published lines of a row of ours, under our columns; empty if no column is the same."""
     lines = []
     for table in scored.published.tables:
         row = table.row(key)
@@ -179,7 +179,7 @@ def _published_lines(scored: ScoredStudy, key: str, layout: _Layout) -> list[tup
 
 
 def _published_total(row: PublishedRow, num_tasks: int) -> str:
-    """Return what all tasks of a source take together, with their number where ours is another."""
+    """Return the published size of all tasks together, with their number if ours is another."""
     total, tasks = row.printed.get("total ×"), row.printed.get("tasks")
     if total is None:
         return ABSENT
@@ -187,7 +187,7 @@ def _published_total(row: PublishedRow, num_tasks: int) -> str:
 
 
 def _mean_table(scored: ScoredStudy, table: PublishedTable) -> ReportTable:
-    """Our means beside those that a source prints of its own tasks: only differences compare.
+    """Compare our means with those that a source prints of its own tasks: only differences compare.
 
     Where the source says which columns its mean is over, ours is over those of them that are at hand.
     """
@@ -236,7 +236,7 @@ def _notes(scored: ScoredStudy, layout: _Layout) -> list[str]:
 
 
 def _chosen_for(scored: ScoredStudy) -> str:
-    """Return what the settings of a row are chosen for: tasks of one run, or of one sequence, have one setting."""
+    """Return the scope of a row's settings: all tasks of one run or of one sequence have one setting."""
     specs = [spec for spec in scored.specs if spec.key in scored.rows]
     once = [spec for spec in specs if has_one_setting(spec)]
     if not once:
@@ -249,7 +249,7 @@ def _chosen_for(scored: ScoredStudy) -> str:
 
 
 def ablation_table(scored: ScoredStudy) -> list[ReportTable]:
-    """Return what removing adapters costs: single layers, the lower and the upper part, all of them."""
+    """Make the table of losses without adapters: single layers, the lower and the upper part, all of them."""
     lines = []
     for item in read_ablations(scored.records, scored.study.tasks):
         part = lower_part(item)
@@ -268,7 +268,7 @@ def ablation_table(scored: ScoredStudy) -> list[ReportTable]:
 
 
 def step_tables(scored: ScoredStudy) -> list[ReportTable]:
-    """Return what every earlier task scores after each step of a sequence, a table for each row."""
+    """Make the tables of earlier tasks' scores after each step of a sequence, one for each row."""
     tables = []
     for spec in scored.specs:
         steps = read_steps(spec.records, scored.study.tasks)
@@ -284,7 +284,7 @@ def step_tables(scored: ScoredStudy) -> list[ReportTable]:
 
 
 def average_tables(scored: ScoredStudy) -> list[ReportTable]:
-    """Return the average as HyperFormer's authors take it: over all printed columns."""
+    """Make the table of averages as HyperFormer's authors take them: over all printed columns."""
     columns = _printed_columns(scored)
     lines, is_published = [], set()
     for key, row in scored.rows.items():
@@ -309,7 +309,7 @@ def average_tables(scored: ScoredStudy) -> list[ReportTable]:
 
 
 def _printed_columns(scored: ScoredStudy) -> list[tuple[str, str]]:
-    """(task, metric) of every column that was published for a task that all rows have."""
+    """List (task, metric) of every published column of a task that all rows have."""
     tasks = mean_tasks(scored)
     columns = dict.fromkeys(column for table in scored.published.tables for column in table.columns)
     found = [(task, metric) for task, _, metric in (column.partition(":") for column in columns)]
@@ -317,7 +317,7 @@ def _printed_columns(scored: ScoredStudy) -> list[tuple[str, str]]:
 
 
 def advice_tables(scored: ScoredStudy) -> list[ReportTable]:
-    """Return a paper's advice to practitioners, with what our rows say of each line."""
+    """Make the table of a paper's advice to practitioners, with our result for each line."""
     report = scored.study.report
     used = {row for line in report.advice for row in line.rows} - set(scored.rows)
     if not any(map(scored.find_row, used)):
@@ -336,7 +336,7 @@ def advice_tables(scored: ScoredStudy) -> list[ReportTable]:
 
 
 def study_tables(scored: ScoredStudy) -> list[ReportTable]:
-    """Return the tables that a study's file asks for."""
+    """Make the tables that a study's file asks for."""
     for kind in scored.study.report.tables:
         if kind not in TABLES:
             raise UnknownName("kind of table", kind, TABLES)
@@ -344,7 +344,7 @@ def study_tables(scored: ScoredStudy) -> list[ReportTable]:
 
 
 def other_metric_tables(scored: ScoredStudy) -> list[ReportTable]:
-    """Return our scores in the metrics that sources print and the study does not show, one table for each source.
+    """Make a table for each source with our scores in the metrics that it prints and the study does not show.
 
     A study shows one metric of each task. Where a source prints another (MRPC's accuracy beside our F1), neither is
     compared with the other: the same runs are shown again, in the metric that was printed.
@@ -377,7 +377,7 @@ def _other_metric_table(scored: ScoredStudy, printed: PublishedTable) -> Iterato
 
 
 def _other_columns(scored: ScoredStudy, printed: PublishedTable) -> list[tuple[str, str]]:
-    """(task, metric) of the columns of tasks that a source prints, but not in the metric that is shown."""
+    """List (task, metric) of the published columns in another metric than the shown one."""
     columns = [(task, metric) for task, _, metric in (column.partition(":") for column in printed.columns)]
     return [
         (task, metric)
@@ -386,7 +386,7 @@ def _other_columns(scored: ScoredStudy, printed: PublishedTable) -> list[tuple[s
     ]
 
 
-# kind of table -> what makes it; a study's file names kinds
+# kind of table -> the function that makes it; a study's file names kinds
 TABLES: dict[str, Callable[[ScoredStudy], list[ReportTable]]] = {
     "scores": score_tables,
     "spans": ablation_table,
@@ -397,7 +397,7 @@ TABLES: dict[str, Callable[[ScoredStudy], list[ReportTable]]] = {
 
 
 def settings_table(scored: ScoredStudy) -> ReportTable:
-    """Return what was chosen on dev for each row and task, with how many runs of it were lost."""
+    """Make the table of the settings chosen on dev for each row and task, with the number of lost runs."""
     lines = []
     for key, row in scored.rows.items():
         cells = []
@@ -419,7 +419,7 @@ def settings_table(scored: ScoredStudy) -> ReportTable:
 
 
 def _value(value: object) -> str:
-    """`3e-4`, `0.1`, `64`."""
+    """Format a value: `3e-4`, `0.1`, `64`."""
     if isinstance(value, float) and 0 < abs(value) < 0.01:
         return f"{value:e}".replace(".000000", "").replace("e-0", "e-")
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Which process has which runs in hand, in files that every process of a folder of runs can see.
+"""Claims: files that tell every process of a folder of runs which runs another one is training.
 
 A process claims the runs of a unit before it trains them: it writes their ids to a file of its own under `runs/claims`,
 and holds a lock on that file until the unit is done. The system frees the lock when the process dies, so a claim whose
@@ -28,7 +28,7 @@ class HeldRuns:
         os.write(self._descriptor, json.dumps(sorted(run_ids)).encode())
 
     def release(self) -> None:
-        """Let others have the runs."""
+        """Release the runs."""
         self._path.unlink(missing_ok=True)
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open too
         os.close(self._descriptor)
@@ -42,19 +42,19 @@ class Claims:
 
     @contextlib.contextmanager
     def choosing(self) -> Iterator[set[str]]:
-        """Keep others from claiming anything inside the block; gives the runs that are claimed."""
+        """Keep others from claiming inside the block; yields the runs that are claimed."""
         make_directory(self._folder)
         with locked(self._folder / ".lock", exclusive=True):
             yield {run_id for path in sorted(self._folder.glob("*.json")) for run_id in _read_claim(path)}
 
     def claim(self, run_ids: Iterable[str]) -> HeldRuns:
-        """Claim runs; call it inside `choosing`, for runs that nobody has claimed."""
+        """Claim runs; call it inside `choosing`, for unclaimed runs."""
         name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}.json"
         return HeldRuns(self._folder / name, run_ids)
 
 
 def _read_claim(path: Path) -> list[str]:
-    """Read the runs of a claim; none, and the file is removed, if the process that made it has died."""
+    """Read the runs of a claim; if its process has died, remove the file and return none."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:  # released just now

@@ -25,7 +25,7 @@ from inlay.training import (
 
 # Runs together -> times the rows per second of one run alone, as measured on an H200; a CPU gains nothing.
 _GAIN = {"cuda": {1: 1.0, 8: 2.6, 32: 3.1}, "cpu": {1: 1.0}}
-_CHARACTERS = 4  # of a token, as `PlannedRun.cost` has it
+_CHARACTERS = 4  # characters of a token, as in `PlannedRun.cost`
 _STILL = StepCost(0.0, 0.0, 0)
 
 
@@ -35,14 +35,14 @@ class Estimate:
 
     seconds: float
     memory_bytes: int
-    """of the slots in training, with their optimizer, and the pass of the measured step"""
+    """memory of the slots in training, with their optimizer, and of the measured step's pass"""
     num_slots: int
     num_samples: int
-    """rows trained on, each as often as it is read"""
+    """rows trained on, counted as often as they are read"""
 
 
 def estimate_units(units: Sequence[Unit], plans: Sequence[StudyPlan], *, measured: bool = True) -> list[Estimate]:
-    """Estimate each unit: a step of the cheapest run of a kind is measured, the others follow by their texts.
+    """Estimate each unit: measure a step of the cheapest run of its kind, and scale it by the texts.
 
     The kinds are few: adapters or a copy of the backbone, of one task or of several, on each backbone. A sequence of
     tasks takes what their runs would. Time that no training takes (a baseline) is not counted. Unless `measured`,
@@ -58,7 +58,7 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[StudyPlan], *, measure
         slot_bytes = count_slot_bytes(trained, backbone) if trained else 0
         most = 1 if unit.is_finetuned or unit.kind == "sequence" else min(MAX_COHORT, unit.num_runs)
         num_slots = choose_slots(most, slot_bytes, available_bytes(backbone.device)) if trained else 0
-        # 2. time: what the texts take at the measured pace, less what training together gains
+        # 2. time: the texts at the measured pace, less the gain of training together
         pace = find_pace(unit.items[0]) if measured and unit.cost else _STILL
         num_steps = sum(item.num_samples / item.config.train.batch_size for item in unit.items)
         seconds = unit.cost * _CHARACTERS * pace.seconds_a_character + num_steps * pace.seconds_a_step
@@ -71,7 +71,7 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[StudyPlan], *, measure
 
 
 def _find_run(item: PlannedRun, plan: StudyPlan) -> AnyRun | None:
-    """Return what an item trains; of a sequence, the first of its tasks. None where nothing is."""
+    """Return the run that an item trains; for a sequence, of its first task. None if nothing is trained."""
     if item.run is not None or not item.sequence:
         return item.run
     return make_run(item.sequence[0], item.config, plan.backbone)

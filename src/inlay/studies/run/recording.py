@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Origin:
-    """The commit, hardware and versions that every record of this process says it comes from."""
+    """The commit, hardware and versions in every record of this process."""
 
     commit: str
     hardware: str
@@ -43,7 +43,7 @@ class Origin:
 
 
 def has_diverged(result: Result) -> bool:
-    """Tell whether a run came to nothing that may be compared."""
+    """Tell whether a run diverged, so that it must not be compared."""
     return result.status == RUN_DIVERGED or result.dev_metric is None
 
 
@@ -72,7 +72,7 @@ class Recorder:
         )
 
     def record_joint(self, item: PlannedRun, result: Result, extra: dict[str, Any]) -> list[Record]:
-        """Make the records of a run of several tasks, one for each; the first has the run's id, the others `<id>-1` …
+        """Make the records of a multi-task run, one per task; the first has the run's id, the others `<id>-1` …
 
         A task's trained parameters are its part of the run's: what is shared is divided among all.
         """
@@ -110,15 +110,15 @@ class Recorder:
         return score_split(run, result, self.backbone, test)
 
     def record_failure(self, item: PlannedRun, error: InlayError) -> Record:
-        """Make the record of what could not be done; it is tried again in the next session."""
+        """Make the record of a failed item; it is tried again in the next session."""
         status = DIVERGED if isinstance(error, Diverged) else FAILED
         return self.record(item, self.plan.tasks[item.task], status=status, extra={"message": error.message})
 
     def record(self, item: PlannedRun, task: Task, **known: Any) -> Record:
-        """Make a record with what is `known`, and the rest as the plan has it."""
+        """Make a record from the fields in `known`, and the rest from the plan."""
         about: dict[str, Any] = {"layers": self.backbone.anatomy.num_layers, **count_rows(task)}
         if item.config.train.pooling == "auto" and ARM_KINDS[item.arm.kind].needs_backbone:
-            about["pooling"] = self.backbone.default_pooling  # of several tasks each leaves it open
+            about["pooling"] = self.backbone.default_pooling  # in a multi-task run each task leaves it open
         known["extra"] = {**about, **known.get("extra", {})}
         usual = {
             "id": item.id,
@@ -147,7 +147,7 @@ class Recorder:
         return Record.from_json(Record(**{**usual, **known}).to_json())
 
     def _describe_config(self, item: PlannedRun) -> dict[str, Any]:
-        """Return the settings of a run without the folders of this machine, as results of several are put together."""
+        """Return the settings of a run without this machine's folders, so that results of several machines merge."""
         written = self.plan.study.data_config(item.task, None)
         places = {name: getattr(written, name) for name in ("source", "dev", "test", "root")}
         data = dataclasses.replace(item.config.data, **places)
@@ -155,13 +155,13 @@ class Recorder:
 
 
 def read_embedding(result: Result, task: str) -> list[float] | None:
-    """Return what a hypernetwork reads of a task; None where there is none."""
+    """Return a task's embedding, which the hypernetwork reads; None if there is none."""
     found = result.tensors.get(f"{task}/task.embedding")
     return None if found is None else [round(float(value), 5) for value in found]
 
 
 def draw_embedding(run: JointRun, part: Run, anatomy: Anatomy) -> list[float] | None:
-    """Draw an embedding as it was before training; None where there is none, or it was not drawn."""
+    """Draw an embedding as it was before training; None if there is none, or it was not drawn."""
     found = next((item for item in part.spec.layout(anatomy) if item.name == "task.embedding"), None)
     if found is None or run.start.lineage:
         return None
@@ -169,18 +169,18 @@ def draw_embedding(run: JointRun, part: Run, anatomy: Anatomy) -> list[float] | 
 
 
 def list_notes(task: Task) -> list[str]:
-    """List what was found or decided while a task's data was read, without the folders it lay in."""
+    """List the notes on a task's data, without folder names."""
     return [re.sub(r"(?<!\S)/\S*/", "", note) for note in task.notes]
 
 
 def count_rows(task: Task) -> dict[str, int]:
-    """Count the rows that scores are over: `num_dev`, and `num_test` where test rows have labels."""
+    """Count the scored rows: `num_dev`, and `num_test` if test rows have labels."""
     splits = {"num_dev": task.dev, "num_test": task.test}
     return {name: len(rows) for name, rows in splits.items() if rows is not None and rows.targets is not None}
 
 
 def find_majority(task: Task) -> float | None:
-    """Return the accuracy on dev of the most frequent class of the training rows; None where there are no classes."""
+    """Return the dev accuracy of the most frequent training class; None without classes."""
     if not KINDS[task.kind].is_classifier or task.train.targets is None or task.dev.targets is None:
         return None
     most = np.bincount(task.train.targets, minlength=len(task.labels)).argmax()
@@ -194,7 +194,7 @@ def _name_hardware(backbone: Backbone) -> str:
 
 
 def name_processor() -> str:
-    """Name the processor, which computes where no GPU does."""
+    """Name the processor, which computes if no GPU does."""
     from inlay.model import canonical_environment
 
     return canonical_environment()["processor"] or platform.machine()
@@ -203,5 +203,5 @@ def name_processor() -> str:
 def _version_of(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # run from a checkout
+    except PackageNotFoundError:  # running from a checkout
         return ""

@@ -30,7 +30,7 @@ STATUSES = (FINISHED, DIVERGED, FAILED)
 
 @dataclass(frozen=True)
 class Record:
-    """One run of a study, with what it came to."""
+    """The record of one run of a study, with its result."""
 
     id: str
     """the run's id: settings, data and backbone"""
@@ -44,17 +44,17 @@ class Record:
     profile: str
     seed: int
     axes: dict[str, Any]
-    """what varies within the arm: {"lr": 3e-4, "size": 64, "epochs": 10}"""
+    """the values that vary within the arm: {"lr": 3e-4, "size": 64, "epochs": 10}"""
     trained_parameters: int
     backbone_parameters: int
     num_train: int
     metric: str
-    """the one that selects, on dev"""
+    """the metric that selects on dev"""
     dev: dict[str, float]
     """every metric of the task at the best epoch"""
     test: dict[str, float] | None
     majority: float | None
-    """accuracy of the most frequent class of the training rows, on dev; None where there are no classes"""
+    """dev accuracy of the most frequent training class; None without classes"""
     status: str
     curve: list[list[float]]
     """[epoch, dev value] of each epoch"""
@@ -65,7 +65,7 @@ class Record:
     date: str
     config: dict[str, Any]
     extra: dict[str, Any] = field(default_factory=dict)
-    """what one study needs beyond that: spans of layers and their score, scores of earlier tasks"""
+    """data of single studies: spans of layers and their scores, scores of earlier tasks"""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class Record:
 
     @property
     def pooling(self) -> str:
-        """The pooling of its heads: as its settings say, or what those left open came to; `auto`: not known."""
+        """The pooling of its heads, as its settings or its result say; `auto`: not known."""
         return str(self.extra.get("pooling") or self.config.get("train", {}).get("pooling", "auto"))
 
     def to_json(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class Record:
 
     @classmethod
     def from_json(cls, content: Any, path: Path | None = None) -> Self:
-        """Read the record that `to_json` gave; anything else is a `BadData` that says why."""
+        """Read a record that `to_json` wrote; raise `BadData` with the reason for anything else."""
         if not isinstance(content, Mapping):
             raise BadData("a record is no object", _MEND, path=path)
         known = dict(content)
@@ -98,7 +98,7 @@ class Record:
         return cls(**known)
 
 
-# Not `dataclasses.asdict`: it copies what is copied anyway.
+# Not `dataclasses.asdict`: it would copy everything once more.
 _FIELDS = dict.fromkeys(item.name for item in dataclasses.fields(Record)).keys()
 _MEND = "results are written by `inlay study`: move the file away, or mend what was changed by hand"
 
@@ -114,12 +114,12 @@ class StudyDirs:
 
 
 def count_layers(records: Iterable[Record]) -> int | None:
-    """Return the number of layers of the backbone that these records are of; None where none says it."""
+    """Return the number of layers of these records' backbone; None if no record has it."""
     return next((record.extra["layers"] for record in records if "layers" in record.extra), None)
 
 
 def results_file(root: Path, study: str, backbone: str, profile: str) -> Path:
-    """Return where the records of a study on a backbone are appended, under the folder of results."""
+    """Return the file that the records of a study on a backbone are appended to, under `results`."""
     return root / study / f"{short_name(backbone)}-{profile}.jsonl"
 
 
@@ -196,7 +196,7 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
 
 
 def _drop_torn_line(file: BinaryIO) -> None:
-    """Cut off a last line that a kill left without its end, and go to the end of the file."""
+    """Cut off a last line that a kill left incomplete, and go to the end of the file."""
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - _BLOCK_BYTES)
@@ -216,7 +216,7 @@ def read_study(root: Path, study: str) -> list[Record]:
 
 
 def list_files(root: Path, study: str = "*") -> list[Path]:
-    """List the files of records under the folder of results: of one study, or of all; none in a deeper folder.
+    """List the record files under `results`, of one study or of all; not in deeper folders.
 
     A `.json` with a `.jsonl` of the same name beside it is read with that one, and not listed.
     """
@@ -234,7 +234,7 @@ def _has_records(path: Path) -> bool:
 
 
 def merge_records(*groups: Iterable[Record]) -> list[Record]:
-    """Return all records, of those with one key the best, in an order that does not depend on who came first."""
+    """Merge records: of those with one key the best, in an order that does not depend on the input's."""
     kept: dict[tuple[str, ...], Record] = {}
     for record in (record for group in groups for record in group):
         other = kept.get(record.key)
@@ -244,12 +244,12 @@ def merge_records(*groups: Iterable[Record]) -> list[Record]:
 
 
 def _rank(record: Record) -> tuple[bool, str, str]:
-    """Rank a run that came to something above one that failed, the newer above the older; the rest settles ties."""
+    """Rank a finished run above a failed one, and a newer above an older; the rest settles ties."""
     return (record.status != FAILED, record.date, json.dumps(record.to_json(), sort_keys=True))
 
 
 def _is_as_new(record: Record, other: Record) -> bool:
-    """Tell whether a later line may replace an earlier one: `_rank` without what settles ties."""
+    """Tell whether a later line may replace an earlier one: `_rank` without the tie-breakers."""
     return (record.status != FAILED, record.date) >= (other.status != FAILED, other.date)
 
 
@@ -277,9 +277,9 @@ class StudyRecords:
             self._asking.setdefault(item.id, []).append(item)
         self._known: dict[tuple[str, str, str], dict[tuple[str, ...], Record]] = {}
         self._read_to: dict[str, int] = {}
-        """study -> byte of its file up to which records are known"""
+        """study -> byte of its file up to which records are read"""
         self.failed: dict[str, str] = {}
-        """run id -> why it failed, of those that failed since this object was made"""
+        """run id -> the reason, for runs that failed since this object was made"""
         for name in self._plans:
             _, self._read_to[name] = read_appended(self.file_of(name))
             self._note(name, merge_records(read_records(self.file_of(name)), self._read_beside(name)))
@@ -287,12 +287,12 @@ class StudyRecords:
         self._borrowed = self._borrow()
 
     def file_of(self, study: str) -> Path:
-        """Return where a study's records are appended."""
+        """Return the file that a study's records are appended to."""
         plan = self._plans[study]
         return results_file(self._dirs.results, study, plan.backbone.name, plan.study.profile)
 
     def _read_beside(self, study: str) -> list[Record]:
-        """Read what other files of a study's folder have of its plan's backbone and profile."""
+        """Read the records of a plan's backbone and profile in other files of its study's folder."""
         own = self.file_of(study)
         others = [path for path in list_files(self._dirs.results, study) if path.with_suffix(".jsonl") != own]
         found = (record for path in others for record in read_records(path))
@@ -307,11 +307,11 @@ class StudyRecords:
         return (study, plan.study.profile, short_name(plan.backbone.name))
 
     def is_known(self, item: PlannedRun) -> bool:
-        """Tell whether an item has its record; one that says it failed does not count."""
+        """Tell whether an item has a record; a record of a failure does not count."""
         return item.key in self._known
 
     def records(self, study: str) -> list[Record]:
-        """Return the records of a plan's items; those of other settings, from earlier sessions, are left out."""
+        """Return the records of a plan's items, without those of other settings from earlier sessions."""
         wanted = {item.key for item in self._plans[study].items}
         found = [
             record
@@ -322,7 +322,7 @@ class StudyRecords:
         return sorted(found, key=lambda record: record.key)
 
     def run_ids(self, study: str) -> set[str]:
-        """Return the runs of a plan that have records, each once however many tasks it has."""
+        """Return the runs of a plan that have records; a multi-task run counts once."""
         return {record.id.partition("-")[0] for record in self.records(study)}
 
     def refresh(self) -> None:
@@ -332,12 +332,12 @@ class StudyRecords:
             self._note(name, records)
 
     def write_borrowed(self) -> None:
-        """Put what other studies' files had into those of these plans."""
+        """Copy records that other studies' files have to the files of these plans."""
         self._append(self._borrowed)
         self._borrowed = []
 
     def add(self, records: Sequence[Record]) -> None:
-        """Write records down, for all who ask for their runs."""
+        """Append records to the files of all studies that ask for their runs."""
         self.refresh()
         lent = [copy for record in records for copy in self._lend(record)]
         self._append([*records, *lent])
@@ -345,7 +345,7 @@ class StudyRecords:
             self._drop_weights(record)
 
     def revise(self, study: str, records: Iterable[Record]) -> None:
-        """Put records in the place of those with their keys that the study's own file has; others stay as they are."""
+        """Replace records of the study's own file by key; others stay as they are."""
         own = {record.key for record in read_records(self.file_of(study))}
         append_records(self.file_of(study), [record for record in records if record.key in own])
         self.refresh()
@@ -365,12 +365,12 @@ class StudyRecords:
                     known[record.key] = record
 
     def _is_read_alike(self, record: Record, study: str) -> bool:
-        """Tell whether a record whose settings leave the pooling open came to the pooling of the plan."""
+        """Tell whether a record with an open pooling was trained with the plan's pooling."""
         default = self._plans[study].backbone.default_pooling
         return bool(record.extra.get("pooling", default) == default)
 
     def _borrow(self) -> list[Record]:
-        """Find the records that other arms, studies and profiles have of these plans' runs."""
+        """Find records of these plans' runs in other arms, studies and profiles."""
         if all(self.is_known(item) for items in self._asking.values() for item in items):
             return []
         borrowed = []
@@ -381,7 +381,7 @@ class StudyRecords:
         return borrowed
 
     def _lend(self, record: Record) -> list[Record]:
-        """Copy a record for those who ask for its run and have none."""
+        """Copy a record for every item that asks for its run and has none."""
         if record.status == FAILED:
             return []
         asking = self._asking.get(record.id.partition("-")[0], ())
@@ -395,7 +395,7 @@ class StudyRecords:
         ]
 
     def _drop_weights(self, record: Record) -> None:
-        """Drop a fine-tuned copy of the backbone, of which many would fill the disk; each arm's best stays to answer.
+        """Delete the weights of a fine-tuned copy, as many would fill the disk; each arm's best one stays to answer.
 
         A copy trained on several tasks stays: other runs may start from it.
         """
@@ -407,7 +407,7 @@ class StudyRecords:
         for (study, _, arm), others in self._known.items():
             finished = [other for other in others.values() if other.task == record.task and other.status == FINISHED]
             rivals.setdefault((study, arm), []).extend(finished)
-        # Of all, not of the record's own study alone: its run, and those it is compared with, may be others' best too.
+        # Best of all studies, not of the record's own alone: its run may be another study's best too.
         best = {
             max(others, key=lambda other: other.dev[other.metric]).id
             for (study, _), others in rivals.items()
@@ -453,7 +453,7 @@ def count_other_poolings(plan: StudyPlan, results: Path) -> dict[str, int]:
 
 
 def _is_same_but_pooling(record: Record, item: PlannedRun) -> bool:
-    """Tell whether a record's method and training are an item's, the pooling left aside."""
+    """Tell whether a record's method and training equal an item's, apart from the pooling."""
     for section in ("method", "train", "joint"):
         said, asked = record.config.get(section, {}), _plain(dataclasses.asdict(getattr(item.config, section)))
         names = (said.keys() & asked.keys()) - {"pooling"}

@@ -1,4 +1,4 @@
-"""Conducting studies: what is missing is trained, what is there is not, and every result is on disk once it is known.
+"""Conducts studies: trains what is missing, skips what is there, and writes every result as soon as it is known.
 
 Several studies are one list of units of work, in which a run that several ask for is done once. The most valuable work
 comes first: of every study the first seed of everything with its best-known learning rates, then the next tier, so that
@@ -53,35 +53,35 @@ class SessionResult:
     """The result of a session, of all its studies."""
 
     records: list[Record] = field(default_factory=list)
-    """all that the plans ask for and that there is"""
+    """all records that the plans ask for and that exist"""
     missing: list[PlannedRun] = field(default_factory=list)
     failed: list[tuple[PlannedRun, str]] = field(default_factory=list)
-    """what could not be done, and why; it is tried again next time"""
+    """items that failed, with the reason; they are tried again next time"""
     num_trained: dict[str, int] = field(default_factory=dict)
-    """study -> runs that got their record in this session, be it lent by another study"""
+    """study -> runs that got a record in this session, even if another study lent it"""
     total_trained: int = 0
-    """those of all studies, each run once"""
+    """the same over all studies, each run once"""
     seconds: float = 0.0
 
 
 class StudyProgress:
-    """Hears how studies go. This one is deaf; the command line's draws progress."""
+    """Listener to the progress of studies. This one does nothing; the command line's draws it."""
 
     def begin(self, number: int, num_units: int, unit: Unit) -> None:
-        """A unit of work begins."""
+        """Note that a unit of work begins."""
 
     def watch(self, unit: Unit) -> Emit:
-        """Who hears how its training goes, where this process trains."""
+        """Return the listener to a unit's training, if this process trains it."""
         return ignore
 
     def tell(self, num_done: int, num_runs: int, num_busy: int, num_rows: int) -> None:
-        """How far several processes are: runs, processes at work, rows trained on since this was told last."""
+        """Note the progress of several processes: runs, busy processes, rows trained on since the last call."""
 
     def end(self, unit: Unit, seconds: float) -> None:
-        """A unit of work is done, or was stopped."""
+        """Note that a unit of work is done, or was stopped."""
 
     def warn(self, message: str) -> None:
-        """Something failed, and the studies go on without it."""
+        """Note that something failed; the studies go on without it."""
 
 
 def conduct(
@@ -90,15 +90,15 @@ def conduct(
     *,
     deadline: float | None = None,
     commit: str | None = None,
-    stage: StudyProgress | None = None,
+    progress: StudyProgress | None = None,
 ) -> SessionResult:
-    """Do what is missing of plans, the most valuable first, until `deadline` (of `time.monotonic`), if there is one.
+    """Do the missing work of plans, the most valuable first, until `deadline` (of `time.monotonic`), if there is one.
 
     What other processes have claimed is left to them. Ctrl-C stops at once with everything saved: KeyboardInterrupt,
     and the same call goes on from there.
     """
     session = Session(plans, dirs, deadline=Deadline(deadline), commit=commit)
-    session.train(stage or StudyProgress())
+    session.train(progress or StudyProgress())
     return session.sum_up()
 
 
@@ -108,7 +108,7 @@ def list_todo(plans: Sequence[StudyPlan], dirs: StudyDirs) -> list[Unit]:
 
 
 class Session:
-    """One process's work on several plans, from what it finds to what it came to."""
+    """One process's work on several plans, from reading the records to the result."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Session:
         self._compiled: tuple[Any, ...] = ()
         """the compile key of the last unit"""
 
-    def train(self, stage: StudyProgress, wait: Callable[[], None] | None = None) -> None:
+    def train(self, progress: StudyProgress, wait: Callable[[], None] | None = None) -> None:
         """Train unit by unit until nothing is left that no other process has claimed, or the deadline has come.
 
         With `wait` it stays until the others are done, in case one of them dies: the function is called now and then.
@@ -144,42 +144,44 @@ class Session:
             with self._claim_next() as (unit, num_left):
                 if unit is not None:
                     number += 1
-                    stage.begin(number, number + num_left - 1, unit)
-                    self._do(unit, stage, None if wait is not None else _Alarm(self.deadline))
+                    progress.begin(number, number + num_left - 1, unit)
+                    self._do(unit, progress, None if wait is not None else _Alarm(self.deadline))
                     continue
             if not self.has_work:
                 break
             if wait is None:
-                stage.warn("what is left is in the hands of other processes")
+                progress.warn("what is left is in the hands of other processes")
                 break
             wait()
 
-    def _do(self, unit: Unit, stage: StudyProgress, alarm: Emit | None) -> None:
+    def _do(self, unit: Unit, progress: StudyProgress, alarm: Emit | None) -> None:
+        # 1. train it; an interrupt at the deadline is expected
         began, failed = time.monotonic(), []
-        listeners = [stage.watch(unit)] if alarm is None else [alarm, stage.watch(unit)]
+        listeners = [progress.watch(unit)] if alarm is None else [alarm, progress.watch(unit)]
         try:
             failed = self.runner.do(unit, emit_to(*listeners))
         except Interrupted:
             if not self.deadline.is_late:
                 raise
+        # 2. note what failed, and how long it took
         if failed:
-            stage.warn(f"{unit.take(item for item, _ in failed).describe()}: {failed[0][1]}")
+            progress.warn(f"{unit.take(item for item, _ in failed).describe()}: {failed[0][1]}")
         self.failed += [(item, error.message) for item, error in failed]
         if not self.deadline.is_late:
             for item in unit.items:
-                if not self.known.is_known(item):  # else it would be tried for ever
+                if not self.known.is_known(item):  # else it would be tried forever
                     self.known.failed.setdefault(item.id, "it left no record")
         self.deadline.note(unit, time.monotonic() - began)
-        stage.end(unit, time.monotonic() - began)
+        progress.end(unit, time.monotonic() - began)
 
     @contextlib.contextmanager
     def _claim_next(self) -> Iterator[tuple[Unit | None, int]]:
-        """Claim the next unit for the time of the block; gives it, or None, and the number of units that are left."""
-        if not self.has_work:  # then no folder is made either
+        """Claim the next unit for the duration of the block; yields it, or None, and the number of units left."""
+        if not self.has_work:  # no work: do not create a folder either
             yield None, 0
             return
         with self._claims.choosing() as held:
-            self.known.refresh()  # after the claims were read: who has released one has written its records
+            self.known.refresh()  # after reading the claims: a process writes its records before it releases its claim
             units = self.list_units(held)
             unit = self._choose(units, held)
             if unit is not None:
@@ -195,7 +197,7 @@ class Session:
 
     @property
     def has_work(self) -> bool:
-        """Whether something has no record and has not failed, be it in the hands of others."""
+        """Whether any item has neither a record nor a failure, even if another process trains it."""
         return bool(_group_by_run(list(self.plans.values()), self.known))
 
     def list_units(self, held: Collection[str] = ()) -> list[Unit]:
@@ -206,24 +208,26 @@ class Session:
 
     def _choose(self, units: Sequence[Unit], held: Collection[str]) -> Unit | None:
         """Choose the first unit whose sources are trained or can be trained with it, of the preferred kind if any."""
+        # 1. the units whose sources nobody else trains or will train
         free = []
         for unit in units:
             needed = self._sources_to_train(unit)
             to_train = {item.id for other in units if other is not unit for item in other.items} if needed else set()
             if not needed & (to_train | set(held)):
                 free.append(unit)
+        # 2. the first of the preferred kind
         if self._prefers_copies:
             free.sort(key=lambda unit: not unit.is_finetuned)
         if not free or self._num_jobs == 1:
             return next(iter(free), None)
-        # Of what is wanted as much as the first, rather what needs no new programs.
+        # 3. Among equally urgent units, prefer one that needs no new compiled programs.
         alike = [unit for unit in free if _urgency(unit) == _urgency(free[0]) and unit.compile_key == self._compiled]
         chosen = next(iter([*alike, *free]))
         self._compiled = chosen.compile_key
         return chosen
 
     def _sources_to_train(self, unit: Unit) -> set[str]:
-        """List the runs that a unit goes on from and that have no weights yet."""
+        """Return the runs that a unit starts from and that have no weights yet."""
         sources = {item.source.id for item in (*unit.items, *unit.resumed_with) if item.source is not None}
         folders = {run_id: self.dirs.runs / run_id for run_id in sources}
         return {
@@ -233,7 +237,7 @@ class Session:
         }
 
     def sum_up(self) -> SessionResult:
-        """Return what the session came to: its own records and those that others have added meanwhile."""
+        """Return the result of the session, with records that other processes have added meanwhile."""
         self.known.refresh()
         for name in (name for name, plan in self.plans.items() if plan.study.paired_rows):
             self.known.revise(name, add_covariances(self.known.records(name), self.dirs.runs))
@@ -250,7 +254,7 @@ class Session:
 
 
 class Deadline:
-    """The time when work must end, if there is one, and how much of a unit is likely to be done by then."""
+    """The time when work must end, if any, and an estimate of how much of a unit is done by then."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
@@ -265,15 +269,15 @@ class Deadline:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def note(self, unit: Unit, seconds: float) -> None:
-        """Learn from a unit that was done; one that was stopped at the deadline teaches nothing."""
+        """Learn the pace from a finished unit; one that was stopped at the deadline is ignored."""
         if unit.cost and not self.is_late:
             self._rates[unit.is_finetuned] = seconds / unit.cost
 
     def cut(self, unit: Unit) -> Unit:
-        """Return as much of a unit as is likely to be done by the deadline, at least one run of it."""
+        """Return the part of a unit that is likely to be done by the deadline, at least one run."""
         rate = self._rates.get(unit.is_finetuned)
         if self.deadline is None or rate is None or unit.is_begun:
-            return unit  # what was stopped goes on whole: a part of it would not find the state
+            return unit  # a stopped unit resumes whole: a part of it would not find the state
         left = (self.deadline - time.monotonic()) / rate
         kept: list[PlannedRun] = []
         for item in unit.items:
@@ -300,7 +304,7 @@ class _Alarm:
             raise Interrupted
 
     def _is_due(self) -> bool:
-        """Whether it is late; said once, since a second signal would stop the saving."""
+        """Tell once whether it is late: a second signal would stop the saving."""
         is_due = self._pace.is_late and not self._has_rung
         self._has_rung |= is_due
         return is_due
@@ -342,13 +346,14 @@ def make_agenda(
     for item in sorted(wanted.values(), key=lambda item: item.tier):
         if item.id not in held:
             groups.setdefault(_key(item, by_study[item.study]), []).append(item)
+    # 4. units in order of their tier, after those that train their sources
     units = [unit for key, group in groups.items() for unit in _slice(key[0], group, lengths, in_pieces=in_pieces)]
     order = {name: number for number, name in enumerate(by_study)}
     return begun + _after_sources(sorted(units, key=lambda unit: (unit.items[0].tier, order[unit.items[0].study])))
 
 
 def _after_sources(units: Sequence[Unit]) -> list[Unit]:
-    """Put what goes on from runs after the unit that trains these: alone they would take as long as their cohort."""
+    """Put units after those that train their sources: trained alone, sources would take as long as their cohort."""
     trained = {item.id: unit for unit in units for item in unit.items}
     placed: dict[int, Unit] = {}
     for unit in units:
@@ -360,7 +365,7 @@ def _after_sources(units: Sequence[Unit]) -> list[Unit]:
 
 
 def _group_by_run(plans: Sequence[StudyPlan], known: StudyRecords) -> list[list[PlannedRun]]:
-    """Group the items that have no record by their run."""
+    """Group the items without a record by their run."""
     asking: dict[str, list[PlannedRun]] = {}
     for plan in plans:
         for item in plan.items:
@@ -375,13 +380,13 @@ def _choose_item(asking: Sequence[PlannedRun]) -> PlannedRun:
 
 
 def _find_begun(plans: Sequence[StudyPlan], wanted: dict[str, PlannedRun], runs: Path, without: set[str]) -> list[Unit]:
-    """Find cohorts that were stopped, each as it was, if its runs are of these plans; takes them out of `wanted`.
+    """Find stopped cohorts whose runs are all in these plans, and take their items out of `wanted`.
 
     Cohorts that have a run `without` which it is to be done are left out.
     """
     known = {item.id: item for plan in plans for item in plan.items}
     begun = []
-    # Of copies that broke some may have begun anew by themselves: the longest state has them all.
+    # Some broken copies may have begun anew by themselves: the longest state has them all.
     for ids in sorted(list_stopped(runs / "cohorts"), key=len, reverse=True):
         is_left = any(run_id in wanted and not is_finished(runs / run_id) for run_id in ids)
         if is_left and all(run_id in known for run_id in ids) and not without.intersection(ids):
@@ -392,7 +397,7 @@ def _find_begun(plans: Sequence[StudyPlan], wanted: dict[str, PlannedRun], runs:
 
 
 def _key(item: PlannedRun, plan: StudyPlan) -> tuple[Any, ...]:
-    """Return what items of one unit have in common."""
+    """Return the key of items that can be one unit."""
     if item.run is None:
         return (item.arm.kind, item.id)
     width = max(_PADDED_TO, item.config.method.size or 0)
@@ -401,7 +406,7 @@ def _key(item: PlannedRun, plan: StudyPlan) -> tuple[Any, ...]:
 
 
 def _slice(kind: str, group: list[PlannedRun], lengths: Mapping[int, int], *, in_pieces: bool) -> list[Unit]:
-    """Make units of a group: one, or of as many runs as train at once, the most wanted first, like lengths together.
+    """Make units of a group: one, or pieces of a cohort's size, the most wanted first, similar lengths together.
 
     Copies of the backbone, which train one after another, come in units of one tier, as long as `lengths` says.
     """

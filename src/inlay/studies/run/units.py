@@ -1,4 +1,4 @@
-"""Units of work, and how one is done: its runs are trained and scored, and their records handed over as they come.
+"""Units of work: their runs are trained and scored, and each record is handed over as soon as it is known.
 
 A run whose folder is finished is read back, and a cohort that was stopped goes on. What a user can mend fails alone.
 """
@@ -50,11 +50,11 @@ class Unit:
 
     kind: str
     items: tuple[PlannedRun, ...]
-    """those without a record"""
+    """the items without a record"""
     resumed_with: tuple[PlannedRun, ...] = ()
-    """those that ended before the rest of their cohort was stopped: the cohort is resumed whole"""
+    """items that ended before the rest of their cohort was stopped: the cohort is resumed whole"""
     is_begun: bool = False
-    """whether it was stopped, and has a state to go on from"""
+    """whether it was stopped, and has a state to resume from"""
 
     @property
     def is_finetuned(self) -> bool:
@@ -68,7 +68,7 @@ class Unit:
 
     @property
     def num_together(self) -> int:
-        """Runs that train at the same time, where memory allows."""
+        """Number of runs that train at the same time, if memory allows."""
         return 1 if self.is_finetuned else len(self.items) + len(self.resumed_with)
 
     @property
@@ -86,19 +86,19 @@ class Unit:
 
     @property
     def compile_key(self) -> tuple[Any, ...]:
-        """Equal for units that are trained by the same compiled programs."""
+        """A key that is equal for units with the same compiled programs."""
         item = self.items[0]
         if item.run is None:
             return (item.arm.kind,)
-        method, rates, _, num_parts = structure_of(item.run)  # not whether it is alone
+        method, rates, _, num_parts = structure_of(item.run)  # whether the run is alone does not matter
         return (method, rates, num_parts, has_known_heads(item.run))
 
     def take(self, items: Iterable[PlannedRun]) -> Unit:
-        """Return the same work with some of its items only."""
+        """Return the unit with some of its items only."""
         return dataclasses.replace(self, items=tuple(items))
 
     def split(self, items: Iterable[PlannedRun]) -> list[Unit]:
-        """Return some of its items, each as a unit that begins anew."""
+        """Return some of its items, each as a new unit."""
         return [Unit(self.kind, (item,)) for item in items]
 
     def describe(self) -> str:
@@ -114,7 +114,7 @@ class Unit:
 
     @property
     def _settings(self) -> str:
-        """Sizes that the arms do not name, and the rate if there is one: they tell units of the same arms apart."""
+        """Describe sizes that the arms do not name, and the learning rate: they tell units of the same arms apart."""
         trained = [item for item in self.items if item.run is not None or item.sequence]
         sizes = {item.config.method.size for item in trained if str(item.config.method.size) not in item.arm.name}
         found = sorted(size for size in sizes if size is not None)
@@ -134,7 +134,7 @@ class UnitRunner:
         self._kept: set[tuple[str, str, str]] = set()
 
     def do(self, unit: Unit, emit: Emit) -> list[tuple[PlannedRun, InlayError]]:
-        """Do a unit's work and keep its records; return what failed, and why.
+        """Train and score a unit and keep its records; return the failed items with their errors.
 
         If copies of the backbone that train one after another break, those that are left go on one by one, without the
         common state: each fails by itself. Stopped, it keeps what has ended, except where spans are still to be taken
@@ -188,15 +188,15 @@ class UnitRunner:
         self._train_sources(unit, plan, settings, emit)
         runs = [self._started(item) for item in (*unit.items, *unit.resumed_with) if item.run is not None]
         if unit.is_finetuned:
-            self._keep_finished(unit)  # what was killed before it could be scored: later it might be stopped again
+            self._keep_finished(unit)  # a run that was killed before it was scored: it might be stopped again later
         fit(runs, plan.backbone, self._runs, settings, emit_to(_Keeper(self, unit), emit))
         if unit.is_finetuned:
-            self._drop_row(unit)  # of which some were trained elsewhere, and which was not found again
+            self._drop_row(unit)  # a cohort of which some runs were trained elsewhere, so that its state was not found
         self._keep_finished(unit)
 
     def _train_sources(self, unit: Unit, plan: StudyPlan, settings: FitSettings, emit: Emit) -> None:
-        """Train the runs of other studies that those of this unit go on from, where their weights are not here."""
-        everyone = (*unit.items, *unit.resumed_with)  # those that have ended are built again too, to go on whole
+        """Train the runs of other studies that this unit starts from, if their weights are not here."""
+        everyone = (*unit.items, *unit.resumed_with)  # ended ones are built again too, so that the cohort resumes whole
         sources = {item.source.id: item.source for item in everyone if item.source is not None}
         for run_id in sources:
             self._forget_bare(run_id)
@@ -204,7 +204,7 @@ class UnitRunner:
             fit(list(sources.values()), plan.backbone, self._runs, settings, emit)
 
     def _started(self, item: PlannedRun) -> AnyRun:
-        """Return the run of an item, with the weights it goes on from."""
+        """Return the run of an item, with the weights it starts from."""
         assert item.run is not None
         if item.source is None or not isinstance(item.run, JointRun):
             return item.run
@@ -213,7 +213,7 @@ class UnitRunner:
         return dataclasses.replace(item.run, start=start)
 
     def _forget_bare(self, run_id: str) -> None:
-        """Let a run be trained again whose weights, dropped after its record was kept, are needed once more."""
+        """Let a run be trained again if its weights were dropped after its record was kept and are needed again."""
         folder = self._runs / run_id
         is_bare = is_finished(folder) and not (folder / "best.safetensors").is_file()
         result = read_result(folder) if is_bare else None
@@ -226,13 +226,13 @@ class UnitRunner:
                 self.keep_finished(item, unit.num_together)
 
     def keep_finished(self, item: PlannedRun, num_together: int) -> None:
-        """Keep the records of an item's run, if it has ended, once: from an older state it may end again."""
+        """Keep the records of an item's run once it has ended; resumed from an older state, it may end again."""
         result = read_result(self._runs / item.id) if item.key not in self._kept else None
         if result is not None:
             self._hand_over(item, self._describe(item, result, num_together))
 
     def _describe(self, item: PlannedRun, result: Result, num_together: int) -> list[Record]:
-        """Make the records of a trained run; scores the test rows, and takes its spans out if the arm asks for that."""
+        """Make the records of a trained run: score the test rows, and the spans if the arm asks for them."""
         assert item.run is not None
         extra: dict[str, Any] = {"together": num_together}
         if isinstance(item.run, JointRun):
@@ -245,11 +245,11 @@ class UnitRunner:
         return [self._recorder(item).record_result(item, result, extra)]
 
     def pairs_rows(self, unit: Unit) -> bool:
-        """Tell whether the dev rows of a unit's runs are answered once more."""
+        """Tell whether the dev rows of a unit's runs are answered once more, for covariances."""
         return any(self._find_plan(item.study).study.paired_rows for item in unit.items)
 
     def _score_spans(self, item: PlannedRun, task: Task) -> dict[str, float]:
-        """Return `first-last` -> dev score without the adapters of these layers; under `whole` that with all."""
+        """Return `first-last` -> dev score without the adapters of these layers; `whole` is the score with all."""
         backbone = self._find_plan(item.study).backbone
         scores = ARM_KINDS["spans"].find()(backbone, self._runs / item.id, task)
         return {"whole" if span is None else f"{span[0]}-{span[1]}": value for span, value in scores.items()}
@@ -285,7 +285,7 @@ class UnitRunner:
         self._hand_over(item, records)
 
 
-# Kind of unit -> how it is done, where it is not trained in a cohort.
+# Kind of unit -> the function that does it, for kinds that are not trained in a cohort.
 _WORKERS: dict[str, Callable[[UnitRunner, PlannedRun, Emit], None]] = {
     "baseline": UnitRunner._score_baseline,
     "sequence": UnitRunner._conduct_sequence,
@@ -293,7 +293,7 @@ _WORKERS: dict[str, Callable[[UnitRunner, PlannedRun, Emit], None]] = {
 
 
 class _Keeper:
-    """Keeps a run's record as soon as it has ended, where that needs no more work or holds up no other run."""
+    """Keeps a run's record as soon as it ends, unless that needs more work or delays other runs."""
 
     def __init__(self, runner: UnitRunner, unit: Unit) -> None:
         self._runner, self._unit = runner, unit
@@ -305,7 +305,7 @@ class _Keeper:
     def _keep_ended(self, member: AnyMember) -> None:
         has_tests = any(part.task.test is not None for part in member.run.parts)
         if (has_tests or self._runner.pairs_rows(self._unit)) and not self._unit.is_finetuned:
-            return  # more is computed with its weights, once the cohort has ended
+            return  # scored with its weights, once the cohort has ended
         for item in self._unit.items:
             if item.id == member.run.id and item.arm.kind != "spans":
                 self._keep(item)
@@ -316,4 +316,4 @@ class _Keeper:
         except (InlayError, RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            # Beside what trains there is no room for its weights; once that has ended there is.
+            # There is no memory for its weights beside the training; there is once that has ended.

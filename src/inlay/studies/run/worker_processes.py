@@ -1,4 +1,4 @@
-"""Studies done by several processes of one machine, which share its device.
+"""Studies done by several processes of one machine, which share its devices.
 
 Steps of small models wait for the processor more than for the GPU, and a fine-tuned copy of the backbone cannot train
 in a cohort: several processes at once finish far sooner than one. Each is an ordinary session (`session.py`) that takes
@@ -39,24 +39,24 @@ from inlay.studies.spec.study import Study
 from inlay.training import CohortStarted, Emit, Event, MemoryRanOut, RowsAnswered, RunEntered, StepTaken, take_share
 
 PROCESSES = multiprocessing.get_context("spawn")
-"""how processes are started: anew, since a GPU cannot be shared with a copy of this one"""
+"""processes are spawned: a forked one could not use the GPU"""
 _LISTEN_SECONDS = 0.5
 _WAIT_SECONDS = 1.0
-"""between two looks of an idle process at what others have in hand"""
+"""seconds between two looks of an idle process at the claims of others"""
 _STOP_SECONDS = 120.0
-"""how long a process may take to save what it has in hand"""
+"""longest time for a process to save its work"""
 _EXIT_SECONDS = 10.0
 _MOST_LOST = 3
-"""processes in a row that die before a first step: what ends them would end all"""
+"""processes in a row that die before a first step; then the cause would kill all others too"""
 _USABLE = 0.9
-"""of a GPU's memory, what all may take together: the rest is their contexts"""
+"""share of a GPU's memory for all processes together: the rest is for their contexts"""
 _MANY_PARAMETERS = 50_000_000
-"""of a backbone whose cohorts keep a GPU busy, two at a time"""
+"""size of a backbone from which two cohorts at a time keep a GPU busy"""
 
 
 @dataclass(frozen=True)
 class JobSettings:
-    """The number of processes, and what they need to make the plans again."""
+    """The number of processes, and the settings they need to make the plans again."""
 
     num_jobs: int
     device: str = "auto"
@@ -64,7 +64,7 @@ class JobSettings:
     skip_missing: bool = False
     commit: str | None = None
     memory_share: float = 1.0
-    """of a GPU's memory, what all of them may take together: others may be on it"""
+    """share of a GPU's memory for all of them together: other programs may use it too"""
 
 
 def conduct_in_jobs(
@@ -73,11 +73,11 @@ def conduct_in_jobs(
     settings: JobSettings,
     *,
     deadline: float | None = None,
-    stage: StudyProgress | None = None,
+    progress: StudyProgress | None = None,
 ) -> SessionResult:
-    """Do what `conduct` does, by several processes."""
+    """Do what `conduct` does, in several processes."""
     session = Session(plans, dirs, deadline=Deadline(deadline), commit=settings.commit, num_jobs=settings.num_jobs)
-    _Workers(session, settings, stage or StudyProgress()).run()
+    _Workers(session, settings, progress or StudyProgress()).run()
     result = session.sum_up()
     failed = {item.id: item for item in result.missing if item.id in session.known.failed}
     return dataclasses.replace(result, failed=[(item, session.known.failed[item.id]) for item in failed.values()])
@@ -85,7 +85,7 @@ def conduct_in_jobs(
 
 @dataclass(eq=False)
 class _Worker:
-    """A process, and what it has told of its work."""
+    """A process, and the state of its work as it reported it."""
 
     number: int
     process: BaseProcess
@@ -96,25 +96,26 @@ class _Worker:
     at: str = ""
     """the run that entered training last"""
     has_stepped: bool = False
-    """whether its unit has got as far as training"""
+    """whether its unit has taken a training step"""
 
 
 class _Workers:
-    """The processes of one session: started, listened to, replaced and stopped."""
+    """The processes of one session: starts, listens to, replaces and stops them."""
 
-    def __init__(self, session: Session, settings: JobSettings, stage: StudyProgress) -> None:
-        self._session, self._settings, self._stage = session, settings, stage
+    def __init__(self, session: Session, settings: JobSettings, progress: StudyProgress) -> None:
+        self._session, self._settings, self._progress = session, settings, progress
         self._items = {item.key: item for plan in session.plans.values() for item in plan.items}
         self._workers: list[_Worker] = []
         self._num_begun, self._num_rows = 0, 0
         self._is_stopping = False
         self._tried: set[str] = set()
-        """runs that a process died of"""
+        """runs during which a process died"""
         self._lost: list[str] = []
-        """what processes said that died before a first step, since a unit was last done"""
+        """descriptions of processes that died before a first step, since a unit was last done"""
 
     def run(self) -> None:
-        """Have everything done, or what fits before the deadline. Ctrl-C stops all with everything saved."""
+        """Do all the work, or what fits before the deadline. Ctrl-C stops all processes with everything saved."""
+        # 1. start the processes, and listen until all have ended
         units = self._session.list_units()
         wanted = [item for unit in units for item in unit.items]
         with _noting_interrupts() as asked:
@@ -125,6 +126,7 @@ class _Workers:
                     self._listen(wanted)
             finally:
                 self._stop(wanted)
+        # 2. say why it stopped, if that was not the end of the work
         if asked.is_set():
             raise KeyboardInterrupt
         if len(self._lost) >= _MOST_LOST:
@@ -160,7 +162,7 @@ class _Workers:
         return _Worker(number, process, ours, log)
 
     def _listen(self, wanted: Sequence[PlannedRun]) -> None:
-        """Hear all that is to be heard within some time, and tell how far all are."""
+        """Handle the messages that arrive within a short time, and report the overall progress."""
         workers = {worker.link: worker for worker in self._workers}
         for link in wait(list(workers), timeout=_LISTEN_SECONDS):
             assert isinstance(link, Connection)
@@ -169,7 +171,7 @@ class _Workers:
         self._session.known.refresh()
         num_done = sum(map(self._session.known.is_known, wanted))
         num_busy = sum(worker.unit is not None for worker in self._workers)
-        self._stage.tell(num_done, len(wanted), num_busy, self._num_rows)
+        self._progress.tell(num_done, len(wanted), num_busy, self._num_rows)
         self._num_rows = 0
 
     def _hear(self, worker: _Worker, what: str, value: Any) -> None:
@@ -178,14 +180,14 @@ class _Workers:
             worker.unit = Unit(kind, tuple(self._items[key] for key in keys))
             worker.began, worker.at, worker.has_stepped = time.monotonic(), "", False
             self._num_begun += 1
-            self._stage.begin(self._num_begun, self._num_begun + num_left - 1, worker.unit)
+            self._progress.begin(self._num_begun, self._num_begun + num_left - 1, worker.unit)
         elif what == "enter":
             worker.at = value
         elif what == "rows":
             self._num_rows += value
-            worker.has_stepped |= value > 0  # none, where an epoch was only scored
+            worker.has_stepped |= value > 0  # 0 if an epoch was only scored
         elif what == "warn":
-            self._stage.warn(value)
+            self._progress.warn(value)
         elif what == "end":
             self._lost = []
             self._end_unit(worker)
@@ -194,11 +196,11 @@ class _Workers:
 
     def _end_unit(self, worker: _Worker) -> None:
         if worker.unit is not None:
-            self._stage.end(worker.unit, time.monotonic() - worker.began)
+            self._progress.end(worker.unit, time.monotonic() - worker.began)
             worker.unit = None
 
     def _bury(self, worker: _Worker) -> None:
-        """See a process end, and start another in its place if it has died and something is left to do."""
+        """Close an ended process, and start another in its place if it died and work is left."""
         _end_process(worker.process)
         worker.link.close()
         self._workers.remove(worker)
@@ -209,31 +211,35 @@ class _Workers:
         self._end_unit(worker)
 
     def _lose(self, worker: _Worker) -> None:
-        """Say what died; record as failed what a process has died of before."""
+        """Report a dead process; record as failed the runs that have killed a process before."""
+        # 1. how it ended
         words = _last_words(worker.log)
         said = f"process {worker.number} ended with status {worker.process.exitcode}" + (f": {words}" if words else "")
         if not worker.has_stepped:
             self._lost.append(f"`{worker.unit.describe()}`" if worker.unit is not None else said)
         if worker.unit is None:
-            self._stage.warn(said)
+            self._progress.warn(said)
             return
+        # 2. the runs it had in hand; those that killed a process before have failed
         self._session.known.refresh()
         lost = [item for item in worker.unit.items if not self._session.known.is_known(item)]
-        if worker.unit.is_sequential:  # of copies one after another it was at one
+        if worker.unit.is_sequential:  # of copies trained one after another it was training one
             lost = [item for item in lost if item.id == worker.at] or lost
         failed = [item for item in lost if item.id in self._tried]
         self._tried |= {item.id for item in lost}
         outlook = "" if failed else "; another process goes on with it"
-        self._stage.warn(f"{worker.unit.take(failed or worker.unit.items).describe()}: {said}{outlook}")
+        self._progress.warn(f"{worker.unit.take(failed or worker.unit.items).describe()}: {said}{outlook}")
         self._session.runner.record_failure(failed, LostProcess(said, f"its log is {worker.log}"))
 
     def _stop(self, wanted: Sequence[PlannedRun]) -> None:
-        """Ask all to save what they have in hand, and see them end."""
+        """Ask all processes to save their work, and wait for their end."""
+        # 1. interrupt them as Ctrl-C would
         self._is_stopping = True
         until = time.monotonic() + _STOP_SECONDS
         for worker in self._workers:
             if worker.process.pid is not None and worker.process.is_alive():
                 os.kill(worker.process.pid, signal.SIGINT)
+        # 2. listen until they have ended, and kill those that take too long
         try:
             while self._workers and time.monotonic() < until:
                 self._listen(wanted)
@@ -245,20 +251,20 @@ class _Workers:
 
 
 def _receive(link: Connection) -> Iterator[tuple[str, Any]]:
-    """Read what a process has said by now; `gone` if it says no more, or nothing that can be understood."""
+    """Read the messages of a process; yield `gone` if it has closed the link or sent something broken."""
     while True:
         try:
             if not link.poll():
                 return
             word = link.recv()
-        except Exception:  # the border of that process: its end, or half a word, which unpickles as anything
+        except Exception:  # the border of that process: it ended, or a cut-off message unpickles as anything
             yield "gone", None
             return
         yield word
 
 
 def _end_process(process: BaseProcess) -> None:
-    """See a process end; one that said its last word may hang at its exit, in a driver or a library."""
+    """Wait for a process to end; one that hangs at its exit, in a driver or a library, is killed."""
     process.join(timeout=_EXIT_SECONDS)
     if process.is_alive():
         process.kill()
@@ -272,7 +278,7 @@ def _last_words(log: Path) -> str:
 
 @contextlib.contextmanager
 def _noting_interrupts() -> Iterator[threading.Event]:
-    """Let Ctrl-C set the event, so that no process is left half started; a second one interrupts at once."""
+    """Let the first Ctrl-C set the event, so that no process is left half started; a second one interrupts at once."""
     asked, before = threading.Event(), signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: Any) -> None:
@@ -280,7 +286,7 @@ def _noting_interrupts() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         asked.set()
 
-    # In the background of a script it is ignored; signals come to the main thread alone.
+    # Ignored in the background of a script; only the main thread gets signals.
     if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
         yield asked
         return
@@ -293,7 +299,7 @@ def _noting_interrupts() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def _blocked_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back, also in a process that is started meanwhile, until that one says otherwise."""
+    """Block Ctrl-C in this process, and in a process started meanwhile until that one unblocks it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -303,7 +309,7 @@ def _blocked_interrupts() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Job:
-    """All that a process needs to come to the plans and to its part of the work."""
+    """All that a process needs to make the plans and to do its part of the work."""
 
     number: int
     studies: dict[str, Study]
@@ -328,7 +334,7 @@ class _Job:
         return plans
 
     def take_share(self, backbone: Backbone) -> bool:
-        """Keep to this process's part of a GPU's memory; return whether it is to prefer copies of the backbone.
+        """Limit this process to its part of a GPU's memory; return whether it prefers copies of the backbone.
 
         A few cohorts keep a GPU busy. A step of what writes its answers is many small kernels: it takes more of them.
         """
@@ -341,8 +347,9 @@ class _Job:
 
 
 def _work(link: Connection, job: _Job, log: Path) -> None:
-    """Do units until nothing is left: what a process does. Its own words, and those of libraries, go to a log."""
-    os.setsid()  # Ctrl-C at the terminal is for the first process, which stops this one when it sees fit
+    """Train units until nothing is left. This is the main function of a process; its output goes to a log."""
+    # 1. signals, threads and output of this process
+    os.setsid()  # Ctrl-C at the terminal is for the first process, which stops this one itself
     signal.signal(signal.SIGINT, signal.default_int_handler)
     num_jobs = job.settings.num_jobs
     os.environ[JOBS] = str(num_jobs)
@@ -351,6 +358,7 @@ def _work(link: Connection, job: _Job, log: Path) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(num_threads)
     _speak_into(log)
+    # 2. the plans, made again from their settings; then an ordinary session
     with contextlib.suppress(KeyboardInterrupt):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         plans = job.make_plans()
@@ -377,13 +385,13 @@ def _speak_into(log: Path) -> None:
 
 
 class _Relay(StudyProgress):
-    """Tells the first process how work goes, and stops when that one is there no more."""
+    """Reports progress to the first process, and stops if that one has died."""
 
     def __init__(self, link: Connection) -> None:
         self._link, self._parent, self._is_left = link, os.getppid(), False
 
     def send(self, what: str, value: Any = None) -> None:
-        """Say a word; if nobody listens any more, stop as by Ctrl-C, once: a second time would stop the saving."""
+        """Send a message; if nobody listens any more, stop as by Ctrl-C, once: a second time would stop the saving."""
         try:
             self._link.send((what, value))
         except OSError:
@@ -396,7 +404,7 @@ class _Relay(StudyProgress):
             signal.raise_signal(signal.SIGINT)
 
     def wait(self) -> None:
-        """Let time pass while others have the rest in hand."""
+        """Sleep while other processes do the rest."""
         self.stop_if_parent_died()
         time.sleep(_WAIT_SECONDS)
 
@@ -414,7 +422,7 @@ class _Relay(StudyProgress):
 
 
 class _RelayListener:
-    """Tells the first process how training goes, not too often."""
+    """Reports the training progress to the first process, at most every half second."""
 
     def __init__(self, relay: _Relay) -> None:
         self._relay, self._num_rows, self._told = relay, 0, time.monotonic()

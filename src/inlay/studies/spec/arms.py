@@ -1,4 +1,4 @@
-"""The kinds of arms a study may have: what is computed for each, and by which function.
+"""The kinds of arms a study may have, and the function that does the work of each.
 
 `runs` are trained in cohorts; `spans` are such runs, whose layers' adapters are then taken out; a `baseline` has no
 transformer; a `sequence` is one network fine-tuned through all tasks. `joint` is one run of all tasks, and `single` the
@@ -15,21 +15,21 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ArmKind:
-    """A kind of arm: what is done with its points."""
+    """A kind of arm."""
 
     is_trained: bool
-    """each point is a run for `fit`"""
+    """whether each point is a run for `fit`"""
     spans_tasks: bool = False
-    """one piece of work goes through all tasks, in their order"""
+    """whether one piece of work goes through all tasks, in order"""
     is_joint: bool = False
-    """its runs may have several tasks, which share parameters; their length is a number of steps"""
+    """whether its runs may have several tasks that share parameters; their length is a number of steps"""
     needs_backbone: bool = True
     """whether it trains on the backbone at all"""
     function: str = ""
-    """`room.module.name`: of the work itself, or of what follows on a trained run"""
+    """`room.module.name` of the function that does the work, or the work after training"""
 
     def find(self) -> Callable[..., Any]:
-        """Find the function; its module is imported here, as it may be heavy."""
+        """Import and return the function; its module may be heavy."""
         module, _, name = self.function.rpartition(".")
         return getattr(import_module(f"inlay.{module}"), name)
 

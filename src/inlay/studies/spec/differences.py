@@ -1,4 +1,4 @@
-"""Differences between a profile and the paper's, in words.
+"""Describes the differences between a profile and the paper's.
 
 Whole configs are compared, over the settings that either side has: one that only `paper` gives is as much a difference
 as one that only ours does. What our side leaves to the backbone or the method (`auto`) is taken from the records, where
@@ -16,14 +16,14 @@ from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.study import LEFT_OPEN, Arm, Study
 
 _OPEN = tuple([value] for value in LEFT_OPEN)
-_OWN = frozenset(("seed",))  # of each run, not of an arm
+_OWN = frozenset(("seed",))  # a setting of each run, not of an arm
 
 Key = tuple[str, str]
 """section and name of a setting"""
 
 
 def list_differences(study: Study, paper: Study, records: Sequence[Record] = ()) -> list[str]:
-    """Return what a profile does otherwise than `paper`: backbone, tasks, arms, seeds, axes and settings.
+    """Describe how a profile differs from `paper`: backbone, tasks, arms, seeds, axes and settings.
 
     `records` are those of the profile and backbone.
     """
@@ -62,7 +62,7 @@ def _compare_names(what: str, ours: Iterable[str], theirs: Iterable[str]) -> lis
 
 
 def _group(texts: Mapping[str, Iterable[str]], what: str) -> list[str]:
-    """`NAMES: TEXT`, each text once with all whose it is."""
+    """Group equal texts as `NAMES: TEXT`."""
     grouped: dict[str, list[str]] = {}
     for name, found in texts.items():
         for text in found:
@@ -78,18 +78,18 @@ def _compare_arms(ours: Arm, theirs: Arm, configs: Sequence[Mapping[str, Any]]) 
     if ours.sample != theirs.sample:
         yield f"{ours.sample} training rows a task instead of {theirs.sample}"
     if not ARM_KINDS[ours.kind].needs_backbone:
-        return  # no setting of a training is read
+        return  # this arm reads no training settings
     values = _values(theirs)
     for key, value in _values(ours).items():
-        there = values.get(key, [None])  # a kind of arm may have settings that another has not
+        there = values.get(key, [None])  # kinds of arms may have different settings
         if value != there and value in _OPEN:
-            value = _resolve(key, configs)  # of an arm that has no run there is nothing to say
+            value = _resolve(key, configs)  # an arm without runs has nothing to compare
         if value and set(value) != set(there):
             yield f"{key[1]} {_show(value)}" + ("" if there in _OPEN else f" instead of {_show(there)}")
 
 
 def _values(arm: Arm) -> dict[Key, list[Any]]:
-    """Return every setting of an arm's runs, with all values that it takes."""
+    """Return every setting of an arm's runs, with all its values."""
     base = arm.base()
     sections = ("method", "train", "joint") if ARM_KINDS[arm.kind].is_joint else ("method", "train")
     trees = {section: dataclasses.asdict(getattr(base, section)) for section in sections}
@@ -99,13 +99,13 @@ def _values(arm: Arm) -> dict[Key, list[Any]]:
 
 
 def _resolve(key: Key, configs: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return what runs came to take for a setting that was left open; some (a sequence's) do not say."""
+    """Return the values that runs used for an open setting; some runs (of sequences) do not say."""
     values = [config.get(key[0], {}).get(key[1]) for config in configs]
     return list(dict.fromkeys(tuple(value) if isinstance(value, list) else value for value in values))
 
 
 def _compare_task(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    """Return values that a task has on some axes instead of the arms', where the paper's are others."""
+    """Describe a task's own values on some axes, if the paper's differ."""
     texts = []
     for key in dict.fromkeys([*ours, *theirs]):
         if ours.get(key) != theirs.get(key):

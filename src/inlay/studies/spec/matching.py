@@ -1,4 +1,4 @@
-"""A count of the runs of studies that have a record, by settings alone: no data sets and no backbone are needed.
+"""Counts the runs of studies that have a record, by settings alone: without data sets and backbone.
 
 A run's id is made of its resolved settings, the digest of its rows and the backbone's fingerprint. Here the rows stand
 for themselves as the task and the settings that choose among its rows, and of the backbone a few facts are enough. So
@@ -21,43 +21,43 @@ from inlay.studies.run.records import FAILED, Record
 from inlay.studies.spec.arms import ARM_KINDS, ArmKind
 from inlay.studies.spec.study import Arm, Study, has_profile, list_studies, read_study, shorten, study_folders
 
-# What of a task's data says nothing of its rows: what a run finds out by itself, what an arm says, and where
-# files lie. Answers are compared apart.
+# Data settings that say nothing about the rows: found out by a run, given by an arm, or paths.
+# Answers are compared separately.
 _NOT_ROWS = ("kind", "metric", "labels", "answers", "source", "dev", "test", "root", "sample", "sample_seed", "pairs")
 
 
 @dataclass(frozen=True)
 class BackboneFacts:
-    """The facts of a backbone that decide which runs a study has on it."""
+    """The facts about a backbone that decide which runs a study has on it."""
 
     name: str
-    """short, as records have it"""
+    """short name, as in records"""
     fingerprint: str
     pooling: str
-    """its default"""
+    """default pooling"""
     num_layers: int
 
     @property
     def is_seq2seq(self) -> bool:
-        """Tell whether its answers are texts."""
+        """Whether its answers are texts."""
         return self.pooling == WRITTEN
 
 
 @dataclass(frozen=True)
 class Count:
-    """A count of the runs of some studies, each once whoever asks for it."""
+    """A number of runs and of those with a record; a run that several studies share counts once."""
 
     found: int
     planned: int
 
     @property
     def words(self) -> str:
-        """`finds 42 of 42 runs`."""
+        """Describe the counts: `finds 42 of 42 runs`."""
         return f"finds {self.found:,} of {self.planned:,} runs"
 
 
 def count_found(studies: Sequence[Study], facts: BackboneFacts, records: Iterable[Record]) -> Count:
-    """Count the runs that studies ask for on a backbone, and those of them that have a record, of whichever study."""
+    """Count the runs that studies ask for on a backbone, and those with a record of any study."""
     found = _Found(facts, [record for record in records if record.fingerprint == facts.fingerprint], studies)
     planned: set[str] = set()
     left: set[str] = set()
@@ -73,7 +73,7 @@ def count_found(studies: Sequence[Study], facts: BackboneFacts, records: Iterabl
 
 @dataclass(frozen=True)
 class _Asked:
-    """One run, as a study asks for it or a record says it was."""
+    """One run, as a study asks for it or as a record describes it."""
 
     kind: ArmKind
     tasks: tuple[str, ...]
@@ -83,10 +83,10 @@ class _Asked:
     data: DataConfig
     sample: int | None
     start: str = ""
-    """the key of the run that it goes on from"""
+    """the key of the run that it starts from"""
 
     def make_key(self, facts: BackboneFacts, pooling: str) -> str:
-        """Return what tells it apart: as its id, with what says which rows it has in place of their digest."""
+        """Return the run's key: like its id, but with the settings of its rows instead of their digest."""
         rows = {name: value for name, value in dataclasses.asdict(self.data).items() if name not in _NOT_ROWS}
         answers = sorted(item for item in self.data.answers if len(set(item.split("=", 1))) > 1)
         content: dict[str, Any] = {
@@ -136,7 +136,7 @@ def _plan(study: Study, arm: Arm, tasks: tuple[str, ...], config: RunConfig, see
         find_lr = find_method(method.name).find_lr
         lr = train.lr or find_lr(is_seq2seq=facts.is_seq2seq, is_alone=joint.trained == "task")
         method, train = resolve_method(method).as_config(), dataclasses.replace(train, lr=lr, bucket=train.bucket or 1)
-    if kind.is_trained and not kind.is_joint:  # of several tasks each resolves these for itself
+    if kind.is_trained and not kind.is_joint:  # each of several tasks resolves these for itself
         longest = find_head(PASSAGES if "squad" in tasks[0] else WHOLE_ROW).max_length
         train = dataclasses.replace(train, pooling=pooling, max_length=train.max_length or longest)
     return _Asked(kind, tasks, method, train, joint, data, arm.sample, start).make_key(facts, pooling)
@@ -161,7 +161,7 @@ class _Found:
         return key in self._has_spans and (self._has_spans[key] or not needs_spans)
 
     def _key_of(self, record: Record) -> str:
-        """The key of a record's run; nothing for later tasks of a run, which the first stands for, and old arms."""
+        """Return the key of a record's run; empty for the later tasks of a run and for old arms."""
         study = self._find_study(record)
         if "-" in record.id or study is None or record.arm not in study.arms:
             return ""
@@ -170,7 +170,7 @@ class _Found:
         joint = from_tree(JointConfig, config.get("joint", {}))
         source = self._records.get(joint.start or "")
         if joint.start and source is None:
-            return ""  # nobody knows what it goes on from
+            return ""  # its start is unknown
         asked = _Asked(
             kind,
             tuple(record.extra.get("joint", {}).get("tasks") or record.extra.get("sequence") or [record.task]),
@@ -185,12 +185,12 @@ class _Found:
         return asked.make_key(self._facts, pooling)
 
     def _find_study(self, record: Record) -> Study | None:
-        """Find a record's own study, in its profile; None where there is none any more."""
+        """Return a record's own study under its profile; None if it no longer exists."""
         key = (record.study, record.profile)
         if key not in self._studies:
             known = list_studies(study_folders())
             has = record.study in known and has_profile(known[record.study], record.profile)
-            # Not the one given, where its file is known: it may have been narrowed to some of its arms.
+            # From the file, not the study given: that one may be narrowed to some of its arms.
             found = read_study(known[record.study], record.profile, self._facts.name) if has else None
             self._studies[key] = found or self._given.get(key)
         return self._studies[key]

@@ -1,4 +1,4 @@
-"""From a study to its runs: which there are, what each asks for, and roughly what it costs.
+"""Plans the runs of a study: which runs there are, their settings, and roughly their cost.
 
 Everything that can be refused is refused here, before the first run: data that is missing, a setting that the backbone
 cannot take, a run that does not fit in the memory. What trains together and in which order is in `run/session.py`.
@@ -40,43 +40,43 @@ class PlannedRun:
     study: str
     arm: Arm
     task: str
-    """the first one, where there are several"""
+    """the task, or the first of several"""
     seed: int
     axes: Mapping[str, Any]
     config: RunConfig
     run: AnyRun | None = None
-    """what is trained, unless the arm's kind is another"""
+    """the run to train; None for other kinds of arms"""
     tasks: tuple[str, ...] = ()
-    """of a run of several tasks, as the study names them"""
+    """the tasks of a multi-task run, as the study names them"""
     source: JointRun | None = None
-    """the run of another study whose weights it goes on from"""
+    """the run of another study whose weights it starts from"""
     sequence: tuple[Task, ...] = ()
-    """the tasks that it goes through one after another"""
+    """the tasks of a sequence, in order"""
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Return what tells the items of several plans apart."""
+        """Return the key that tells the items of several plans apart."""
         return (self.study, self.id, self.arm.name)
 
     @property
     def all_tasks(self) -> tuple[str, ...]:
-        """Every task it is trained on, as the study names them."""
+        """All tasks it is trained on, as the study names them."""
         return self.tasks or tuple(task.name for task in self.sequence) or (self.task,)
 
     @property
     def tier(self) -> int:
-        """Return how soon it is wanted: the first seed with the arm's first, best-known learning rate before all."""
+        """The priority: 0 for the first seed with the arm's first, best-known learning rate, then rising."""
         rates = list(self.arm.axes.get("lr", ()))
         return self.seed + (rates.index(self.axes["lr"]) if self.axes.get("lr") in rates else 0)
 
     @property
     def is_finetuned(self) -> bool:
-        """Tell whether it trains a copy of the backbone's weights."""
+        """Whether it trains a copy of the backbone's weights."""
         return ARM_KINDS[self.arm.kind].needs_backbone and find_method(self.config.method.name).is_finetuned
 
     @cached_property
     def num_samples(self) -> int:
-        """Rows it is trained on, each as often as it is read."""
+        """Number of rows it is trained on, counted as often as they are read."""
         if isinstance(self.run, JointRun):
             return self.run.config.train.batch_size * self.run.num_steps
         tasks = [self.run.task] if self.run is not None else list(self.sequence)
@@ -84,7 +84,7 @@ class PlannedRun:
 
     @cached_property
     def cost(self) -> float:
-        """Roughly the tokens it reads in training: characters of its texts over four, cut, times epochs or steps.
+        """Rough number of tokens it reads in training: characters over four, cut, times epochs or steps.
 
         Dev rows, read once an epoch, count by what answering takes of training.
         """
@@ -110,25 +110,26 @@ def _count_tokens(split: Split, most: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class StudyPlan:
-    """All that a study asks for on one backbone."""
+    """All runs of a study on one backbone."""
 
     study: Study
     backbone: Backbone
     tasks: Mapping[str, Task]
     items: tuple[PlannedRun, ...]
     left_out: tuple[str, ...]
-    """what the study has and this plan has not, and why"""
+    """what the study has and this plan leaves out, with the reason"""
 
 
 def load_tasks(
     study: Study, root: str | None, *, skip_missing: bool = False, known: dict[Any, Task] | None = None
 ) -> tuple[dict[str, Task], dict[str, str]]:
-    """Load the tasks of a study by name, and why those that are not at hand are not.
+    """Load the tasks of a study by name; return them and the reasons for those that are missing.
 
     Those of studies that it goes on from are there as `STUDY:TASK`. Refuses a study whose data is missing, naming all
     of it, unless it may be skipped; and one that has none at all. What is in `known` is not read again, and what is
     read is put there, for other studies.
     """
+    # 1. the study's own tasks, then those of the studies it starts from
     root, known = find_root(root), {} if known is None else known
     tasks, missing = {}, {}
     for owner, prefix in [(study, ""), *((source, f"{name}:") for name, source in study.sources.items())]:
@@ -140,6 +141,7 @@ def load_tasks(
                 tasks[prefix + name] = cut_task(known[key], owner.most_rows)
             except (Missing, UnknownName) as error:
                 missing[prefix + name] = error.message
+    # 2. refuse missing data, all of it in one message
     if missing and not (skip_missing and tasks):
         reasons = "; ".join(f"`{name}`: {reason}" for name, reason in missing.items())
         hint = (
@@ -153,7 +155,7 @@ def load_tasks(
 
 
 def find_root(root: str | None) -> str | None:
-    """Find the folder of the data sets, whole: that given, or $INLAY_DATA."""
+    """Return the absolute folder of the data sets: the one given, or $INLAY_DATA."""
     given = root or os.environ.get("INLAY_DATA")
     return None if given is None else os.path.abspath(given)
 
@@ -170,6 +172,7 @@ def plan_study(
 
     `root` is where `load_tasks` found the tasks: a run keeps where its rows are.
     """
+    # 1. what is left out, and why
     num_layers = backbone.anatomy.num_layers
     too_deep = [arm.name for arm in study.arms.values() if arm.min_layers > num_layers]
     left_out = [f"{name}: {reason}" for name, reason in missing.items()]
@@ -177,6 +180,7 @@ def plan_study(
         left_out.append(f"{', '.join(too_deep)}: {backbone.name} has {num_layers} layers")
     maker = _Maker(study, backbone, tasks, find_root(root))
     left_out += maker.list_too_small()
+    # 2. every arm with every seed
     items = [
         item
         for arm in study.arms.values()
@@ -206,7 +210,7 @@ class _Maker:
         return [self._make(arm, seed, [task], point) for task, point in points]
 
     def list_too_small(self) -> list[str]:
-        """List the tasks that have fewer rows than an arm of them takes samples, in words."""
+        """Describe the tasks with fewer rows than an arm's sample needs."""
         found: dict[str, list[str]] = {}
         for arm in self._study.arms.values():
             for task in arm.tasks:
@@ -221,7 +225,7 @@ class _Maker:
         return arm.kind == "single" and arm.sample is not None and len(self._tasks[task].train) < arm.sample
 
     def _find_data(self, task: str, sample: int | None = None, seed: int = 0) -> DataConfig:
-        """Where a run finds a task's rows again, and which of them; made-up ones are nowhere."""
+        """Return the data settings with which a run finds a task's rows again; made-up rows have no folder."""
         config = self._study.data_config(task, None if self._study.is_toy else self._root)
         most = self._study.most_rows
         most_dev, most_test = most.get("dev", config.most_dev), most.get("test", config.most_test)
@@ -229,6 +233,7 @@ class _Maker:
         return config if sample is None else dataclasses.replace(config, sample=sample, sample_seed=seed)
 
     def _make(self, arm: Arm, seed: int, names: Sequence[str], point: Point) -> PlannedRun:
+        # 1. the settings of this task and seed
         kind, name = ARM_KINDS[arm.kind], names[0]
         config = dataclasses.replace(
             point.config,
@@ -236,11 +241,13 @@ class _Maker:
             train=dataclasses.replace(point.config.train, seed=seed),
             data=self._find_data(name),
         )
+        # 2. runs that are trained
         if kind.is_joint:
             return self._join(arm, config, names, point)
         if kind.is_trained:
             run = make_run(self._tasks[name], config, self._backbone)
             return PlannedRun(run.id, self._study.name, arm, name, seed, point.axes, run.config, run)
+        # 3. other work (a baseline, a sequence), with an id made of settings and data
         data = [self._tasks[each].digest for each in names] if kind.spans_tasks else self._tasks[name].digest
         settings = [arm.kind, dataclasses.asdict(config.method), dataclasses.asdict(config.train), data]
         fingerprint = self._backbone.fingerprint if kind.spans_tasks else ""
@@ -249,7 +256,7 @@ class _Maker:
         return dataclasses.replace(made, sequence=steps)
 
     def _join(self, arm: Arm, config: RunConfig, names: Sequence[str], point: Point) -> PlannedRun:
-        """Join a run of several tasks, or of one by the same rules; where it goes on from another, that one too."""
+        """Make a multi-task run, or a run of one task by the same rules; with the run it starts from, if any."""
         seed = config.train.seed
         source = self._find_source(arm.source) if arm.source else None
         if source is not None:
@@ -263,7 +270,7 @@ class _Maker:
         return dataclasses.replace(made, tasks=tuple(names), source=source)
 
     def _sample(self, name: str, num_rows: int | None, seed: int) -> Task:
-        """Return a task under the name it has in runs of several, with so many of its rows."""
+        """Return a task under its name in multi-task runs, with a sample of its rows."""
         key = (name, num_rows or 0, seed if num_rows else 0)
         if key not in self._samples:
             task = self._tasks[name]
@@ -272,7 +279,7 @@ class _Maker:
         return self._samples[key]
 
     def _find_source(self, source: str) -> JointRun:
-        """Find the run that `STUDY/ARM` is: its first setting, with the first seed."""
+        """Find the run that `STUDY/ARM` names: its first setting, with the first seed."""
         if source not in self._sources:
             name, _, arm = source.partition("/")
             study = self._study.sources[name]
@@ -286,7 +293,7 @@ class _Maker:
 
 
 def _refuse_too_large(items: Sequence[PlannedRun], backbone: Backbone) -> None:
-    """Refuse a run whose parameters alone, in training, are more than the memory that is free."""
+    """Refuse a run whose parameters alone, in training, exceed the free memory."""
     from inlay.training import available_bytes, count_slot_bytes, describe_bytes
 
     free = available_bytes(backbone.device)

@@ -25,27 +25,27 @@ from typing import Any
 from inlay.errors import BadConfig, InlayError, UnknownName
 from inlay.settings import DataConfig, FitSettings, RunConfig, apply_preset, from_tree, overlay, read_tree
 from inlay.studies.spec.arms import ARM_KINDS
-from inlay.studies.spec.shown import SETTINGS, Claim, ReportSpec, read_claims, read_report
+from inlay.studies.spec.report_spec import SETTINGS, Claim, ReportSpec, read_claims, read_report
 
 TOY = "toy"
-"""what a profile gives as `rows`, if they are made up and not read"""
+"""the value of `rows` in a profile whose rows are made up"""
 
 _STUDY_KEYS = frozenset(
     "title source report_on published figures notes tasks seeds train method joint data arms per_task backbone "
     "submission fit rows paired_rows most_rows most_samples like without report claims profiles".split()
 )
-_ONCE = frozenset(("report", "claims"))  # of the study, whatever the profile
+_ONCE = frozenset(("report", "claims"))  # the same under every profile
 _ARM_KEYS = frozenset("kind title preset method train joint axes each seeds tasks min_layers sample from".split())
 _FIT_KEYS = frozenset(("token_budget", "max_cohort", "checkpointing"))
 _SIDES = frozenset(("dev", "test"))
 
 LEFT_OPEN = (None, "auto", ())
-"""values of settings that are left to the backbone or the method"""
+"""values of settings that the backbone or the method decides"""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One setting of an arm's grid: the values on its axes, and the whole config (seed 0)."""
+    """One point of an arm's grid: the values on its axes, and the whole config (seed 0)."""
 
     axes: dict[str, Any]
     config: RunConfig
@@ -65,15 +65,15 @@ class Arm:
     seeds: int
     tasks: tuple[str, ...]
     min_layers: int = 0
-    """the arm needs a backbone of so many layers"""
+    """number of layers the backbone needs at least"""
     sample: int | None = None
     """training rows of each task at most, drawn by the seed. A task that has fewer is trained on all of them in a run
     of several tasks (`joint`), and has no run in an arm of a task at a time (`single`)"""
     source: str = ""
-    """`STUDY/ARM` whose trained run this one goes on from"""
+    """`STUDY/ARM` whose trained run it starts from"""
 
     def points(self, per_task: Mapping[str, Any] | None = None) -> list[Point]:
-        """Return the grid of one task; `per_task` are values that a task has on some axes instead of the arm's."""
+        """Return the grid of one task; `per_task` has the task's own values on some axes."""
         own = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in (per_task or {}).items()}
         axes = {**self.axes, **own}
         base = self.base()
@@ -87,7 +87,7 @@ class Arm:
         return points
 
     def base(self) -> RunConfig:
-        """Return the arm's settings before its axes: preset, then what the file gives."""
+        """Return the arm's settings before its axes: the preset, then the file's settings."""
         config = RunConfig()
         if "preset" in self.settings:
             config = apply_preset(str(self.settings["preset"]), config)
@@ -105,16 +105,16 @@ class Study:
     """the paper and the table or figure that is reproduced"""
     report_on: str
     published: str
-    """name of the file in `studies/published` with the values to stand beside ours, or nothing"""
+    """name of the file in `studies/published` with the values to compare with; may be empty"""
     notes: tuple[str, ...]
     backbone: str
     tasks: tuple[str, ...]
     arms: Mapping[str, Arm]
     data: Mapping[str, Mapping[str, Any]]
-    """task -> data settings that are its own"""
+    """task -> its own data settings"""
     per_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     submission: bool = False
-    """whether the test sets' answers are written as GLUE's server takes them"""
+    """whether the test sets' answers are written for GLUE's server"""
     fit: Mapping[str, Any] = field(default_factory=dict)
     is_toy: bool = False
     """whether rows are made up: to try a study out, never to show"""
@@ -122,17 +122,17 @@ class Study:
     """whether each run answers its dev rows once more at the end, so that a difference of two runs has the error of
     rows that both answered (`row_covariances.py`)"""
     most_rows: Mapping[str, int] = field(default_factory=dict)
-    """dev and test rows of a task at most"""
+    """most dev and test rows of a task"""
     like: Mapping[str, str] = field(default_factory=dict)
-    """task -> that of a source whose own parameters it starts with"""
+    """task -> the source's task whose own parameters it starts with"""
     sources: Mapping[str, Study] = field(default_factory=dict)
-    """the studies that arms go on from, by name"""
+    """the studies that arms start from, by name"""
     report: ReportSpec = field(default_factory=ReportSpec)
     """its rows, tables and figures"""
     claims: tuple[Claim, ...] = ()
 
     def data_config(self, task: str, root: str | None) -> DataConfig:
-        """Where a task's rows are: by its own name, unless the study says; `{root}` is the folder of the data sets.
+        """Return a task's data settings; `{root}` is the folder of the data sets.
 
         Without `root` the place stays as the study's file has it, which is the same on every machine.
         """
@@ -155,7 +155,7 @@ class Study:
 
     @property
     def num_runs(self) -> int:
-        """Every setting with every seed, for each task or once for all of them; what several arms ask for once."""
+        """Number of runs: every setting with every seed, per task or once for all; shared runs count once."""
         firsts = {arm.name: arm.tasks[0] for arm in self.arms.values() if ARM_KINDS[arm.kind].spans_tasks and arm.tasks}
         seeds: dict[tuple[Any, ...], int] = {}
         for arm, task, point in self.points():
@@ -178,7 +178,7 @@ def find_study(name: str, folders: Iterable[Path]) -> Path:
 
 
 def list_studies(folders: Iterable[Path]) -> dict[str, Path]:
-    """List every study by name; of two with one name the first folder's."""
+    """List every study by name; the first folder's of two with one name."""
     found: dict[str, Path] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.toml")):
@@ -192,7 +192,7 @@ def has_profile(path: Path, profile: str) -> bool:
 
 
 def study_folders() -> list[Path]:
-    """Where studies are looked for: `./studies`, then those of the checkout Inlay runs from or came installed with."""
+    """List the folders of studies: `./studies`, then those of the checkout or the installed package."""
     installed = Path(sysconfig.get_path("data")) / "share" / "inlay" / "studies"
     return [Path("studies"), Path(__file__).parents[4] / "studies", installed]
 
@@ -220,7 +220,7 @@ def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
 
 
 def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
-    """Return what a profile says, laid over what the one it is based on does."""
+    """Return the settings of a profile, laid over those of its base."""
     found: dict[str, Any] = {}
     seen = [name]
     while True:
@@ -228,7 +228,7 @@ def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[st
         _check_keys(profiles[seen[-1]], _STUDY_KEYS - _ONCE - {"profiles"} | {"backbones", "base"}, where)
         own = dict(profiles[seen[-1]])
         backbones = own.get("backbones", {})
-        _check_keys(backbones, backbones, f"{where}backbones.")  # a table, of any names
+        _check_keys(backbones, backbones, f"{where}backbones.")  # a table with any names
         for backbone, settings in backbones.items():
             _check_keys(settings, _STUDY_KEYS - _ONCE - {"profiles", "backbone"}, f"{where}backbones.{backbone}.")
         base = own.pop("base", None)
@@ -242,7 +242,7 @@ def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[st
 
 
 def _read_sources(path: Path, study: Study) -> dict[str, Study]:
-    """Read the studies that arms go on from: beside the file, or of those that are known."""
+    """Read the studies that arms start from: beside the file, or among the known ones."""
     sources: dict[str, Study] = {}
     for arm in (arm for arm in study.arms.values() if arm.source):
         name, _, wanted = arm.source.partition("/")
@@ -266,7 +266,7 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
     if tree.get("rows", TOY) != TOY:
         raise BadConfig(f"`rows` is `{tree['rows']}`", "leave it out, or write `toy` for rows that are made up")
     _check_keys(tree.get("fit", {}), _FIT_KEYS, "fit.")
-    FitSettings(**tree.get("fit", {}))  # refuses what cannot be
+    FitSettings(**tree.get("fit", {}))  # refuses impossible values
     _check_keys(tree.get("most_rows", {}), _SIDES, "most_rows.")
     tasks = tuple(tree["tasks"])
     for task, number in tree.get("most_samples", {}).items():
@@ -305,7 +305,7 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
         report=report,
         claims=claims,
     )
-    for _ in study.points():  # a value that cannot be is refused here
+    for _ in study.points():  # refuses impossible values
         pass
     return study
 
@@ -321,7 +321,7 @@ def _check_rows(report: ReportSpec, claims: Iterable[Claim], arms: Iterable[str]
 
 
 def _read_arms(tree: Mapping[str, Any], tasks: tuple[str, ...]) -> dict[str, Arm]:
-    """Read all arms, in the order of the file. A table laid over an arm of several makes none, wherever it stands."""
+    """Read all arms in the order of the file. A table laid over one of several arms makes no arm of its own."""
     several = {key: own["each"] for key, own in tree["arms"].items() if own.get("each")}
     made = {_fill(key, each, values) for key, each in several.items() for values in itertools.product(*each.values())}
     arms: dict[str, Arm] = {}
@@ -332,15 +332,17 @@ def _read_arms(tree: Mapping[str, Any], tasks: tuple[str, ...]) -> dict[str, Arm
 
 
 def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tasks: tuple[str, ...]) -> Iterator[Arm]:
-    """Yield the arms of one table: several where `each` gives values for a `{word}` in its name and settings."""
+    """Yield the arms of one table: several if `each` gives values for a `{word}` in its name and settings."""
     _check_keys(tree, _ARM_KEYS, f"arms.{name}.")
     each = tree.get("each", {})
     for values in itertools.product(*each.values()):
+        # 1. fill in the values of `each`, and lay the table of this one arm over it, if there is one
         filled = _fill({key: value for key, value in tree.items() if key != "each"}, each, values)
         full = _fill(name, each, values)
         if full != name and full in study["arms"]:
             _check_keys(study["arms"][full], _ARM_KEYS - {"each"}, f"arms.{full}.")
             filled = _merge(filled, study["arms"][full])
+        # 2. its kind, and the tasks that have enough rows
         kind = filled.get("kind", "runs")
         if kind not in ARM_KINDS:
             raise UnknownName("kind of arm", kind, ARM_KINDS)
@@ -348,6 +350,7 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
         if kind == "single" and "sample" in filled:
             most = study.get("most_samples", {})
             chosen = tuple(task for task in chosen if filled["sample"] <= most.get(task, filled["sample"]))
+        # 3. its settings over the study's own, and its axes
         settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in SETTINGS}
         if not ARM_KINDS[kind].is_joint:
             del settings["joint"]
@@ -383,7 +386,7 @@ def _read_from(tree: Mapping[str, Any], arm: str) -> str:
 
 
 def _fill(value: Any, each: Mapping[str, Any], values: Iterable[Any]) -> Any:
-    """`value` with every `{word}` replaced; a text that is nothing but one keeps the value's own type."""
+    """Replace every `{word}` in `value`; a text that is only one word keeps the value's own type."""
     chosen = dict(zip(each, values, strict=True))
     if isinstance(value, Mapping):
         return {key: _fill(item, each, chosen.values()) for key, item in value.items()}
@@ -426,7 +429,7 @@ def _check_keys(tree: Any, known: Iterable[str], where: str) -> None:
 
 
 def shorten(task: str) -> str:
-    """Return the name of a study's task in a run of several, where it names tensors: without the set it is of."""
+    """Return the name of a study's task in a multi-task run, where it is part of tensor names: without its set."""
     return task.rpartition("/")[2]
 
 

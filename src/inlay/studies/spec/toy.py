@@ -19,7 +19,7 @@ _NUM_ROWS = {"train": 24, "dev": 16, "test": 16}
 
 
 def make_toy_task(name: str, config: DataConfig) -> Task:
-    """Make a task as `name` would have it: GLUE's kind and metric for `glue/…`, answers for SQuAD, classes otherwise.
+    """Make a task like `name`: GLUE's kind and metric for `glue/…`, answers for SQuAD, classes otherwise.
 
     The class of a text shows in the words it is drawn from. Only tasks of classes outside GLUE have test rows.
     """
@@ -46,7 +46,7 @@ def _make_split(generator: np.random.Generator, size: int, kind: str, num_labels
     if kind == PASSAGES:
         return _make_answers(generator, size)
     num_groups = num_labels or 4
-    chosen = np.arange(size) % num_groups  # every class in every side, however few the rows
+    chosen = np.arange(size) % num_groups  # every class in every split, however few the rows
     texts = [_draw(generator, int(label), num_groups) for label in chosen]
     pairs = [_draw(generator, int(label), num_groups) for label in chosen] if has_pairs else None
     targets = chosen.astype(np.int64) if num_labels else chosen + generator.random(size)
@@ -59,7 +59,7 @@ def _draw(generator: np.random.Generator, label: int, num_groups: int) -> str:
 
 
 def _make_answers(generator: np.random.Generator, size: int) -> Split:
-    """Make the answer is the number after the word `prize`."""
+    """Make rows whose answer is the number after the word `prize`."""
     others = [word for word in WORDS if word not in (*_NUMBERS, "prize", "?")]
     contexts, targets = [], []
     for _ in range(size):

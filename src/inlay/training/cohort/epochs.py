@@ -53,7 +53,7 @@ def close_epoch(member: AnyMember, verdict: DevScores, seconds: float) -> tuple[
 
 
 def _is_kept(member: AnyMember, value: float, dev_loss: float) -> bool:
-    """Whether the epoch that was just scored is kept instead of the one that is."""
+    """Tell whether the epoch that was just scored is kept instead of the one that is."""
     progress = member.progress
     if progress.last_gain == progress.epoch:
         return True
@@ -70,7 +70,9 @@ def _next_stage(member: AnyMember) -> str:
 
 def rate_of(member: AnyMember, ahead: int = 0) -> float:
     """Return the learning rate of the next step, or of the step `ahead` of it.
-    / The steps before training have a schedule of their own."""
+
+    The steps before training have a schedule of their own.
+    """
     train, progress = member.run.config.train, member.progress
     if progress.stage == CONTRAST:
         return learning_rate(train, progress.cursor + ahead, member.steps_of_epoch)
@@ -84,7 +86,7 @@ def loss_limit(member: AnyMember) -> float:
 
 
 def has_diverged(member: AnyMember, seen: StepStats, limit: float) -> bool:
-    """Whether a step ended its run: its loss or gradient is not finite, or its loss is above the limit."""
+    """Tell whether a step ended its run: its loss or gradient is not finite, or its loss is above the limit."""
     progress = member.progress
     if progress.first_loss is None and math.isfinite(seen.loss):
         progress.first_loss = seen.loss

@@ -110,12 +110,12 @@ def structure_of(run: AnyRun) -> tuple[Any, ...]:
 
 
 def has_known_heads(run: AnyRun) -> bool:
-    """Whether all its heads have a compiled loss. One without it would push its whole cohort to the eager path."""
+    """Tell whether all heads of a run have a compiled loss. One without it would make its whole cohort eager."""
     return all(has_batched_loss(part.spec.head) and not part.config.train.contrast for part in run.parts)
 
 
 def trains_apart(run: AnyRun, backbone: Backbone) -> bool:
-    """Whether it must not join a cohort whose steps are compiled."""
+    """Tell whether it must not join a cohort whose steps are compiled."""
     return has_programs(backbone, run.spec.method) and not has_known_heads(run)
 
 

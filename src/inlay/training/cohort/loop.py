@@ -121,7 +121,7 @@ class CohortFiles:
         self.context.emit(event)
 
     def is_due(self) -> bool:
-        """Whether the last resume state is old enough for another. Processes that train together must all agree."""
+        """Tell whether it is time for another resume state. Processes that train together must all agree."""
         rest = max(self.context.settings.save_seconds, self.rest_seconds)
         return self.world.process.size > 1 or time.monotonic() - self.saved_at >= rest
 

@@ -219,7 +219,9 @@ class CompiledStepper(Stepper):
 
     def _group(self, active: Sequence[Member], batches: Mapping[int, np.ndarray]) -> list[list[Member]]:
         """Divide the runs into as few groups of about equal size as the token budget allows.
-        / Empty if one run's batch alone is too large: its gradients need several passes."""
+
+        Empty if one run's batch alone is too large: its gradients need several passes.
+        """
         tokens: dict[int, int] = {}
         for member in active:
             run, num_tokens = self._bank.run_of(member.slot), int(member.lengths[batches[member.slot]].sum())
@@ -302,7 +304,9 @@ class CompiledStepper(Stepper):
 
     def _find_program(self, num_tokens: int, lengths: np.ndarray, begins_at: CacheDepth | None) -> Program:
         """Return the program for a step.
-        / Rows, the longest row and kinds of heads only grow, so that steps of one size share a program."""
+
+        Rows, the longest row and kinds of heads only grow, so that steps of one size share a program.
+        """
         self._longest = max(self._longest, bound_length(lengths))
         num_rows, grown = self._find_rows(len(lengths)), self._grow()
         if grown != self._grown:

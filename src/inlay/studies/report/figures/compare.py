@@ -12,7 +12,7 @@ from typing import Any
 from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.pairs import pair
-from inlay.studies.judge.report_rows import group_tasks, name_column, name_task
+from inlay.studies.judge.row_specs import group_tasks, name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, mean_tasks
 from inlay.studies.report.chart import (
     INK,
@@ -39,7 +39,7 @@ Maker = Callable[[ScoredStudy], "list[Drawing] | Drawing | None"]
 
 
 def draw_figures(scored: ScoredStudy) -> list[Drawing]:
-    """Draw all figures that a study's file names and its records can fill; by itself differences to the reference."""
+    """Draw all figures that a study's file names and its records can fill; by default differences to the reference."""
     kinds = scored.study.report.figures or ("differences",)
     found: list[Drawing] = []
     for kind in dict.fromkeys(kinds):
@@ -51,7 +51,7 @@ def draw_figures(scored: ScoredStudy) -> list[Drawing]:
 
 
 def draw_differences(scored: ScoredStudy) -> list[Drawing]:
-    """For each group of tasks: every row less full fine-tuning, task by task, published differences hollow."""
+    """Draw for each group of tasks the difference of every row to full fine-tuning; published ones are hollow."""
     groups = group_tasks(scored.tasks)
     name = scored.study.name
     made = [
@@ -102,7 +102,7 @@ _Line = tuple[str, dict[str, MeanWithError], dict[str, float]]
 
 
 def _difference_lines(scored: ScoredStudy, keys: Sequence[str], reference: str) -> list[_Line]:
-    """Return a line for each task and one for the mean: label, ours by row, published by row."""
+    """Return a line for each task and one for the mean: label, our value by row, published value by row."""
     lines: list[_Line] = []
     pairs = {key: pair(scored.rows[key], scored.rows[reference], mean_tasks(scored)) for key in keys}
     for task in scored.tasks:
@@ -124,7 +124,7 @@ def _difference_lines(scored: ScoredStudy, keys: Sequence[str], reference: str) 
 
 
 def _published_means(scored: ScoredStudy, keys: Sequence[str], reference: str) -> dict[str, float]:
-    """Row -> the published mean less the reference's, of the first table that has all tasks of our mean."""
+    """Return published mean differences to the reference by row, from the first table with all tasks of ours."""
     columns = [scored.column(task) for task in mean_tasks(scored)]
     found: dict[str, float] = {}
     for key in keys:
@@ -136,7 +136,7 @@ def _published_means(scored: ScoredStudy, keys: Sequence[str], reference: str) -
 
 
 def _limits(lines: Sequence[_Line]) -> tuple[float, float]:
-    """Return what of the axis is shown: all of ours with their errors, and published values not far outside."""
+    """Choose the limits of the axis: all our values with errors, and published values not far outside."""
     ours = [value for _, found, _ in lines for item in found.values() for value in _ends(item)]
     low, high = min([*ours, -1.0]), max([*ours, 1.0])
     reach = max(high - low, 2.0)
@@ -150,7 +150,7 @@ def _ends(item: MeanWithError) -> tuple[float, float]:
 
 
 def _draw_published(axes: Any, value: float, y: float, mark: Mark, limits: tuple[float, float]) -> None:
-    """A hollow marker; one that lies outside stands at the edge with its number."""
+    """Draw a hollow marker; a value outside the axis is drawn at the edge with its number."""
     low, high = limits
     if low <= value <= high:
         axes.plot(value, y, **mark.theirs(), zorder=3)
@@ -182,7 +182,7 @@ def _name_lines(axes: Any, labels: Sequence[str], *, has_mean: bool) -> None:
 
 
 def draw_less_reference(scored: ScoredStudy) -> Drawing | None:
-    """Draw each extension less the plain adapter: the mean over tasks with its error, and the tasks as small points."""
+    """Draw each extension's difference to the plain adapter: the mean with its error, and the tasks as small points."""
     reference = scored.reference
     keys = [key for key in scored.rows if key != reference]
     found = {key: pair(scored.rows[key], scored.rows[reference], mean_tasks(scored)) for key in keys if reference}
@@ -216,7 +216,7 @@ _SMALL = ("v", "s", "^", "D", "P", "X", "<", ">")
 
 
 def draw_bars(scored: ScoredStudy) -> Drawing | None:
-    """Bars of each row on each task, the published ones hollow beside them."""
+    """Draw bars of each row on each task, with published ones hollow beside them."""
     keys = list(scored.rows)
     if not keys:
         return None
@@ -264,7 +264,7 @@ def _bar(axes: Any, x: float, value: MeanWithError, width: float, mark: Mark, *,
     )  # fmt: skip
 
 
-# kind of figure -> what draws it; a study's file names kinds
+# kind of figure -> the function that draws it; a study's file names kinds
 FIGURES: dict[str, Maker] = {
     "differences": draw_differences,
     "less-reference": draw_less_reference,

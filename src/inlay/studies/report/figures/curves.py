@@ -12,7 +12,7 @@ from typing import Any
 
 from inlay.studies.judge.bounds import MeanWithError, estimate
 from inlay.studies.judge.pairs import pair
-from inlay.studies.judge.report_rows import METRICS, RowSpec, has_joint_runs, name_column, name_task
+from inlay.studies.judge.row_specs import METRICS, RowSpec, has_joint_runs, name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, mean_tasks
 from inlay.studies.judge.scores import Row, mean_of, network_of
 from inlay.studies.judge.series import list_series, planned_numbers
@@ -37,7 +37,7 @@ from inlay.studies.report.chart import (
 
 
 def draw_samples(scored: ScoredStudy) -> Drawing | None:
-    """Score against the number of samples, a line for each method: a panel for each task, or one for their mean.
+    """Draw score against number of samples, a line per method: a panel per task, or one for the mean.
 
     Where every row has all tasks their mean is shown; a row of few-shot transfer has those tasks that have the rows.
     """
@@ -73,12 +73,12 @@ def draw_samples(scored: ScoredStudy) -> Drawing | None:
 
 
 def _first_series(scored: ScoredStudy) -> tuple[str, dict[float, str]]:
-    """Return the first series of a study with its rows by number; an empty one where there is none."""
+    """Return the first series of a study with its rows by number; empty if there is none."""
     return next(iter(list_series(scored).items()), ("", {}))
 
 
 def _places(scored: ScoredStudy, tasks: Sequence[str], series: str) -> list[Place | None]:
-    """Return a series' points over these tasks, None where one was planned and has not been run."""
+    """Return a series' points over these tasks, None for planned points that were not run."""
     places: list[Place | None] = []
     for number, key in planned_numbers(scored, series, tasks).items():
         mean = mean_of(scored.rows.get(key, {}), tasks)
@@ -87,7 +87,7 @@ def _places(scored: ScoredStudy, tasks: Sequence[str], series: str) -> list[Plac
 
 
 def _draw_printed(axes: Any, scored: ScoredStudy, tasks: Sequence[str], rows: Mapping[float, str], mark: Mark) -> bool:
-    """Return what was published beside a method's line; whether there is any."""
+    """Draw the published values beside a method's line; return whether there are any."""
     printed = [
         (number, scored.published.value(key, scored.column(tasks[0])))
         for number, key in rows.items()
@@ -100,7 +100,7 @@ def _draw_printed(axes: Any, scored: ScoredStudy, tasks: Sequence[str], rows: Ma
 
 
 def draw_sizes(scored: ScoredStudy) -> Drawing | None:
-    """Adapter sizes: the mean beside the published one, and each task beside its own mean."""
+    """Draw scores against adapter sizes: the mean beside the published one, and each task beside its own mean."""
     numbers = planned_numbers(scored, "adapters")
     keys, sizes = list(numbers.values()), [int(number) for number in numbers]
     tasks = mean_tasks(scored)
@@ -151,7 +151,7 @@ def _size_axis(axes: Any, sizes: Sequence[int]) -> None:
 
 
 def draw_init(scored: ScoredStudy) -> Drawing | None:
-    """Accuracy against the scale of the initial values, a panel for each task, all of one height in points."""
+    """Draw accuracy against the initial scale, a panel per task, all of the same height in points."""
     series, rows = _first_series(scored)
     keys = list(rows.values())
     tasks = [task for task in scored.tasks if sum(task in scored.rows[key] for key in keys) > 1]
@@ -186,7 +186,7 @@ def _init_axis(axes: Any, title: str) -> None:
 
 
 def _draw_majorities(panels: Sequence[Any], rows: Sequence[Row], tasks: Sequence[str]) -> None:
-    """Give all panels the same height, with room for the highest markers; draw the majority class if it is within."""
+    """Give all panels the same height, with room for the highest markers; draw the majority class if it fits."""
     height = max(axes.dataLim.height for axes in panels) or 1.0
     room = 0.07 * height
     height += 2 * room
@@ -199,7 +199,7 @@ def _draw_majorities(panels: Sequence[Any], rows: Sequence[Row], tasks: Sequence
 
 
 def draw_layers(scored: ScoredStudy) -> Drawing | None:
-    """Draw the score of each task less that of all layers adapted, against the lowest adapted layer; and their mean."""
+    """Draw each task's difference to all layers adapted, and the mean, against the lowest adapted layer."""
     series, rows = _first_series(scored)
     tasks, reference = mean_tasks(scored), scored.reference
     if not tasks or reference is None or len(rows) < 2:
@@ -231,7 +231,7 @@ def draw_layers(scored: ScoredStudy) -> Drawing | None:
 
 
 def _difference_places(scored: ScoredStudy, tasks: Sequence[str], series: str, reference: str) -> list[Place | None]:
-    """Return a series' differences to the reference, None where a row was planned and has not been run."""
+    """Return a series' differences to the reference, None for planned rows that were not run."""
     places: list[Place | None] = []
     for number, key in planned_numbers(scored, series, tasks).items():
         if key != reference:
@@ -247,7 +247,7 @@ Curve = dict[float, dict[int, float]]
 
 
 def draw_learning(scored: ScoredStudy) -> Drawing | None:
-    """Dev scores of the chosen settings against steps; of rows whose tasks are one run, which share the axis."""
+    """Draw dev scores at the chosen settings against steps, for rows whose tasks are one run."""
     specs = [spec for spec in scored.specs if spec.key in scored.rows and has_joint_runs(spec)]
     curves = {spec.key: read_curves(scored, spec) for spec in specs}
     tasks = [task for task in scored.tasks if any(len(own.get(task, ())) > 1 for own in curves.values())]
@@ -279,7 +279,7 @@ def draw_learning(scored: ScoredStudy) -> Drawing | None:
 
 
 def read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
-    """Task -> its curve, of the runs whose scores a row's cells hold and where the curve is in the cell's metric."""
+    """Read the curve of each task from the runs of a row's cells, if it is in the cell's metric."""
     found: dict[str, Curve] = {}
     for record in spec.records:
         cell = scored.rows[spec.key].get(record.task)
@@ -295,7 +295,7 @@ def read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
 
 
 def mean_places(curves: dict[str, Curve], tasks: Sequence[str]) -> list[Place]:
-    """Return the mean over tasks at each step that all of them have, over the seeds that all of them have there."""
+    """Return the mean over tasks at each step, over the steps and seeds that all tasks have."""
     if not set(tasks) <= curves.keys():
         return []
     places = []
@@ -308,7 +308,7 @@ def mean_places(curves: dict[str, Curve], tasks: Sequence[str]) -> list[Place]:
 
 
 def _step_axis(axes: Any, steps: Collection[float]) -> None:
-    """From the first step on, with ticks where scores are, every second of them if they are many."""
+    """Scale the axis from the first step, with ticks at scored steps, at every second one if there are many."""
     axes.set_xlim(0, 1.06 * max(steps))
     ticks = sorted(steps)[:: -(-len(steps) // _MOST_TICKS)]
     axes.set_xticks(ticks, [f"{step / 1000:.3g}k" if step >= 1000 else f"{step:.3g}" for step in ticks])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.studies.judge.bounds import MeanWithError
-from inlay.studies.judge.report_rows import name_task
+from inlay.studies.judge.row_specs import name_task
 from inlay.studies.judge.scored import ScoredStudy, needs_backbone
 from inlay.studies.judge.series import Ablation, Step, read_ablations, read_embeddings, read_steps
 from inlay.studies.report.chart import (
@@ -29,7 +29,7 @@ from inlay.studies.report.chart import (
 
 
 def draw_ablation(scored: ScoredStudy) -> Drawing | None:
-    """Draw the heat-map of spans: y the first, x the last layer removed; the relative decrease in accuracy."""
+    """Draw the heat-map of spans: y the first, x the last removed layer; colour the relative loss of accuracy."""
     ablations = [item for item in read_ablations(scored.records, scored.study.tasks) if item.spans]
     if not ablations:
         return None
@@ -37,7 +37,7 @@ def draw_ablation(scored: ScoredStudy) -> Drawing | None:
     with paper_style(name):
         figure = new_figure(WIDTH if len(ablations) > 1 else WIDTH * 0.6, 3.3)
         panels = figure.subplots(1, len(ablations), squeeze=False)[0]
-        # One scale for all panels, so that colours compare between tasks.
+        # One scale for all panels, so that colours can be compared.
         most = max(item.relative(*span) for item in ablations for span in item.spans)
         for axes, item in zip(panels, ablations, strict=True):
             image = draw_spans(axes, item, most)
@@ -78,7 +78,7 @@ def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
 
 
 def draw_embeddings(scored: ScoredStudy) -> Drawing | None:
-    """The embeddings of tasks along their two main directions, a panel for each seed; below, what training added."""
+    """Draw the embeddings of tasks in their two main directions, a panel per seed; below, what training added."""
     found = read_embeddings(scored)
     if not found:
         return None
@@ -114,12 +114,12 @@ def _draw_points(axes: Any, tasks: Sequence[str], vectors: Any, title: str) -> N
 
 
 def _flatten(vectors: Any) -> tuple[Any, float]:
-    """Their two main directions [tasks, 2], and the share of the spread that these show."""
+    """Project onto the two main directions [tasks, 2]; return the share of the variance that they show, too."""
     import numpy
 
     left, spread, _ = numpy.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
     points = left[:, :2] * spread[:2]
-    # A direction's sign means nothing: the first task lies at the right and above.
+    # A direction's sign is arbitrary: the first task is put at the right and above.
     points = points * numpy.where(points[0] < 0, -1.0, 1.0)
     return points, float((spread[:2] ** 2).sum() / max((spread**2).sum(), 1e-12))
 
@@ -158,7 +158,7 @@ _GROWTH = {"full": "full fine-tuning, a network for each task"}
 
 
 def growth(scored: ScoredStudy, tasks: Sequence[str]) -> dict[str, list[float]]:
-    """Row -> total parameters after 1, 2, … tasks, as multiples of the backbone.
+    """Return each row's total parameters after 1, 2, … tasks, as multiples of the backbone.
 
     Full fine-tuning keeps a whole network for every task, whether or not it was run; a row that shares one network
     between all tasks (which forgets) is left out.
@@ -173,7 +173,7 @@ def growth(scored: ScoredStudy, tasks: Sequence[str]) -> dict[str, list[float]]:
 
 
 def draw_forgetting(scored: ScoredStudy) -> Drawing | None:
-    """Return what each task scores after every step: one panel for a row, one line for a task."""
+    """Draw each task's score after every step: a panel per row, a line per task."""
     found = {spec.key: read_steps(spec.records, scored.study.tasks) for spec in scored.specs if spec.key in scored.rows}
     rows = {key: steps for key, steps in found.items() if len(steps) > 1}
     if not rows:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from inlay.studies.judge.bounds import MeanWithError
-from inlay.studies.judge.report_rows import name_column, name_task
+from inlay.studies.judge.row_specs import name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks, needs_backbone
 from inlay.studies.judge.scores import Cell, mean_of
 from inlay.studies.judge.series import median_parameters, planned_keys, series_keys
@@ -38,12 +38,12 @@ from inlay.studies.report.chart import (
 )
 
 FULL = "full"
-# The series of a figure against parameters: kind, label.
+# The series drawn against parameters: kind, label.
 SERIES = (("adapters", "adapters, by size"), ("top", "top layers, by number"), ("norms", "layer norms only"))
 
 
 class Band(NamedTuple):
-    """A point of a curve over tasks: the differences to full fine-tuning at three percentiles."""
+    """A point of a curve over tasks: the difference to full fine-tuning at three percentiles."""
 
     parameters: float
     low: float
@@ -53,7 +53,7 @@ class Band(NamedTuple):
 
 
 def common_tasks(scored: ScoredStudy) -> list[str]:
-    """The tasks that curves over tasks are of, the same for all: those that with the rows that have them show the most.
+    """Choose the common tasks of all curves: those that, with the rows that have them, show the most.
 
     A row that lacks many tasks would leave few for all others, so it is left out instead; where many rows lack one
     task, it is the task.
@@ -72,7 +72,7 @@ def _curve_keys(scored: ScoredStudy) -> list[str]:
 
 
 def percentiles(scored: ScoredStudy, kind: str, tasks: Sequence[str]) -> list[Band | None]:
-    """For each planned row of a kind the 20th, 50th and 80th percentile over tasks, each less full fine-tuning on it.
+    """Return the 20th, 50th and 80th percentile over tasks of each planned row's difference to full fine-tuning.
 
     None where it has not been run on all of them: with fewer tasks a point would bend the curve by what it lacks.
     """
@@ -120,7 +120,7 @@ def draw_percentiles(scored: ScoredStudy) -> Drawing | None:
 
 
 def _tell_left_out(scored: ScoredStudy, tasks: Sequence[str]) -> str:
-    """Return rows and tasks that curves over these tasks are without; begins with a space."""
+    """Describe the rows and tasks that these curves leave out; begins with a space."""
     keys = _curve_keys(scored)
     rows = [plain(scored.label(key)) for key in keys if not all(task in scored.rows[key] for task in tasks)]
     others = [task for task in averaged_tasks(scored) if task not in tasks and task in scored.rows[FULL]]
@@ -177,7 +177,7 @@ def draw_panels(scored: ScoredStudy) -> Drawing | None:
 
 
 def _draw_panel(axes: Any, scored: ScoredStudy, task: str) -> bool:
-    """Returns whether published values stand in it."""
+    """Draw one task's panel; return whether published values are in it."""
     marks = marks_for([kind for kind, _ in SERIES])
     published: list[tuple[float, float, Mark]] = []
     full = scored.rows.get(FULL, {}).get(task)
@@ -204,7 +204,7 @@ def _draw_panel(axes: Any, scored: ScoredStudy, task: str) -> bool:
 
 
 def _cells(scored: ScoredStudy, kind: str, task: str) -> list[Cell | None]:
-    """Return the cells of the planned rows of a series, None where one has not been run."""
+    """Return the cells of the planned rows of a series, None for rows that were not run."""
     return [scored.rows.get(key, {}).get(task) for key in planned_keys(scored, kind, task)]
 
 
@@ -243,7 +243,7 @@ def draw_points(scored: ScoredStudy) -> Drawing | None:
 
 
 MOST_NAMES = 14
-"""points that have their names beside them; where there are more, numbers and a list"""
+"""most points with names beside them; above it, numbers and a list are drawn"""
 
 
 def _number(
@@ -275,7 +275,7 @@ _FAMILY_NAMES = {
     "frozen": "frozen features",
     "baseline": "no transformer",
 }
-# family -> the methods that are of it; all others are variants of adapters
+# family -> its methods; all other methods are variants of adapters
 _METHODS = {
     "tuned": ("full", "top"),
     "small": ("lora", "ia3", "bitfit", "norms"),
@@ -284,7 +284,7 @@ _METHODS = {
 
 
 def _family(scored: ScoredStudy, key: str) -> str:
-    """Return the family of a row, by the method that its runs were trained with."""
+    """Return the family of a row, by the method of its runs."""
     if not needs_backbone(scored, key):
         return "baseline"
     spec = next(spec for spec in scored.specs if spec.key == key)

@@ -1,4 +1,4 @@
-"""The report of a study as its file has it: `[report]` names rows, tables and figures, `[[claims]]` what is judged.
+"""The report of a study as its file defines it: `[report]` has rows, tables and figures, `[[claims]]` the claims.
 
 Rows are told apart by what was trained. A rule of `[[report.rows]]` takes the runs whose settings are as `where` says;
 with `each` it makes a row for every value of one setting. `{size}` in its key or label stands for that value, and in
@@ -16,14 +16,14 @@ from inlay.errors import BadConfig, UnknownName
 from inlay.settings import JointConfig, MethodConfig, TrainConfig, from_tree
 
 CONFIGS = {"method": MethodConfig, "train": TrainConfig, "joint": JointConfig}
-# Section of a run's config -> its settings with their defaults; of a name that two have, the first one's is meant.
+# Section of a run's config -> its settings with their defaults; if two sections have one name, the first counts.
 SETTINGS = {
     section: {item.name: item.default for item in dataclasses.fields(kind)} for section, kind in CONFIGS.items()
 }
 SAMPLE = "sample"
-"""the one thing that an arm says of its rows and a rule may ask for: training rows of a task at most"""
+"""the one setting of an arm's rows that a rule may ask for: most training rows of a task"""
 
-# Rule of a claim -> what is held to be true; `studies/judge/rules.py` has the function of each.
+# Rule of a claim -> what it claims; `studies/judge/rules.py` has the function of each.
 RULES = {
     "above": "the first row is above the second",
     "within": "the first row is at most `bound` points below the second",
@@ -55,27 +55,27 @@ class RowRule:
     where: Mapping[str, Any] = field(default_factory=dict)
     """setting of the method or the training -> the value that its runs have"""
     each: str = ""
-    """the setting that has a row for every value"""
+    """the setting with a row for every value"""
     kind: str = ""
-    """the kind of its arms; by itself all that train on the backbone"""
+    """the kind of its arms; by default all kinds that train on the backbone"""
     is_shown: bool = True
-    """whether it is in tables and figures; others are for claims alone"""
+    """whether it is in tables and figures; other rules are for claims alone"""
 
     @property
     def series(self) -> str:
-        """The name that all its rows have in common: `adapters` of `adapters-{size}`."""
+        """The common name of its rows: `adapters` for `adapters-{size}`."""
         return self.key.partition("-{")[0]
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A line of the table of what a paper advises, with a difference of two rows beside it."""
+    """A line in the table of a paper's advice, with a difference of two rows beside it."""
 
     text: str
     rows: tuple[str, ...] = ()
     what: str = ""
     tasks: tuple[str, ...] = ()
-    """those that it is about; by itself all"""
+    """the tasks it is about; by default all"""
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ class ReportSpec:
     order: int = 1000
     """its place in the report of all studies; those without one come last, by name"""
     metric: str = ""
-    """what is shown and chosen by on all tasks, where that is not each task's own"""
+    """the metric shown and chosen by on all tasks, if not each task's own"""
     metrics: Mapping[str, str] = field(default_factory=dict)
-    """the same on some tasks"""
+    """the same for single tasks"""
     reference: tuple[str, ...] = ()
-    """the row that differences are taken to, the first of these that there is; by itself `full`"""
+    """the row that others are compared with: the first of these that exists; by default `full`"""
     tables: tuple[str, ...] = ("scores",)
     figures: tuple[str, ...] = ()
     rows: tuple[RowRule, ...] = ()
@@ -97,13 +97,13 @@ class ReportSpec:
     advice_title: str = ""
 
     def metric_of(self, task: str | None = None) -> str | None:
-        """Return what is shown of a task, or of all of them, where that is not each one's own metric."""
+        """Return the metric shown for a task, or for all tasks, if not each task's own."""
         return self.metrics.get(task or "") or self.metric or None
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A published claim and the rule that it is judged by; which of the numbers a rule reads is its own matter."""
+    """A published claim, the rule that judges it, and the rule's parameters."""
 
     name: str
     text: str
@@ -111,26 +111,26 @@ class Claim:
     rule: str
     study: str = ""
     rows: tuple[str, ...] = ()
-    """what is compared: rows, or series of rows; `*` in a name stands for anything"""
+    """the rows, or series of rows, to compare; `*` in a name stands for anything"""
     names: tuple[str, ...] = ()
-    """what a sentence calls them, where not by their labels"""
+    """their names in the sentence, if not their labels"""
     needs: tuple[str, ...] = ()
-    """what is said to be needed while they were not run; by itself their keys"""
+    """what is named as needed if they were not run; by default their keys"""
     rests_on: tuple[str, ...] = ()
-    """the rows whose planned runs must all be there; by itself `rows`"""
+    """the rows whose planned runs must all be there; by default `rows`"""
     sentence: str = ""
-    """what is said, with `{gap}` and other words in braces for what was found"""
+    """the sentence, with `{gap}` and other placeholders for the findings"""
     bound: float = 0.0
     tasks: tuple[str, ...] = ()
-    """tasks that it is about; by itself all that count in a mean"""
+    """the tasks it is about; by default all that count in a mean"""
     on_published: bool = False
-    """it is about the tasks that the first row was published on"""
+    """whether it is about the tasks that the first row was published on"""
     share: float | None = None
-    """percent of the backbone that the first row may train"""
+    """most parameters of the first row, in percent of the backbone"""
     fraction: float | None = None
-    """of the second row's parameters that the first may train"""
+    """most parameters of the first row, as a fraction of the second's"""
     only_confirmed: bool = False
-    """numbers that break it may do so by how they were made: the second row was chosen on the rows that are shown"""
+    """whether it can only be confirmed: the second row was chosen on the rows that are shown"""
     covers: Mapping[str, Any] = field(default_factory=dict)
     """setting -> values that the second row must have been tried with"""
     num_tasks: int = 0
@@ -141,7 +141,7 @@ class Claim:
 
 
 def read_report(tree: Mapping[str, Any], figures: Iterable[str]) -> ReportSpec:
-    """Read the section `report` of a study's file; `figures` are those that stand outside of it."""
+    """Read the section `report` of a study's file; `figures` has those listed outside of it."""
     inner = {"rows", "advice", "metric"}
     rules = tuple(_read_rule(item) for item in tree.get("rows", ()))
     advice = tuple(from_tree(Advice, item, "report.advice.") for item in tree.get("advice", ()))
@@ -171,7 +171,7 @@ def _read_rule(tree: Mapping[str, Any]) -> RowRule:
 
 
 def find_section(name: str) -> str:
-    """Find the section of a run's config that has a setting; none for the number of samples, which an arm has."""
+    """Return the section of a run's config with this setting; "" for the number of samples, which an arm has."""
     if name == SAMPLE:
         return ""
     for section, known in SETTINGS.items():

@@ -14,7 +14,7 @@ from typing import Any
 from inlay.studies.judge.scores import joint_of, select
 from inlay.studies.run.records import Record
 from inlay.studies.spec.arms import ARM_KINDS
-from inlay.studies.spec.shown import SAMPLE, SETTINGS, RowRule, find_section
+from inlay.studies.spec.report_spec import SAMPLE, SETTINGS, RowRule, find_section
 from inlay.studies.spec.study import Study
 
 TASKS = {

@@ -1,4 +1,4 @@
-"""Tasks that arrive one after another: what becomes of the earlier ones.
+"""Tasks that arrive one after another: the scores of earlier tasks after each step.
 
 A method with its own weights (full and top-k fine-tuning) is one network that every task trains on: it starts where the
 task before left it, each task keeps its head, and after every step the network is scored on all tasks so far, which
@@ -50,13 +50,13 @@ NUM_PROBES = 4
 
 @dataclass(frozen=True)
 class _Learned:
-    """A task that was learnt: what its slot is, and its tensors then. Of a network only the head is its own."""
+    """A learnt task: its slot and its tensors at that time. In one shared network only the head is its own."""
 
     run: Run
     spec: SlotSpec
     tensors: Mapping[str, Tensor]
     probes: list[Tensor]
-    """answers when it had just been learnt"""
+    """answers to the probes when it had just been learnt"""
 
 
 def conduct_sequence(
@@ -68,7 +68,7 @@ def conduct_sequence(
     *,
     settings: FitSettings = FitSettings(),
 ) -> list[dict[str, Any]]:
-    """Learn the tasks in their order, each with the settings of `config`; a record's fields for each step.
+    """Learn the tasks in order, each with the settings of `config`; return a record's fields for each step.
 
     `extra["after"]` is the dev score of every task so far (each by its own metric), `extra["total_parameters"]` all
     that must be kept to answer them, `extra["moved"]` the largest difference of a probe's logit from what it was when
@@ -86,18 +86,18 @@ def conduct_sequence(
 
 
 class _Walk:
-    """The state of a sequence: how far it has come."""
+    """The state of a sequence."""
 
     def __init__(self, backbone: Backbone, folder: Path, emit: Emit, settings: FitSettings) -> None:
         self._backbone, self._folder, self._emit, self._settings = backbone, folder, emit, settings
         self._learned: list[_Learned] = []
         self._body: dict[str, Tensor] = {}
-        """the weights that tasks train one after another; none where each has its own"""
+        """the weights that tasks train one after another; empty if each has its own"""
         self._spent: list[Path] = []
-        """folders of runs whose weights are a network's, the last one's still needed"""
+        """folders of runs with a network's weights; the last one's are still needed"""
 
     def take_step(self, runs: Sequence[Run]) -> dict[str, Any]:
-        """Learn the last of these runs' tasks, and score all of them; or read what was found when this was done."""
+        """Learn the last of these runs' tasks and score all of them, or read the result of an earlier session."""
         place, run = self._folder / _name_step(runs), runs[-1]
         kept = place / "step.json"
         if not kept.is_file():
@@ -116,19 +116,19 @@ class _Walk:
         return json.loads(kept.read_text(encoding="utf8"))
 
     def drop_weights(self) -> None:
-        """Remove the weights that no later step starts from: a copy of the backbone for each would fill the disk."""
+        """Remove weights that no later step starts from: a copy of the backbone for each would fill the disk."""
         for folder in self._spent:
             assert is_finished(folder)
             for name in ("best.safetensors", "last.safetensors"):
                 (folder / name).unlink(missing_ok=True)
 
     def _learn(self, place: Path, run: Run, result: Result) -> None:
-        """Take over what a step trained: from its result, or of a network that went on, what was kept of it."""
+        """Take over the tensors that a step trained: from its result, or from what was kept of a continued network."""
         own = place / "own.safetensors"
         if result.tensors and run.spec.is_finetuned:
             self._body |= {name: tensor for name, tensor in result.tensors.items() if not head_part.is_of_head(name)}
         if not result.tensors and not own.is_file():
-            return  # diverged before it had any weights
+            return  # diverged before its first weights
         if not own.is_file():
             tensors = {name: tensor for name, tensor in result.tensors.items() if name not in self._body}
             probes = [] if run.spec.is_finetuned else self._answer_probes(run, result.spec(run), tensors)
@@ -161,7 +161,7 @@ class _Walk:
         }
 
     def _score(self) -> dict[str, float]:
-        """Return the dev score of every task so far: through the network as it is now, or one bank of all tasks."""
+        """Score every task so far on dev: with the current network, or with one bank of all tasks."""
         if self._learned[0].spec.is_finetuned:
             scores = {}
             for learned in self._learned:
@@ -175,12 +175,12 @@ class _Walk:
         return {learned.run.task.name: _score_slot(bank, slot, learned) for slot, learned in enumerate(self._learned)}
 
     def _tensors_of(self, learned: _Learned) -> dict[str, Tensor]:
-        """Return a task's tensors on the network as it is now."""
+        """Return a task's tensors on the current network."""
         names = {item.name for item in learned.spec.layout(self._backbone.anatomy)}
         return {**learned.tensors, **{name: self._body[name] for name in names & self._body.keys()}}
 
     def _measure_moves(self) -> float:
-        """Measure the largest difference of a probe's logit from what it was when its task had been learnt."""
+        """Return the largest change of a probe's logit since its task was learnt."""
         moves = [0.0]
         for learned in self._learned:
             now = self._answer_probes(learned.run, learned.spec, learned.tensors)

@@ -40,5 +40,5 @@ ARM_KINDS = {
     "joint": ArmKind(is_trained=True, spans_tasks=True, is_joint=True),
     "single": ArmKind(is_trained=True, is_joint=True),
     "baseline": ArmKind(is_trained=False, needs_backbone=False, function="explore.baseline.fit_baseline"),
-    "sequence": ArmKind(is_trained=False, spans_tasks=True, function="studies.sequence.conduct_sequence"),
+    "sequence": ArmKind(is_trained=False, spans_tasks=True, function="studies.task_sequence.conduct_sequence"),
 }

@@ -99,6 +99,13 @@ def test_levels_are_sorted_as_numbers_or_named_in_their_order():
     assert find_scheme(["low", "high"], DataConfig(kind="ordinal", labels=("low", "high"))).labels == ("low", "high")
 
 
+def test_equal_levels_are_one_however_they_are_spelt():
+    config = DataConfig(kind="ordinal")
+    assert find_scheme(["1", "2", "2.0", 3.0, "2.5"], config).labels == ("1", "2", "2.5", "3")
+    with pytest.raises(BadConfig, match="names a label twice: 1, 2, 2"):
+        find_scheme(["1", "2"], DataConfig(kind="ordinal", labels=("1", "2", "2.0")))
+
+
 def test_a_level_is_as_many_as_are_exceeded_in_a_row():
     assert exceeded_levels(np.array([0, 2, 3]), 4).tolist() == [[0, 0, 0], [1, 1, 0], [1, 1, 1]]
     assert decide("ordinal", exceeded_levels(np.arange(4), 4) - 0.5).tolist() == [0, 1, 2, 3]
@@ -108,7 +115,9 @@ def test_a_level_is_as_many_as_are_exceeded_in_a_row():
 def test_dev_levels_that_training_never_saw_are_refused(tmp_path):
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"text {row},{row % 3 + 1}\n" for row in range(30)))
     (tmp_path / "dev.csv").write_text("text,label\nother,0\nanother,2\n")
-    with pytest.raises(BadData, match="levels that no training row has: `0`"):
+    with pytest.raises(BadData, match="unseen label `0`"):
         load_task(DataConfig(source=str(tmp_path), kind="ordinal"), "ratings")
+    skipped = DataConfig(source=str(tmp_path), kind="ordinal", on_bad_row="skip")
+    assert load_task(skipped, "ratings").dev.targets.tolist() == [1]
     named = DataConfig(source=str(tmp_path), kind="ordinal", labels=("0", "1", "2", "3"))
     assert load_task(named, "ratings").dev.targets.tolist() == [0, 2]

@@ -12,9 +12,14 @@ import torch
 import inlay
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import JOINT_METHODS, METHODS, UNSUPPORTED, layout, resolve_method
+from inlay.model.bank.slots import SlotSpec
+from inlay.model.batch.route import Row, collate
+from inlay.model.heads.heads import HeadSpec
+from inlay.model.heads.inference import infer
 from inlay.model.parts import PARTS, find_part
 from inlay.model.parts.part import Part
 from inlay.settings.run_config import MethodConfig
+from tiny_backbones import random_tensors
 
 SOURCE = Path(inlay.__file__).parent
 PREFIXES = tuple(part.prefix for part in PARTS)
@@ -82,3 +87,25 @@ def test_a_free_slot_has_what_its_parts_call_neutral(tiny_bert, name):
         neutral = find_part(stack_name).neutral(stack_name, tiny_bert)
         assert torch.equal(stack[0], torch.zeros_like(stack[0]) + neutral)
         assert torch.equal(stack[1], stack[0])
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"full", "top", "pal-full"}))
+def test_slots_can_change_and_train_after_a_pass_that_only_answered(method, tiny_bert):
+    """What a part makes when it is bound may be made inside of an inference pass, and is changed outside of it."""
+    head = HeadSpec("classify", 2, "mean")
+    spec, other = SlotSpec.of(MethodConfig(method), head), SlotSpec.of(MethodConfig("houlsby", 4), head)
+    row = Row(tiny_bert.tokenizer("the movie was good")["input_ids"], 0, None)
+    serving = Bank(tiny_bert, 2)
+    serving.put(0, spec, random_tensors(tiny_bert, spec, 0))
+    (before,) = infer(serving, [row])
+    serving.put(1, other, random_tensors(tiny_bert, other, 1))
+    serving.free(1)
+    (after,) = infer(serving, [row])
+    torch.testing.assert_close(after, before)
+    training = Bank(tiny_bert, 1, trainable=True)
+    training.initialise(0, spec, 0)
+    training.flatten()
+    infer(training, [row])
+    batch = collate([row], 0, "cpu")
+    with training.routed(batch.route):
+        sum(logits.sum() for logits in training.logits(batch)).backward()

@@ -147,8 +147,11 @@ def find_scheme(cells: Sequence[Any], config: DataConfig) -> Scheme:
         if config.labels:
             raise BadConfig(f"`data.labels` is set for a {kind} task", "leave it out, or use `--kind classify`")
         return Scheme(kind, ())
-    scheme = Scheme(kind, config.labels, form.find_separator(cells))
-    return Scheme(kind, config.labels or form.find_labels(cells, scheme), scheme.separator)
+    given = tuple(map(form.name, config.labels)) if isinstance(form, LabelTargets) else config.labels
+    if len(set(given)) < len(given):
+        raise BadConfig(f"`data.labels` names a label twice: {', '.join(given)}", "name each label once")
+    scheme = Scheme(kind, given, form.find_separator(cells))
+    return Scheme(kind, given or form.find_labels(cells, scheme), scheme.separator)
 
 
 def infer_kind(cells: Sequence[Any]) -> str:

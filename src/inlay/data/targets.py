@@ -125,13 +125,18 @@ class LabelTargets(TargetForm):
             raise Fault("missing label", "fill it in or remove the row")
         if as_list(value) is not None:
             raise Fault("the label is a list", "use `--kind multilabel`")
-        return scheme.index(name_label(value))
+        return scheme.index(self.name(value))
+
+    def name(self, value: Any) -> str:
+        """Return a label's name; equal levels have one, however they are spelt: `2` for `2.0`."""
+        number = read_number(value) if self.is_ordered else None
+        return name_label(value if number is None else number)
 
     def collect(self, targets: list[Any], num_labels: int) -> np.ndarray:
         return np.array(targets, dtype=np.int64)
 
     def list_names(self, scheme: Scheme, value: Any) -> list[str]:
-        return [] if as_list(value) is not None or is_missing(value) else [name_label(value)]
+        return [] if as_list(value) is not None or is_missing(value) else [self.name(value)]
 
     def find_labels(self, cells: Sequence[Any], scheme: Scheme) -> tuple[str, ...]:
         labels = sort_labels({name for cell in cells for name in self.list_names(scheme, cell)})

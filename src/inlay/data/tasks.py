@@ -320,16 +320,12 @@ def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[
     unseen = sort_labels(found.difference(scheme.labels))
     if not unseen:
         return _make_split(rows, scheme, bad), []
+    if scheme.targets.is_ordered and len(unseen) < len(found):  # it has no place among the levels: a bad row
+        return _make_split(rows, scheme, bad), []
     if len(unseen) == len(found):
         raise BadData(
             f"no row has a label of the task; their labels are {join_some([f'`{name}`' for name in unseen])}",
             f"name the label column with `--label`; the task's labels are {join_some(scheme.labels)}",
-            path=rows.path,
-        )
-    if scheme.targets.is_ordered:  # an unknown label has no place among the levels
-        raise BadData(
-            f"levels that no training row has: {join_some([f'`{name}`' for name in unseen])}",
-            "name all levels from the lowest to the highest with `--labels`",
             path=rows.path,
         )
     split = _make_split(rows, replace(scheme, labels=(*scheme.labels, *unseen)), bad)

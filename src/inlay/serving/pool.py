@@ -75,6 +75,12 @@ class EnginePool:
 
     def answer(self, rows: Sequence[InputRow]) -> list[Answer]:
         """Answer rows in order. A name means one version for all of them."""
+        try:
+            return self._answer(rows)
+        finally:
+            self._versions.clear()  # the next rows are answered by what the names mean then
+
+    def _answer(self, rows: Sequence[InputRow]) -> list[Answer]:
         answers: list[Answer | None] = [None] * len(rows)
         # 1. group the rows by the backbone that their task stands on
         groups: dict[str, list[tuple[int, Request]]] = {}
@@ -92,7 +98,6 @@ class EnginePool:
             for (position, _), answer in zip(items, found, strict=True):
                 failed = answer.error
                 answers[position] = answer if failed is None else self._fail(rows[position], answer.task, failed)
-        self._versions.clear()  # the next rows are answered by what the names mean then
         return [answer for answer in answers if answer is not None]
 
     def _check(self, row: InputRow, task: str) -> Resolved:

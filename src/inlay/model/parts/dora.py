@@ -58,11 +58,13 @@ class DoraPart(LoraPart):
             update = placed.operation
             assert isinstance(update, LowRankUpdate)
             magnitude_SE = stacks[self.name(placed.key, "magnitude")]
-            scale_S = torch.zeros(len(magnitude_SE), device=magnitude_SE.device)
-            is_own_S = torch.zeros_like(scale_S, dtype=torch.bool)
-            operation = Redirected(update.weights, update, magnitude_SE, scale_S, is_own_S)
-            for slot, shape in enumerate(update.weights.shapes):
-                operation.set_slot(slot, shape)
+            # An inference pass may be the first to bind; slots are set, and gradients taken, outside of such passes.
+            with torch.inference_mode(False):
+                scale_S = torch.zeros(len(magnitude_SE), device=magnitude_SE.device)
+                is_own_S = torch.zeros_like(scale_S, dtype=torch.bool)
+                operation = Redirected(update.weights, update, magnitude_SE, scale_S, is_own_S)
+                for slot, shape in enumerate(update.weights.shapes):
+                    operation.set_slot(slot, shape)
             yield replace(placed, operation=operation)
 
 
@@ -98,6 +100,9 @@ class Redirected(SlotOperation):
         self.is_own_S[slot] = shape is not None
 
     def on_linear(self, site: LinearSite, x: Tensor, y: Tensor, inner: Any, at: PassHooks) -> Tensor:
+        used = {segment.slot for segment in at.route.segments}  # none where any mix may come
+        if used and all(self.weights.shapes[slot] is None for slot in used):
+            return y
         factor = at.per_row(self._factors(_weight(inner, site), at), y)
         plain = y if inner.bias is None else y - inner.bias[site.start : site.stop]
         update = self.update.on_linear(site, x, torch.zeros_like(y), inner, at)

@@ -24,8 +24,14 @@ class HeldRuns:
     def __init__(self, path: Path, run_ids: Iterable[str]) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        os.write(self._descriptor, json.dumps(sorted(run_ids)).encode())
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            os.write(self._descriptor, json.dumps(sorted(run_ids)).encode())
+            os.fsync(self._descriptor)  # other hosts must not see a claim of nothing
+        except BaseException:
+            path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            raise
 
     def release(self) -> None:
         """Release the runs."""

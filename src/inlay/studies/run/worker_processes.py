@@ -154,6 +154,7 @@ class _Workers:
             dirs=self._session.dirs,
             settings=self._settings,
             deadline=self._session.deadline.deadline,
+            failed=dict(self._session.known.failed),
         )
         process = PROCESSES.Process(target=_work, args=(theirs, job, log), name=f"inlay-{number}")
         with _blocked_interrupts():
@@ -318,6 +319,8 @@ class _Job:
     dirs: StudyDirs
     settings: JobSettings
     deadline: float | None
+    failed: dict[str, str]
+    """run id -> the reason, for runs that failed in this session before the process was started"""
 
     def make_plans(self) -> list[StudyPlan]:
         """Load data and backbones, and plan the studies as the first process did."""
@@ -371,6 +374,7 @@ def _work(link: Connection, job: _Job, log: Path) -> None:
             num_jobs=num_jobs,
             prefers_copies=any(prefers_copies),
         )
+        session.known.failed.update(job.failed)  # a process that comes later tries no run again that others died of
         relay = _Relay(link)
         session.train(relay, relay.wait)
 

@@ -34,8 +34,8 @@ from inlay.data.metrics import (
     score,
     score_all,
 )
+from inlay.data.published_sets import GLUE, open_glue
 from inlay.data.sampling import TaskSampler, draw_by_label, task_shares
-from inlay.data.sets.glue import GLUE, open_glue
 from inlay.data.sources import InputRow, Source, keep_places, stream_rows
 from inlay.data.splits import group_keys
 from inlay.data.squad import tune_threshold

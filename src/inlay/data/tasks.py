@@ -34,9 +34,8 @@ from inlay.data.findings import (
 )
 from inlay.data.kinds import KINDS, Scheme, find_scheme
 from inlay.data.metrics import resolve_metric
+from inlay.data.published_sets import open_extra, open_glue
 from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets, shape_table
-from inlay.data.sets.glue import open_glue
-from inlay.data.sets.houlsby17 import open_extra
 from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
 from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, row_keys
 from inlay.data.tags import entity_types

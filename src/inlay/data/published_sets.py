@@ -1,9 +1,13 @@
-"""The data sets of the additional tasks by name: where their published files lie and what their columns mean.
+"""The published data sets by name: where their files lie and what their columns mean.
 
-Houlsby et al. 2019 (section 3.3) take 17 classification sets, each cut at random into 80% training, 10% dev and 10%
-test rows; 13 of them are known here, cut the same way by the seed of the config (same texts on one side, which the
-paper does not say). Files are read as they were published: their labels are merged or left out as `labels` says.
-Further sets that studies read by name (IMDB, CommitmentBank, SciTail, Yelp, SQuAD) come with sides of their own.
+`glue/NAME`: the test sides are unlabelled, so a GLUE task has no test rows; the files can still be read to predict.
+Where QNLI's training file is missing and SQuAD lies beside it, its rows are rebuilt from that, and the task's notes say
+so.
+
+`extra/NAME`: Houlsby et al. 2019 (section 3.3) take 17 classification sets, each cut at random into 80% training, 10%
+dev and 10% test rows; 13 of them are known here, cut the same way by the seed of the config (same texts on one side,
+which the paper does not say). Files are read as they were published: their labels are merged or left out as `labels`
+says. Further sets that studies read by name (IMDB, CommitmentBank, SciTail, Yelp, SQuAD) come with sides of their own.
 """
 
 from __future__ import annotations
@@ -11,13 +15,47 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
+from inlay.data.qnli import rebuild_qnli
 from inlay.data.sources import Source, Table, read_table
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 from inlay.settings import DataConfig
+
+_NLI = ("sentence1", "sentence2", "label")
+_COLA_COLUMNS = ("source", "label", "mark", "sentence")  # columns of the files without a header
+
+
+@dataclass(frozen=True)
+class GlueSet:
+    """One GLUE set: its folder, its columns (text, pair, label) and its official metric."""
+
+    folder: str
+    columns: tuple[str, str | None, str]
+    metric: str = "accuracy"
+    kind: str = "classify"
+    dev: str = "dev"
+    test: str = "test"
+    names: tuple[str, ...] | None = None  # columns of train and dev files without a header
+    bounds: tuple[float, float] | None = None  # range of its numbers
+
+
+GLUE = {
+    "cola": GlueSet("CoLA", ("sentence", None, "label"), metric="matthews", names=_COLA_COLUMNS),
+    "sst2": GlueSet("SST-2", ("sentence", None, "label")),
+    "mrpc": GlueSet("MRPC", ("#1 String", "#2 String", "Quality"), metric="f1"),
+    "stsb": GlueSet("STS-B", ("sentence1", "sentence2", "score"), metric="spearman", kind="regress", bounds=(0.0, 5.0)),
+    "qqp": GlueSet("QQP", ("question1", "question2", "is_duplicate"), metric="f1"),
+    "mnli": GlueSet("MNLI", ("sentence1", "sentence2", "gold_label"), dev="dev_matched", test="test_matched"),
+    "mnli-mm": GlueSet("MNLI", ("sentence1", "sentence2", "gold_label"), dev="dev_mismatched", test="test_mismatched"),
+    "qnli": GlueSet("QNLI", ("question", "sentence", "label")),
+    "rte": GlueSet("RTE", _NLI),
+    "wnli": GlueSet("WNLI", _NLI),
+}
+
 
 SHARE = 0.1  # share of the rows for dev, and for test
 _STANCES = {"AGAINST:.*": "against", "FOR:.*": "for", "NEUTRAL:.*": "neutral", "NONE OF THE ABOVE:.*": "none"}
@@ -113,15 +151,64 @@ EXTRA: dict[str, ExtraSet] = {
 }
 
 
+def open_glue(name: str, config: DataConfig) -> Source:
+    """The sides of a GLUE set under `config.root` or `$INLAY_DATA`, as official .tsv or as .jsonl."""
+    key = name.lower()
+    entry = GLUE.get(key)
+    if entry is None:
+        raise UnknownName("GLUE set", name, GLUE)
+    _refuse_columns(config, "a GLUE set")
+    hint = f"put GLUE's {entry.folder} there, as the official zip has it"
+    folder = _find_folder(f"glue/{key}", (entry.folder, key), config, hint)
+    config = replace(
+        config,
+        text="text",
+        pair=None if entry.columns[1] is None else "pair",
+        label="label",
+        kind=entry.kind if config.kind == "auto" else config.kind,
+        metric=entry.metric if config.metric == "auto" else config.metric,
+    )
+    sides = {}
+    for side, stem in (("train", "train"), ("dev", entry.dev), ("test", entry.test)):
+        # The official file, or a .jsonl whose name begins with it (a published subset says so in its name).
+        official = folder / f"{stem}.tsv"
+        path = official if official.is_file() else min(folder.glob(f"{stem}*.jsonl"), default=None)
+        if path is not None:
+            names = entry.names if path == official and side != "test" else None
+            sides[side] = partial(_read_glue, path, names, entry, config)
+    squad = folder.parent / "SQuAD" / "train-v1.1.json"
+    if key == "qnli" and "train" not in sides and squad.is_file():
+        sides["train"] = lambda: _name_glue_columns(rebuild_qnli(squad), entry)
+    required = ("train", "dev") if config.dev is None else ("train",)  # scores are on the official dev rows or nothing
+    return Source(f"glue/{key}", sides, config, str(folder), required, entry.bounds)
+
+
+def _read_glue(path: Path, names: tuple[str, ...] | None, entry: GlueSet, config: DataConfig) -> Table:
+    table = read_table(path, config, names)
+    if path.suffix != ".tsv":
+        table = replace(table, notes=(*table.notes, f"rows read from {path.name}"))
+    return _name_glue_columns(table, entry)
+
+
+def _name_glue_columns(table: Table, entry: GlueSet) -> Table:
+    """The table with plain names, so that all files of a set agree: MNLI as .jsonl has others than as .tsv."""
+    text, pair, label = entry.columns
+    plain = {text: "text", pair: "pair", label: "label"}
+    if text not in table.header.names:
+        plain |= {"premise": "text", "hypothesis": "pair"}
+    return _rename(table, [plain.get(name, name) for name in table.header.names])
+
+
 def open_extra(name: str, config: DataConfig) -> Source:
     """The sides of a set under `config.root` or `$INLAY_DATA`; what the paper cut at random is cut by the seed."""
-    entry = EXTRA.get(name.lower())
+    key = name.lower()
+    entry = EXTRA.get(key)
     if entry is None:
         raise UnknownName("extra data set", name, EXTRA)
-    for key in ("text", "pair", "label", "split"):
-        if getattr(config, key) is not None:
-            raise BadConfig(f"`data.{key}` is set, but `extra/{name}` has its own columns", f"leave out `--{key}`")
-    folder = _find_folder(entry, name.lower(), config)
+    _refuse_columns(config, f"`extra/{name}`")
+    files = ", ".join(file for names in entry.files.values() for file in names)
+    places = (entry.folder, Path(entry.folder).name, key)
+    folder = _find_folder(f"extra/{key}", places, config, f"put the set there as it was published: {files}")
     config = replace(
         config,
         kind=entry.kind if config.kind == "auto" else config.kind,
@@ -133,37 +220,43 @@ def open_extra(name: str, config: DataConfig) -> Source:
     for side, names in entry.files.items():
         paths = [folder / file for file in names]
         if all(path.is_file() for path in paths):
-            sides[side] = _reading(paths, entry, config)
-    return Source(f"extra/{name.lower()}", sides, config, str(folder))
+            sides[side] = partial(_read_extra, paths, entry, config)
+    return Source(f"extra/{key}", sides, config, str(folder))
 
 
-def _find_folder(entry: ExtraSet, name: str, config: DataConfig) -> Path:
+def _refuse_columns(config: DataConfig, owner: str) -> None:
+    for key in ("text", "pair", "label", "split"):
+        if getattr(config, key) is not None:
+            raise BadConfig(f"`data.{key}` is set, but {owner} has its own columns", f"leave out `--{key}`")
+
+
+def _find_folder(title: str, places: tuple[str, ...], config: DataConfig, hint: str) -> Path:
     root = config.root or os.environ.get("INLAY_DATA")
     if not root:
-        raise Missing(f"no folder given for extra/{name}", "give it with `--data-root DIR` or set `$INLAY_DATA`")
-    for folder in (Path(root) / entry.folder, Path(root) / Path(entry.folder).name, Path(root) / name):
-        if folder.is_dir():
-            return folder
-    files = ", ".join(file for names in entry.files.values() for file in names)
-    raise Missing(f"no folder `{entry.folder}` in `{root}`", f"put the set there as it was published: {files}")
+        raise Missing(f"no folder given for {title}", "give it with `--data-root DIR` or set `$INLAY_DATA`")
+    folder = next((Path(root) / place for place in places if (Path(root) / place).is_dir()), None)
+    if folder is None:
+        raise Missing(f"no folder `{places[0]}` in `{root}`", hint)
+    return folder
 
 
-def _reading(paths: list[Path], entry: ExtraSet, config: DataConfig) -> Callable[[], Table]:
-    def read() -> Table:
-        tables = [read_table(path, config, entry.names, suffix=entry.suffix) for path in paths]
-        whole = replace(
-            tables[0],
-            rows=[row for table in tables for row in table.rows],
-            lines=[line for table in tables for line in table.lines],
-            notes=tuple(note for table in tables for note in table.notes),
-            faults=tuple(fault for table in tables for fault in table.faults),
-        )
-        return _name_labels(_name_columns(whole, entry), entry) if entry.label else whole
-
-    return read
+def _rename(table: Table, names: list[str]) -> Table:
+    return replace(table, header=table.header._replace(names=tuple(names)))
 
 
-def _name_columns(table: Table, entry: ExtraSet) -> Table:
+def _read_extra(paths: list[Path], entry: ExtraSet, config: DataConfig) -> Table:
+    tables = [read_table(path, config, entry.names, suffix=entry.suffix) for path in paths]
+    whole = replace(
+        tables[0],
+        rows=[row for table in tables for row in table.rows],
+        lines=[line for table in tables for line in table.lines],
+        notes=tuple(note for table in tables for note in table.notes),
+        faults=tuple(fault for table in tables for fault in table.faults),
+    )
+    return _name_labels(_name_extra_columns(whole, entry), entry) if entry.label else whole
+
+
+def _name_extra_columns(table: Table, entry: ExtraSet) -> Table:
     """The table with plain names for its columns, so that all sides of a set agree."""
     names = list(table.header.names)
     for plain, wanted in (("text", entry.text), ("pair", entry.pair), ("label", entry.label)):
@@ -173,7 +266,7 @@ def _name_columns(table: Table, entry: ExtraSet) -> Table:
         elif wanted is not None and plain != "label":  # unlabelled test rows have none
             hint = f"columns there are: {', '.join(names)}"
             raise BadData(f"no column `{wanted}`", hint, path=table.header.path, line=table.header.line)
-    return replace(table, header=table.header._replace(names=tuple(names)))
+    return _rename(table, names)
 
 
 def _name_labels(table: Table, entry: ExtraSet) -> Table:

@@ -267,7 +267,7 @@ def count_names(rows: Rows, scheme: Scheme) -> dict[str, tuple[int, int]]:
     """Label -> its number of occurrences in the rows, and the first line; for tags, by entity type."""
     found: dict[str, tuple[int, int]] = {}
     for value, line in zip(rows.labels or (), rows.lines, strict=False):
-        for name in scheme.list_names(value):
+        for name in scheme.targets.list_names(scheme, value):
             name = scheme.targets.split_name(name)[1]
             count, first = found.get(name, (0, line))
             found[name] = (count + 1, first)

@@ -81,5 +81,5 @@ def _pool(task: Task) -> tuple[Split, list[str], list[str]]:
         form = KINDS[task.kind].targets
         is_known = form.find_known(dev.targets, len(task.labels))
         notes.append(f"{int((~is_known).sum())} dev rows have a label that training never saw: in no fold")
-        dev = replace(dev, targets=form.drop_unseen(dev.targets, len(task.labels))).take(np.flatnonzero(is_known))
+        dev = replace(dev, targets=form.ignore_unseen(dev.targets, len(task.labels))).take(np.flatnonzero(is_known))
     return train.join(dev), [train.path] * len(train) + [dev.path] * len(dev), notes

@@ -66,10 +66,6 @@ class TargetForm:
         """Find the labels of a task in the cells of its training rows, in order."""
         return ()
 
-    def find_separator(self, cells: Iterable[Any]) -> str | None:
-        """Find the separator of the labels of one cell."""
-        return None
-
     def split_name(self, name: str) -> tuple[str, str]:
         """Split a label into a prefix that is never respelled, and its name."""
         return "", name
@@ -103,12 +99,8 @@ class TargetForm:
         """Find the rows with labels that training saw only."""
         return np.ones(len(targets), dtype=bool)
 
-    def drop_unseen(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        """Return the targets of known rows without the columns of labels that training never saw."""
-        return targets
-
     def ignore_unseen(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        """Return targets for a loss, which leaves out labels that training never saw."""
+        """Return targets without labels that training never saw: a loss leaves them out."""
         return targets
 
 
@@ -196,9 +188,6 @@ class LabelSetTargets(TargetForm):
     def find_labels(self, cells: Sequence[Any], scheme: Scheme) -> tuple[str, ...]:
         return sort_labels({name for cell in cells for name in self.list_names(scheme, cell)})
 
-    def find_separator(self, cells: Iterable[Any]) -> str | None:
-        return find_separator(cells)
-
     def respell(self, scheme: Scheme, value: Any, spell: Callable[[str], str]) -> Any:
         names = self.list_names(scheme, value)
         return list(dict.fromkeys(map(spell, names))) if names else value
@@ -221,9 +210,6 @@ class LabelSetTargets(TargetForm):
 
     def find_known(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
         return np.logical_not(targets[:, num_labels:].any(axis=1))
-
-    def drop_unseen(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        return targets[:, :num_labels]
 
     def ignore_unseen(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
         return targets[:, :num_labels]

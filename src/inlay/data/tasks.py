@@ -314,7 +314,7 @@ def _make_split(rows: Rows, scheme: Scheme, bad: BadRows) -> Split:
 
 def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[str]]:
     """Dev or test rows, and a note on labels among them that training never saw: they are kept, and never predicted."""
-    names = [scheme.list_names(value) for value in rows.labels or []]
+    names = [scheme.targets.list_names(scheme, value) for value in rows.labels or []]
     found = {name for own in names for name in own}
     unseen = sort_labels(found.difference(scheme.labels))
     if not unseen:

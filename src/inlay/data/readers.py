@@ -17,7 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from inlay.data.columns import Header
 from inlay.data.kinds import KINDS
@@ -26,7 +26,8 @@ from inlay.errors import BadConfig, BadData, Missing
 
 SKIP_HINT = "mend the row, or leave bad rows out with `--on-bad-row skip`"
 Names = tuple[str, ...] | None  # columns of a file without a header
-Record = tuple[int, "dict[str, Any] | BadData"]  # the line, and the cells by column or the row's error
+Record = tuple[int, dict[str, Any] | BadData]  # the line, and the cells by column or the row's error
+Cells = Iterator[tuple[int, list[str] | BadData]]  # the line, and the cells in order
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,6 @@ class Stream:
 
     header: Header  # without names where each record brings its own (JSONL)
     records: Iterator[Record]
-    encoding: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -57,7 +57,11 @@ def open_file(
         raise BadData(f"unknown file type `{path.suffix}`", f"give it the suffix of its format: {known}", path=path)
     if path.stat().st_size == 0:
         raise BadData("the file is empty", "give a file with rows", path=path)
-    return reader(path, encoding, names)
+    if reader is _open_parquet:  # no text
+        return _open_parquet(path, "", names)
+    found = find_encoding(path, encoding)
+    stream = reader(path, found.name, names)
+    return replace(stream, notes=(*found.notes, *stream.notes))
 
 
 def _missing_file(path: Path) -> Missing:
@@ -78,33 +82,31 @@ def _missing_file(path: Path) -> Missing:
     return Missing(f"no file or folder `{path}`", hint)
 
 
-def _open_csv(path: Path, encoding: str | None, names: Names) -> Stream:
-    found = find_encoding(path, encoding)
-    delimiter = _find_delimiter(_first_line(path, found.name))
-    stream = _with_header(path, _split_quoted(path, found.name, delimiter), names)
+def _open_csv(path: Path, encoding: str, names: Names) -> Stream:
+    # The delimiter that gives the header the most columns; a comma where none does.
+    line = _first_line(path, encoding)
+    delimiter = max(",;\t", key=lambda delimiter: len(next(csv.reader([line], delimiter=delimiter), [])))
+    stream = _with_header(path, _split_quoted(path, encoding, delimiter), names)
+    if delimiter == ",":
+        return stream
     shown = "tab" if delimiter == "\t" else f"`{delimiter}`"
-    notes = () if delimiter == "," else (f"{path.name}: delimiter {shown}",)
-    return replace(stream, encoding=found.name, notes=found.notes + notes + stream.notes)
+    return replace(stream, notes=(f"{path.name}: delimiter {shown}", *stream.notes))
 
 
-def _open_tsv(path: Path, encoding: str | None, names: Names) -> Stream:
-    found = find_encoding(path, encoding)
-    cells = _first_line(path, found.name).split("\t")
+def _open_tsv(path: Path, encoding: str, names: Names) -> Stream:
+    cells = _first_line(path, encoding).split("\t")
     is_quoted = all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
-    rows = _split_quoted(path, found.name, "\t") if is_quoted else _split_raw(path, found.name)
-    stream = _with_header(path, rows, names)
-    return replace(stream, encoding=found.name, notes=found.notes + stream.notes)
+    raw = ((number, line.split("\t")) for number, line in _read_lines(path, encoding) if line)
+    return _with_header(path, _split_quoted(path, encoding, "\t") if is_quoted else raw, names)
 
 
-def _open_jsonl(path: Path, encoding: str | None, names: Names) -> Stream:
-    found = find_encoding(path, encoding)
-    return Stream(Header(str(path), (), None), _parse_json(path, found.name), found.name, found.notes)
+def _open_jsonl(path: Path, encoding: str, names: Names) -> Stream:
+    return Stream(Header(str(path), (), None), _parse_json(path, encoding))
 
 
-def _open_json(path: Path, encoding: str | None, names: Names) -> Stream:
+def _open_json(path: Path, encoding: str, names: Names) -> Stream:
     """SQuAD's own document, or JSON lines."""
-    found = find_encoding(path, encoding)
-    with path.open(encoding=found.name) as file:
+    with path.open(encoding=encoding) as file:
         if not is_squad(file.read(4096)):
             return _open_jsonl(path, encoding, names)
         file.seek(0)
@@ -113,15 +115,13 @@ def _open_json(path: Path, encoding: str | None, names: Names) -> Stream:
         except (json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
             reason = f"no SQuAD document: {type(error).__name__}: {error}"
             raise BadData(reason, "write it as SQuAD's own files are, or as JSON lines", path=path) from None
-    numbered = cast(Iterator[Record], enumerate(records, start=1))
     note = f"{path.name}: SQuAD's format; a line is a question's number"
-    return Stream(Header(str(path), (), None), numbered, found.name, (*found.notes, note))
+    return Stream(Header(str(path), (), None), enumerate(records, start=1), (note,))
 
 
-def _open_conll(path: Path, encoding: str | None, names: Names) -> Stream:
+def _open_conll(path: Path, encoding: str, names: Names) -> Stream:
     """Columns of words: the first is the word, the last its tag, a blank line ends the sentence."""
-    found = find_encoding(path, encoding)
-    return Stream(Header(str(path), (), None), _read_sentences(path, found.name), found.name, found.notes)
+    return Stream(Header(str(path), (), None), _read_sentences(path, encoding))
 
 
 def _read_sentences(path: Path, encoding: str) -> Iterator[Record]:
@@ -142,23 +142,21 @@ def _read_sentences(path: Path, encoding: str) -> Iterator[Record]:
                 fault = BadData(f"the tag `{fields[-1][:40]}` has spaces in it", hint, path=path, line=number)
             sentence.append(fields)
         elif sentence:
-            yield start, fault or _make_sentence(sentence)
+            if fault is None:
+                columns = [list(column) for column in zip(*sentence, strict=True)]
+                names = ["tokens", *(f"column{number}" for number in range(2, len(columns))), "tags"]
+                yield start, {"text": " ".join(columns[0]), **dict(zip(names, columns, strict=True))}
+            else:
+                yield start, fault
             sentence, fault = [], None
 
 
-def _make_sentence(rows: list[list[str]]) -> dict[str, Any]:
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    names = ["tokens", *(f"column{number}" for number in range(2, len(columns))), "tags"]
-    return {"text": " ".join(columns[0]), **dict(zip(names, columns, strict=True))}
+def _open_txt(path: Path, encoding: str, names: Names) -> Stream:
+    records = ((number, {"text": line}) for number, line in _read_lines(path, encoding))
+    return Stream(Header(str(path), ("text",), None), records)
 
 
-def _open_txt(path: Path, encoding: str | None, names: Names) -> Stream:
-    found = find_encoding(path, encoding)
-    records = ((number, {"text": line}) for number, line in _read_lines(path, found.name))
-    return Stream(Header(str(path), ("text",), None), cast(Iterator[Record], records), found.name, found.notes)
-
-
-def _open_parquet(path: Path, encoding: str | None, names: Names) -> Stream:
+def _open_parquet(path: Path, encoding: str, names: Names) -> Stream:
     import pyarrow
     from pyarrow import parquet
 
@@ -167,18 +165,15 @@ def _open_parquet(path: Path, encoding: str | None, names: Names) -> Stream:
     except (pyarrow.ArrowException, OSError) as error:
         raise BadData(f"no readable Parquet file: {error}", "write it again, or use CSV or JSONL", path=path) from None
 
-    def records() -> Iterator[Record]:
-        number = 0
+    def records() -> Iterator[dict[str, Any]]:
         with file:
             for batch in file.iter_batches(batch_size=1024):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield number, record
+                yield from batch.to_pylist()
 
-    return Stream(Header(str(path), tuple(file.schema_arrow.names), None), records())
+    return Stream(Header(str(path), tuple(file.schema_arrow.names), None), enumerate(records(), start=1))
 
 
-READERS: dict[str, Callable[[Path, str | None, Names], Stream]] = {
+READERS: dict[str, Callable[[Path, str, Names], Stream]] = {
     ".csv": _open_csv,
     ".tsv": _open_tsv,
     ".tab": _open_tsv,
@@ -205,18 +200,7 @@ def _first_line(path: Path, encoding: str) -> str:
         return next((line.rstrip("\n") for line in file if line.strip()), "")
 
 
-def _find_delimiter(line: str) -> str:
-    """The delimiter that gives the header the most columns; a comma where none does."""
-    return max(",;\t", key=lambda delimiter: len(next(csv.reader([line], delimiter=delimiter), [])))
-
-
-def _split_raw(path: Path, encoding: str) -> Iterator[tuple[int, list[str] | BadData]]:
-    for number, line in _read_lines(path, encoding):
-        if line:
-            yield number, line.split("\t")
-
-
-def _split_quoted(path: Path, encoding: str, delimiter: str) -> Iterator[tuple[int, list[str] | BadData]]:
+def _split_quoted(path: Path, encoding: str, delimiter: str) -> Cells:
     csv.field_size_limit(2**31 - 1)  # the default refuses texts over 128 KiB
     with path.open(encoding=encoding, newline="") as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
@@ -253,7 +237,7 @@ def _unclosed_quote(path: Path, encoding: str, delimiter: str, line: int) -> Bad
     return BadData(f"a quoted field never ends{taken}", hint, path=path, line=opened)
 
 
-def _with_header(path: Path, rows: Iterator[tuple[int, list[str] | BadData]], names: Names) -> Stream:
+def _with_header(path: Path, rows: Cells, names: Names) -> Stream:
     """Rows as records: the first names the columns, and every other must have as many fields."""
     line, notes = None, []
     if names is None:
@@ -266,7 +250,7 @@ def _with_header(path: Path, rows: Iterator[tuple[int, list[str] | BadData]], na
         renamed = [name for name, cell in zip(names, cells, strict=True) if name != cell.strip()]
         if renamed:
             notes.append(f"{path.name}: repeated column names, read as {', '.join(f'`{name}`' for name in renamed)}")
-    return Stream(Header(str(path), names, line), _check_widths(path, rows, names), None, tuple(notes))
+    return Stream(Header(str(path), names, line), _check_widths(path, rows, names), tuple(notes))
 
 
 def _make_unique(names: Iterable[str]) -> Iterator[str]:
@@ -276,9 +260,7 @@ def _make_unique(names: Iterable[str]) -> Iterator[str]:
         yield name if seen[name] == 1 else f"{name}.{seen[name]}"
 
 
-def _check_widths(
-    path: Path, rows: Iterator[tuple[int, list[str] | BadData]], names: tuple[str, ...]
-) -> Iterator[Record]:
+def _check_widths(path: Path, rows: Cells, names: tuple[str, ...]) -> Iterator[Record]:
     for line, row in rows:
         if isinstance(row, BadData):
             yield line, row
@@ -292,12 +274,6 @@ def _check_widths(
             yield line, dict(zip(names, row, strict=True))
 
 
-def _describe_json_error(line: str, error: json.JSONDecodeError) -> str:
-    """Describe what is wrong in a line, where, and what stands there."""
-    near = line[max(0, error.pos - 20) : error.pos + 20].strip()
-    return f"no JSON: {error.msg.lower()} in column {error.colno}, near `{near}`"
-
-
 def _parse_json(path: Path, encoding: str) -> Iterator[Record]:
     for number, line in _read_lines(path, encoding):
         if not line.strip():
@@ -307,7 +283,8 @@ def _parse_json(path: Path, encoding: str) -> Iterator[Record]:
         except (json.JSONDecodeError, RecursionError) as error:
             reason = "JSON nested too deeply"
             if isinstance(error, json.JSONDecodeError):
-                reason = _describe_json_error(line, error)
+                near = line[max(0, error.pos - 20) : error.pos + 20].strip()
+                reason = f"no JSON: {error.msg.lower()} in column {error.colno}, near `{near}`"
             hint = f"one object in each line; {SKIP_HINT}"
             yield number, BadData(reason, hint, path=path, line=number)
             continue

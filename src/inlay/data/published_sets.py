@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -168,7 +168,7 @@ def open_glue(name: str, config: DataConfig) -> Source:
         kind=entry.kind if config.kind == "auto" else config.kind,
         metric=entry.metric if config.metric == "auto" else config.metric,
     )
-    sides = {}
+    sides: dict[str, Callable[[], Table]] = {}
     for side, stem in (("train", "train"), ("dev", entry.dev), ("test", entry.test)):
         # The official file, or a .jsonl whose name begins with it (a published subset says so in its name).
         official = folder / f"{stem}.tsv"

@@ -76,6 +76,11 @@ class Split:
             lines=[self.lines[row] for row in rows],
         )
 
+    def rows(self) -> list[tuple[str, ...]]:
+        """The text of each row, or both texts of its pair."""
+        columns = (self.texts,) if self.pairs is None else (self.texts, self.pairs)
+        return list(zip(*columns, strict=True))
+
     def draw(self, number: int, seed: int) -> Split:
         """So many of these rows, drawn by a seed, in this order."""
         order = np.random.default_rng(seed % 2**63).permutation(len(self))

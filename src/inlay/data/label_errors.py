@@ -80,8 +80,8 @@ def find_label_errors(
             path=rows.path if paths is None else paths[item.row],
             text=rows.texts[item.row],
             pair=None if rows.pairs is None else rows.pairs[item.row],
-            given=_name(item.given, labels),
-            likely=_name(item.likely, labels),
+            given="|".join(labels[label] for label in item.given) or "(no label)",
+            likely="|".join(labels[label] for label in item.likely) or "(no label)",
             probability=item.probability,
             margin=item.margin,
         )
@@ -117,8 +117,10 @@ class _Suspect:
 
 
 def _find_in_classes(probabilities: np.ndarray, targets: np.ndarray) -> list[_Suspect] | None:
-    """Suspicious rows of classes; None if the model is near chance."""
-    if _is_near_chance(probabilities, targets):
+    """Suspicious rows of classes; None if the predictions say next to nothing about the given labels."""
+    # Unlike accuracy, a rare class cannot hide it.
+    least = max(_NEAR_CHANCE, _DEVIATIONS / math.sqrt(len(targets)))
+    if not score("matthews", probabilities, targets) >= least:
         return None
     # 1. how sure the model is of each class where it is given, and whether it knows the class
     num_labels = probabilities.shape[1]
@@ -162,13 +164,3 @@ def _find_in_sets(probabilities: np.ndarray, targets: np.ndarray) -> list[_Suspe
         has, should = (tuple(np.flatnonzero(part).tolist()) for part in (given, likely))
         suspects.append(_Suspect(row, has, should, most.probability, most.margin))
     return suspects
-
-
-def _is_near_chance(probabilities: np.ndarray, targets: np.ndarray) -> bool:
-    """Whether predictions say next to nothing about the given labels. Unlike accuracy, a rare class cannot hide it."""
-    least = max(_NEAR_CHANCE, _DEVIATIONS / math.sqrt(len(targets)))
-    return not score("matthews", probabilities, targets) >= least
-
-
-def _name(chosen: Sequence[int], labels: Sequence[str]) -> str:
-    return "|".join(labels[label] for label in chosen) or "(no label)"

@@ -42,12 +42,9 @@ class Pieces:
 class Gathered:
     """The tokens of some windows, laid end to end."""
 
-    ids: np.ndarray
-    """int32 [N]"""
-    segments: np.ndarray | None
-    """int32 [N]; None where the tokenizer has none"""
-    lengths: np.ndarray
-    """int64, of each window"""
+    ids: np.ndarray  # int32 [N]
+    segments: np.ndarray | None  # int32 [N]; None where the tokenizer has none
+    lengths: np.ndarray  # int64, of each window
 
 
 WindowTokens = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
@@ -182,8 +179,7 @@ class Truncation:
 
     max_length: int
     strategy: str = "longest_first"
-    stride: int = 0
-    """tokens that the parts of a cut row share"""
+    stride: int = 0  # tokens that the parts of a cut row share
 
 
 def tokenize(

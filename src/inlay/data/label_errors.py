@@ -41,21 +41,17 @@ class LabelError:
     pair: str | None
     given: str
     likely: str
-    probability: float
-    """probability of the likely label; for a set, of the likely decision on the label most in doubt"""
-    margin: float
-    """distance to the probability of the given label; rows are ranked by it"""
+    probability: float  # probability of the likely label; for a set, of the likely decision on the label most in doubt
+    margin: float  # distance to the probability of the given label; rows are ranked by it
 
 
 @dataclass(frozen=True)
 class LabelErrors:
     """The rows that may be labelled wrongly, the most suspicious first."""
 
-    num_rows: int
-    """rows looked at"""
+    num_rows: int  # rows looked at
     errors: tuple[LabelError, ...]
-    silence: str = ""
-    """the reason why nothing can be said, if so"""
+    silence: str = ""  # the reason why nothing can be said, if so
 
     def to_json(self) -> dict[str, Any]:
         """All of them as data."""

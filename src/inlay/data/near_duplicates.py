@@ -27,8 +27,7 @@ MOST_SHARED = 20  # training texts that are compared because of one run
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 
 
-Words = defaultdict[str, int]
-"""Words by the number each has here."""
+Words = defaultdict[str, int]  # the number that each word has here
 
 
 class Near(NamedTuple):

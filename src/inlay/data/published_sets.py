@@ -1,8 +1,12 @@
 """The published data sets by name: where their files lie and what their columns mean.
 
 `glue/NAME`: the test sides are unlabelled, so a GLUE task has no test rows; the files can still be read to predict.
-Where QNLI's training file is missing and SQuAD lies beside it, its rows are rebuilt from that, and the task's notes say
-so.
+Where QNLI's training file is missing and SQuAD lies beside it, its rows are rebuilt from that: a reconstruction, called
+so in the task's notes. GLUE made QNLI of SQuAD by pairing questions with sentences of their paragraphs and leaving out
+pairs with few words in common. Here every question gives two rows: with the sentence that holds its answer
+(entailment), and with that one of the others that has the most words in common with the question (not_entailment); a
+pair without a common word is left out. As many rows as GLUE has are kept, chosen by a hash of the question. GLUE's dev
+rows come from SQuAD's dev articles, so no dev row can be among them.
 
 `extra/NAME`: Houlsby et al. 2019 (section 3.3) take 17 classification sets, each cut at random into 80% training, 10%
 dev and 10% test rows; 13 of them are known here, cut the same way by the seed of the config (same texts on one side,
@@ -12,16 +16,20 @@ says. Further sets that studies read by name (IMDB, CommitmentBank, SciTail, Yel
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from inlay.data.qnli import rebuild_qnli
+from inlay.data.columns import Header
 from inlay.data.sources import Source, Table, read_table
+from inlay.data.squad import read_squad
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 from inlay.settings import DataConfig
 
@@ -197,6 +205,76 @@ def _name_glue_columns(table: Table, entry: GlueSet) -> Table:
     if text not in table.header.names:
         plain |= {"premise": "text", "hypothesis": "pair"}
     return _rename(table, [plain.get(name, name) for name in table.header.names])
+
+
+QNLI_ROWS = 104_743  # training rows of GLUE's QNLI
+QNLI_NOTE = "QNLI's training rows are a reconstruction from SQuAD v1.1, not GLUE's own file"
+_SENTENCE_END = re.compile(r"[.!?][\"”’')\]]*(\s+)(?=[\"“‘'(\[]?[A-Z0-9])")
+_ABBREVIATION = re.compile(
+    r"\b(?:[A-Z]|Mr|Mrs|Ms|Dr|St|vs|No|Jr|Sr|Lt|Gen|Col|Rev|Sgt|Prof|Sen|Gov|Rep|Capt|Hon|Mt|Ft|etc|cf|approx|ca|c|al"
+    r"|e\.g|i\.e|Inc|Co|Ltd|Corp|Jan|Feb|Mar|Apr|Aug|Sept|Oct|Nov|Dec|U\.S|a\.m|p\.m)\.$"
+)
+
+
+def rebuild_qnli(squad: Path) -> Table:
+    """QNLI's training rows as a table with its own columns; a line is a question's number in SQuAD."""
+    try:
+        questions = list(read_squad(json.loads(squad.read_text(encoding="utf8"))))
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
+        reason = f"no SQuAD document: {type(error).__name__}: {error}"
+        raise BadData(reason, "put SQuAD v1.1's own train-v1.1.json there", path=squad) from None
+    found: list[tuple[int, list[str]]] = []  # the line, and question, sentence and label
+    known: dict[str, list[_Sentence]] = {}
+    for line, record in enumerate(questions, start=1):
+        context, question = str(record["context"]), str(record["question"]).strip()
+        if context not in known:
+            known[context] = [_Sentence(context, *place) for place in split_sentences(context)]
+        found += [(line, pair) for pair in _pair_up(question, known[context], record["answers"])]
+
+    def rank(row: int) -> bytes:
+        return hashlib.blake2b("\0".join(found[row][1]).encode(), digest_size=16).digest()
+
+    kept = [found[row] for row in sorted(sorted(range(len(found)), key=rank)[:QNLI_ROWS])]
+    header = Header(str(squad), ("question", "sentence", "label"), None)
+    note = f"{QNLI_NOTE}: {len(kept):,} of {len(found):,} pairs of a question and a sentence"
+    return Table(header, [pair for _, pair in kept], [line for line, _ in kept], notes=(note,))
+
+
+def split_sentences(text: str) -> list[tuple[int, int]]:
+    """Return where each sentence begins and ends."""
+    places, start = [], 0
+    for match in _SENTENCE_END.finditer(text):
+        if not _ABBREVIATION.search(text[max(0, match.start() - 11) : match.start() + 1]):
+            places.append((start, match.start(1)))
+            start = match.end()
+    return [(start, stop) for start, stop in [*places, (start, len(text))] if text[start:stop].strip()]
+
+
+class _Sentence:
+    def __init__(self, context: str, start: int, stop: int) -> None:
+        self.start, self.stop = start, stop
+        self.text = " ".join(context[start:stop].split())  # in one line, as GLUE's are
+        self.words = _words(self.text)
+
+
+def _pair_up(question: str, sentences: list[_Sentence], answers: list[dict[str, Any]]) -> Iterator[list[str]]:
+    if not answers:
+        return
+    begin, answer, asked = int(answers[0]["answer_start"]), answers[0]["text"], _words(question)
+    others = []
+    for sentence in sentences:
+        num_common = len(asked & sentence.words)
+        if sentence.start <= begin < sentence.stop:
+            if num_common:
+                yield [question, sentence.text, "entailment"]
+        elif num_common and answer not in sentence.text:
+            others.append((num_common, sentence.text))
+    if others:
+        yield [question, max(others, key=lambda other: other[0])[1], "not_entailment"]
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
 
 
 def open_extra(name: str, config: DataConfig) -> Source:

@@ -164,14 +164,10 @@ def find_repeats(keys: Sequence[str], targets: np.ndarray) -> tuple[int, list[tu
 class Folds:
     """A task's labelled rows, and the tasks that each leave some of them out."""
 
-    rows: Split
-    """train rows, then dev rows"""
-    paths: list[str]
-    """the file of each row"""
-    tasks: list[Task]
-    """one for each fold; its test rows are those it leaves out"""
-    left_out: list[np.ndarray]
-    """for each fold, the positions of its left-out rows in `rows`"""
+    rows: Split  # train rows, then dev rows
+    paths: list[str]  # the file of each row
+    tasks: list[Task]  # one for each fold; its test rows are those it leaves out
+    left_out: list[np.ndarray]  # for each fold, the positions of its left-out rows in `rows`
     seed: int
     notes: tuple[str, ...] = ()
 

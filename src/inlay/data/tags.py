@@ -107,11 +107,6 @@ def entity_types(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(label[2:] for label in labels if label.startswith(("B-", "I-"))))
 
 
-def find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """The entities of a sentence by seqeval: type, first word, last word."""
-    return {(kind, first, last) for kind, first, last in require_seqeval().get_entities(list(tags))}
-
-
 def require_seqeval() -> Any:
     """Import seqeval's module that finds entities, or refuse with a hint."""
     try:
@@ -143,7 +138,8 @@ def count_rows(
         truth = [labels[label] for _, _, label in target]
         right[row], words[row] = sum(a == b for a, b in zip(guess, truth, strict=True)), len(truth)
         if scored:
-            proposed, there = find_entities(guess), find_entities(truth)
+            # Entities by seqeval: type, first word, last word.
+            proposed, there = (set(require_seqeval().get_entities(list(tags))) for tags in (guess, truth))
             for counts, found in ((hits, proposed & there), (support, there), (predicted, proposed)):
                 for kind, _, _ in found:
                     counts[row, types[kind]] += 1

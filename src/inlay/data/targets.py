@@ -30,18 +30,12 @@ _ENTITY_TAG = re.compile(r"([BI]-)(.+)", re.DOTALL)
 class TargetForm:
     """A form of targets. By itself: objects, one for each row, that name no labels."""
 
-    has_labels: ClassVar[bool] = False
-    """whether targets name labels out of a list"""
-    is_one_label: ClassVar[bool] = False
-    """whether each row has exactly one label"""
-    is_ordered: bool = False
-    """whether labels are levels, from the lowest to the highest"""
-    num_dims: ClassVar[int] = 1
-    """dimensions of the array of targets"""
-    unit: ClassVar[str] = "row"
-    """the unit that has a label"""
-    unseen_note: ClassVar[str] = "as wrong rows"
-    """the phrase for how labels that training never saw are counted"""
+    has_labels: ClassVar[bool] = False  # whether targets name labels out of a list
+    is_one_label: ClassVar[bool] = False  # whether each row has exactly one label
+    is_ordered: bool = False  # whether labels are levels, from the lowest to the highest
+    num_dims: ClassVar[int] = 1  # dimensions of the array of targets
+    unit: ClassVar[str] = "row"  # the unit that has a label
+    unseen_note: ClassVar[str] = "as wrong rows"  # the phrase for how labels that training never saw are counted
 
     def read(self, scheme: Scheme, value: Any) -> Any:
         """Return the target of a cell; one that cannot be read is a `Fault`."""
@@ -77,7 +71,7 @@ class TargetForm:
 
     def count_labels(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
         """Count the rows (or words) of each label."""
-        raise NotImplementedError
+        return np.array([len(rows) for rows in self.find_rows(targets, num_labels) or ()])
 
     def find_rows(self, targets: np.ndarray, num_labels: int) -> list[np.ndarray] | None:
         """Find the rows of each label; None for forms whose rows are not told apart by labels."""
@@ -140,9 +134,6 @@ class LabelTargets(TargetForm):
             )
         return labels
 
-    def count_labels(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        return np.bincount(targets, minlength=num_labels)
-
     def find_rows(self, targets: np.ndarray, num_labels: int) -> list[np.ndarray] | None:
         order = np.argsort(targets, kind="stable")
         counts = np.bincount(targets, minlength=num_labels)
@@ -191,9 +182,6 @@ class LabelSetTargets(TargetForm):
     def respell(self, scheme: Scheme, value: Any, spell: Callable[[str], str]) -> Any:
         names = self.list_names(scheme, value)
         return list(dict.fromkeys(map(spell, names))) if names else value
-
-    def count_labels(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        return targets.sum(axis=0).astype(int)
 
     def find_rows(self, targets: np.ndarray, num_labels: int) -> list[np.ndarray] | None:
         return [np.flatnonzero(targets[:, label]) for label in range(num_labels)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -81,9 +81,8 @@ class Encoded:
     """int64, the number of tokens of each window that belong to its first text, where it has two; None: it has one"""
 
     def __post_init__(self) -> None:
-        for array in vars(self).values():
-            if isinstance(array, np.ndarray):
-                array.setflags(write=False)
+        for array in self.arrays().values():
+            array.setflags(write=False)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -137,7 +136,8 @@ class Encoded:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that are there, by field."""
-        return {name: value for name, value in vars(self).items() if name in _ARRAYS and value is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     def gather(self, windows: np.ndarray) -> Gathered:
         """The tokens of some windows end to end, in the order asked for, in one step however many they are."""
@@ -154,9 +154,6 @@ class Encoded:
         """The windows of each row."""
         edges = np.searchsorted(self.owners, np.arange(self.num_rows + 1))
         return [range(first, last) for first, last in itertools.pairwise(edges.tolist())]
-
-
-_ARRAYS = ("flat_ids", "flat_segments", "offsets", "owners", "flat_places", "flat_words", "word_offsets", "firsts")
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class Rows:
         """The rows of each side that has any; all of them train where no column says otherwise."""
         if self.sides is None:
             return {"train": self}
-        found = {}
+        found: dict[str, Rows] = {}
         for side in ("train", "dev", "test"):
             if side in self.sides:
                 found[side] = self.take([row for row, word in enumerate(self.sides) if word == side])

@@ -58,7 +58,7 @@ class TargetForm:
 
     def find_labels(self, cells: Sequence[Any], scheme: Scheme) -> tuple[str, ...]:
         """Find the labels of a task in the cells of its training rows, in order."""
-        return ()
+        return sort_labels({name for cell in cells for name in self.list_names(scheme, cell)})
 
     def split_name(self, name: str) -> tuple[str, str]:
         """Split a label into a prefix that is never respelled, and its name."""
@@ -125,11 +125,11 @@ class LabelTargets(TargetForm):
         return [] if as_list(value) is not None or is_missing(value) else [self.name(value)]
 
     def find_labels(self, cells: Sequence[Any], scheme: Scheme) -> tuple[str, ...]:
-        labels = sort_labels({name for cell in cells for name in self.list_names(scheme, cell)})
-        if self.is_ordered and any(read_number(label) is None for label in labels):
-            shown = ", ".join(f"`{label}`" for label in labels if read_number(label) is None)
+        labels = super().find_labels(cells, scheme)
+        unordered = [f"`{label}`" for label in labels if read_number(label) is None] if self.is_ordered else []
+        if unordered:
             raise BadConfig(
-                f"levels that are not numbers have no order of their own: {shown}",
+                f"levels that are not numbers have no order of their own: {', '.join(unordered)}",
                 "name all levels from the lowest to the highest with `--labels`",
             )
         return labels
@@ -175,9 +175,6 @@ class LabelSetTargets(TargetForm):
             return split_labels(value, scheme)
         except Fault:
             return []
-
-    def find_labels(self, cells: Sequence[Any], scheme: Scheme) -> tuple[str, ...]:
-        return sort_labels({name for cell in cells for name in self.list_names(scheme, cell)})
 
     def respell(self, scheme: Scheme, value: Any, spell: Callable[[str], str]) -> Any:
         names = self.list_names(scheme, value)
@@ -242,7 +239,7 @@ class TaggedWordTargets(TargetForm):
         return [tag for _, _, tag in value or ()]
 
     def find_labels(self, cells: Sequence[Any], scheme: Scheme) -> tuple[str, ...]:
-        return sort_tags({tag for cell in cells for _, _, tag in cell or []})
+        return sort_tags(tag for cell in cells for tag in self.list_names(scheme, cell))
 
     def split_name(self, name: str) -> tuple[str, str]:
         """Split off `B-` or `I-`: both tags of an entity type must be spelled alike."""

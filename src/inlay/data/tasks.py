@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -123,7 +123,8 @@ class Task:
 
     def with_sides(self, sides: Mapping[str, Split], note: str) -> Task:
         """The task with other rows on some sides, their digests, and a note on where they come from."""
-        return _with_digests(replace(self, **sides, notes=(*self.notes, note)))
+        changed: dict[str, Any] = {**sides, "notes": (*self.notes, note)}
+        return _with_digests(replace(self, **changed))
 
 
 def load_task(config: DataConfig, name: str) -> Task:

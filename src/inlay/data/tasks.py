@@ -15,23 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inlay.data import findings
 from inlay.data.columns import Columns, Header, find_columns
-from inlay.data.findings import (
-    count_names,
-    describe_kind,
-    describe_merged,
-    describe_near,
-    describe_repeats,
-    describe_split,
-    describe_unjudged,
-    describe_unseen,
-    describe_variants,
-    find_spellings,
-    find_variants,
-    join_some,
-    known_types,
-    respell,
-)
 from inlay.data.kinds import KINDS, Scheme, find_scheme
 from inlay.data.metrics import resolve_metric
 from inlay.data.published_sets import open_extra, open_glue
@@ -166,7 +151,8 @@ def read_split(source: str | Path, labels: Sequence[str], kind: str, config: Dat
             continue
         scheme = Scheme(kind, tuple(labels), find_separator(rows.labels or []))
         if config.merge_labels:
-            rows = respell(rows, scheme, find_spellings(known_types(scheme.labels, scheme)))
+            known = findings.known_types(scheme.labels, scheme)
+            rows = findings.respell(rows, scheme, findings.find_spellings(known))
         split, unseen = _make_judged(rows, scheme, bad)
         note = f"evaluated on {len(split)} of {len(table.rows)} rows of {table.header.path}"
         return replace(split, notes=(*table.notes, note, *unseen, *bad.notes()))
@@ -214,12 +200,12 @@ def _build_task(source: Source, name: str) -> Task:
         scheme = find_scheme(parts["train"].labels or [], config)
     # 3. turn label cells into targets, and note labels that training never saw
     splits = {"train": _make_split(parts["train"], scheme, bad)}
-    notes.append(describe_kind(scheme, splits["train"], is_inferred=is_inferred))
+    notes.append(findings.describe_kind(scheme, splits["train"], is_inferred=is_inferred))
     _check_labels(scheme, splits["train"], is_cut=any(shares))
     for side in [side for side in parts if side != "train"]:
         splits[side], unseen = _make_judged(parts[side], scheme, bad)
         notes += unseen
-    notes += describe_repeats(splits)
+    notes += findings.describe_repeats(splits)
     # 4. cut the sides that were not given
     if any(shares):
         if config.test_from == "dev" and shares[1]:  # for sets whose own test rows have no labels
@@ -227,14 +213,14 @@ def _build_task(source: Source, name: str) -> Task:
             splits |= {"dev": halves["train"], "test": halves["test"]}
         else:
             splits |= _cut_sides(splits["train"], scheme.kind, shares, config)
-        notes.append(describe_split(splits, shares, config))
-        notes += describe_unjudged(scheme, splits) if shares[0] else []
+        notes.append(findings.describe_split(splits, shares, config))
+        notes += findings.describe_unjudged(scheme, splits) if shares[0] else []
     # 5. limit the training rows, and note dev and test texts that are nearly a training text
     train, dev, test = splits["train"], splits["dev"], splits.get("test")
     if config.limit is not None and config.limit < len(train):
         notes.append(f"training on {config.limit} of {len(train)} rows (limit, seed {config.split_seed})")
         train = train.draw(config.limit, config.split_seed)
-    notes += describe_near({"train": train, "dev": dev, "test": test})
+    notes += findings.describe_near({"train": train, "dev": dev, "test": test})
     # 6. the metric, the texts that stand for labels, and the digests
     has_entities = bool(entity_types(scheme.labels))
     metric = resolve_metric(config.metric, scheme.kind, len(scheme.labels), has_entities=has_entities)
@@ -339,30 +325,31 @@ def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[
         return _make_split(rows, scheme, bad), []
     if len(unseen) == len(found):
         raise BadData(
-            f"no row has a label of the task; their labels are {join_some([f'`{name}`' for name in unseen])}",
-            f"name the label column with `--label`; the task's labels are {join_some(scheme.labels)}",
+            f"no row has a label of the task; their labels are {findings.join_some([f'`{name}`' for name in unseen])}",
+            f"name the label column with `--label`; the task's labels are {findings.join_some(scheme.labels)}",
             path=rows.path,
         )
     split = _make_split(rows, replace(scheme, labels=(*scheme.labels, *unseen)), bad)
-    spellings = find_spellings(scheme.labels)
-    return replace(split, unseen=unseen), [describe_unseen(rows, names, unseen, scheme, spellings)]
+    spellings = findings.find_spellings(scheme.labels)
+    return replace(split, unseen=unseen), [findings.describe_unseen(rows, names, unseen, scheme, spellings)]
 
 
 def _settle_spellings(parts: dict[str, Rows], scheme: Scheme, config: DataConfig, notes: list[str]) -> Scheme:
     """Note labels that are spellings of one another; where that is asked for, read them as one in all `parts`."""
     if not scheme.targets.has_labels:
         return scheme
-    counts = count_names(parts["train"], scheme)
-    variants = find_variants(counts)
+    counts = findings.count_names(parts["train"], scheme)
+    variants = findings.find_variants(counts)
     if not config.merge_labels:
         # A user who names the labels means each of them.
-        notes += [describe_variants(variants, counts)] if variants and not config.labels else []
+        notes += [findings.describe_variants(variants, counts)] if variants and not config.labels else []
         return scheme
     merged = {name for names in variants for name in names[1:]}
-    spellings = find_spellings(known_types(config.labels, scheme) or [name for name in counts if name not in merged])
+    known = findings.known_types(config.labels, scheme) or [name for name in counts if name not in merged]
+    spellings = findings.find_spellings(known)
     for side in parts:
-        parts[side] = respell(parts[side], scheme, spellings)
-    notes += describe_merged(counts, spellings)
+        parts[side] = findings.respell(parts[side], scheme, spellings)
+    notes += findings.describe_merged(counts, spellings)
     found = find_scheme(parts["train"].labels or [], replace(config, kind=scheme.kind))
     return replace(found, separator=scheme.separator)
 

@@ -118,7 +118,8 @@ def join_some(items: Sequence[str], separator: str = ", ") -> str:
 
 def describe_variants(variants: Sequence[Sequence[str]], counts: Mapping[str, tuple[int, int]]) -> str:
     """A note on labels that are spellings of one another, and how to read them as one."""
-    shown = [" and ".join(f"`{name}` ({_say_count(counts[name])})" for name in names) for names in variants]
+    counted = {name: f"`{name}` ({number}, first on line {line})" for name, (number, line) in counts.items()}
+    shown = [" and ".join(counted[name] for name in names) for names in variants]
     return (
         f"labels that differ only in case, blanks or punctuation: {join_some(shown, '; ')}; read them as one with "
         "`--set data.merge_labels=true`"
@@ -127,14 +128,12 @@ def describe_variants(variants: Sequence[Sequence[str]], counts: Mapping[str, tu
 
 def describe_merged(counts: Mapping[str, tuple[int, int]], spellings: Mapping[str, str]) -> list[str]:
     """A note on labels that were read as another spelling of theirs."""
-    pairs = [(name, spellings.get(spelling_key(name), name)) for name in counts]
-    shown = [f"`{name}` ({_say_count(counts[name])}) as `{known}`" for name, known in pairs if known != name]
+    shown = []
+    for name, (number, line) in counts.items():
+        known = spellings.get(spelling_key(name), name)
+        if known != name:
+            shown.append(f"`{name}` ({number}, first on line {line}) as `{known}`")
     return [f"labels read as one: {join_some(shown)}"] if shown else []
-
-
-def _say_count(found: tuple[int, int]) -> str:
-    number, line = found
-    return f"{number}, first on line {line}"
 
 
 def describe_unseen(
@@ -144,18 +143,15 @@ def describe_unseen(
 
     `names` has the labels of every row, `spellings` the known label of a spelling's key.
     """
-    counts = Counter(name for own in names for name in own)
-    first: dict[str, int] = {}
-    for line, own in zip(rows.lines, names, strict=True):
-        for name in own:
-            first.setdefault(name, line)
+    counts = _count(names, rows.lines)
     noun = scheme.targets.unit
     shown = []
-    for name in sorted(unseen, key=lambda name: -counts[name]):
+    for name in sorted(unseen, key=lambda name: -counts[name][0]):
+        count, line = counts[name]
         known = spellings.get(spelling_key(name))
         also = "" if known is None else f"; training has `{known}`, see `data.merge_labels`"
-        number = f"{counts[name]} {noun}{'' if counts[name] == 1 else 's'}"
-        shown.append(f"`{name}` ({number}, first on line {first[name]}{also})")
+        number = f"{count} {noun}{'' if count == 1 else 's'}"
+        shown.append(f"`{name}` ({number}, first on line {line}{also})")
     what = "1 label" if len(shown) == 1 else f"{len(shown)} labels"
     how = scheme.targets.unseen_note
     return f"{rows.path} has {what} that training never saw, counted {how}: {join_some(shown)}"
@@ -251,10 +247,15 @@ def spelling_key(name: str) -> str:
 
 def count_names(rows: Rows, scheme: Scheme) -> dict[str, tuple[int, int]]:
     """Label -> its number of occurrences in the rows, and the first line; for tags, by entity type."""
+    named = (scheme.targets.list_names(scheme, value) for value in rows.labels or ())
+    return _count([[scheme.targets.split_name(name)[1] for name in own] for own in named], rows.lines)
+
+
+def _count(names: Iterable[Sequence[str]], lines: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """Name -> its number of occurrences in the rows, and the first line."""
     found: dict[str, tuple[int, int]] = {}
-    for value, line in zip(rows.labels or (), rows.lines, strict=False):
-        for name in scheme.targets.list_names(scheme, value):
-            name = scheme.targets.split_name(name)[1]
+    for own, line in zip(names, lines, strict=False):
+        for name in own:
             count, first = found.get(name, (0, line))
             found[name] = (count + 1, first)
     return found

@@ -23,20 +23,23 @@ import numpy as np
 
 from inlay.data.kinds import KINDS, find_kind_of_metric
 from inlay.data.squad import Gold, has_unanswerable, score_answer
-from inlay.data.tags import TagCounts, count_rows, entity_types, has_seqeval, require_seqeval
+from inlay.data.tags import count_rows, entity_types, has_seqeval, require_seqeval
 from inlay.errors import BadConfig, NotFinite, UnknownName
 
 CHUNK_CELLS = 2_000_000  # cells of the resampled weights held at a time
 
 
 class Counts(NamedTuple):
-    """A sample of classified rows: per label, rows both predicted and true, true rows and predicted rows."""
+    """A sample of classified rows, or of tagged words, whose labels are the types of entities.
+
+    Per label: those both predicted and true, true ones and predicted ones.
+    """
 
     hits: np.ndarray  # [..., labels]
     support: np.ndarray  # [..., labels]
     predicted: np.ndarray  # [..., labels]
-    num_right: np.ndarray  # [...], rows right as a whole
-    num_rows: int
+    num_right: np.ndarray  # [...], rows right as a whole, or words with the right tag
+    num_rows: int | np.ndarray  # or words
 
 
 class Weighted(NamedTuple):
@@ -55,12 +58,16 @@ class Means(NamedTuple):
     num_rows: np.ndarray  # [...]
 
 
+def _accuracy(sample: Counts) -> np.ndarray:
+    return _ratio(sample.num_right, sample.num_rows)
+
+
 def _macro_f1(sample: Counts) -> np.ndarray:
     occurs = (sample.support + sample.predicted) > 0
     return _ratio((_f1_by_label(sample) * occurs).sum(axis=-1), occurs.sum(axis=-1))
 
 
-def _micro_f1(sample: Counts | TagCounts) -> np.ndarray:
+def _micro_f1(sample: Counts) -> np.ndarray:
     return _ratio(2 * sample.hits.sum(axis=-1), (sample.support + sample.predicted).sum(axis=-1))
 
 
@@ -110,7 +117,7 @@ MEAN = "mean"
 """The metric of a run of several tasks: the mean of their own metrics, each task once."""
 METRICS: dict[str, Metric] = {
     # The share of rows that are right; for multilabel rows, right in every label.
-    "accuracy": Metric(lambda sample: sample.num_right / max(sample.num_rows, 1), is_share=True),
+    "accuracy": Metric(_accuracy, is_share=True),
     # F1 of the second label, the positive one of a binary task (GLUE's `1`).
     "f1": Metric(lambda sample: _f1_by_label(sample)[..., 1], is_binary=True),
     # The mean F1 over the labels that occur, as predicted or as true ones.
@@ -137,7 +144,7 @@ METRICS: dict[str, Metric] = {
     "entity_recall": Metric(
         lambda sample: _ratio(sample.hits.sum(axis=-1), sample.support.sum(axis=-1)), needs_entities=True
     ),
-    "token_accuracy": Metric(lambda sample: _ratio(sample.num_right, sample.num_words)),
+    "token_accuracy": Metric(_accuracy),
     # F1 of the answers' words with the nearest gold answer's: SQuAD's F1. Exact match is as its script compares them.
     "token_f1": Metric(lambda sample: _ratio(sample.overlap, sample.num_rows)),
     "exact_match": Metric(lambda sample: _ratio(sample.exact, sample.num_rows), is_share=True),
@@ -308,7 +315,7 @@ def evaluate_report(
     confusion = None
     if KINDS[kind].is_classifier:
         confusion = tuple(tuple(row) for row in _confuse(predictions, targets, len(labels)).tolist())
-    scored = entity_types(labels) if isinstance(sample, TagCounts) else labels
+    scored = entity_types(labels) if KINDS[kind].sample == "tags" else labels
     precision, recall = _ratio(sample.hits, sample.predicted), _ratio(sample.hits, sample.support)
     columns = zip(scored, precision, recall, _f1_by_label(sample), sample.support, strict=True)
     scores = tuple(LabelScore(name, float(p), float(r), float(f), int(n)) for name, p, r, f, n in columns)
@@ -354,7 +361,7 @@ def _sum_numbers(predictions: np.ndarray, targets: np.ndarray, labels: Sequence[
 
 def _sum_tags(predictions: Sequence[Sequence[str]], targets: Any, labels: Sequence[str]) -> Summing:
     rows = count_rows(predictions, targets, labels)
-    return lambda weights: TagCounts(*(weights @ part for part in rows))
+    return lambda weights: Counts(*(weights @ part for part in rows))
 
 
 def _sum_answers(predictions: Sequence[str], targets: Sequence[Sequence[Gold]], *, is_squad2: bool) -> Summing:
@@ -363,7 +370,7 @@ def _sum_answers(predictions: Sequence[str], targets: Sequence[Sequence[Gold]], 
     return lambda weights: Means(weights @ exact, weights @ overlap, weights.sum(axis=-1))
 
 
-Sample = Counts | Weighted | TagCounts | Means
+Sample = Counts | Weighted | Means
 Summing = Callable[[np.ndarray], Sample]
 SAMPLES: dict[str, Callable[[Any, Any, Sequence[str]], Summing] | None] = {
     "classes": None,  # counted by cells of the confusion
@@ -408,7 +415,7 @@ def _resample(
     yield Counts(hits, draws @ is_true, draws @ is_predicted, hits.sum(axis=-1), num_rows)
 
 
-def _f1_by_label(sample: Counts | TagCounts) -> np.ndarray:
+def _f1_by_label(sample: Counts) -> np.ndarray:
     return _ratio(2 * sample.hits, sample.support + sample.predicted)
 
 
@@ -447,7 +454,7 @@ def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return _ratio((weights * values).sum(axis=-1), weights.sum(axis=-1))
 
 
-def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+def _ratio(top: np.ndarray, bottom: np.ndarray | int) -> np.ndarray:
     """top / bottom, and 0 where it is undefined."""
     top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
     return np.divide(top, bottom, out=np.zeros(np.broadcast_shapes(top.shape, bottom.shape)), where=bottom != 0)

@@ -23,19 +23,19 @@ class Pieces:
     """A flat array as the sequence of its pieces: views, made when they are asked for."""
 
     def __init__(self, flat: np.ndarray, offsets: np.ndarray) -> None:
-        self._flat, self._offsets = flat, offsets
+        self.flat, self.offsets = flat, offsets
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.offsets) - 1
 
     def __getitem__(self, index: int) -> np.ndarray:
         if not 0 <= index < len(self):
             raise IndexError(f"piece {index} of {len(self)}")
-        return self._flat[self._offsets[index] : self._offsets[index + 1]]
+        return self.flat[self.offsets[index] : self.offsets[index + 1]]
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        edges = self._offsets.tolist()  # numbers of Python's own slice faster
-        return (self._flat[start:stop] for start, stop in itertools.pairwise(edges))
+        edges = self.offsets.tolist()  # numbers of Python's own slice faster
+        return (self.flat[start:stop] for start, stop in itertools.pairwise(edges))
 
 
 @dataclass(frozen=True)

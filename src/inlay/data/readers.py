@@ -14,7 +14,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -246,18 +246,17 @@ def _with_header(path: Path, rows: Cells, names: Names) -> Stream:
             raise cells
         if not cells:
             raise BadData("the file is empty", "give a file with a header and rows", path=path)
-        names = tuple(_make_unique(cell.strip() for cell in cells))
-        renamed = [name for name, cell in zip(names, cells, strict=True) if name != cell.strip()]
+        seen: dict[str, int] = {}
+        unique, renamed = [], []
+        for cell in map(str.strip, cells):
+            seen[cell] = seen.get(cell, 0) + 1
+            unique.append(cell if seen[cell] == 1 else f"{cell}.{seen[cell]}")
+            if seen[cell] > 1:
+                renamed.append(f"`{unique[-1]}`")
+        names = tuple(unique)
         if renamed:
-            notes.append(f"{path.name}: repeated column names, read as {', '.join(f'`{name}`' for name in renamed)}")
+            notes.append(f"{path.name}: repeated column names, read as {', '.join(renamed)}")
     return Stream(Header(str(path), names, line), _check_widths(path, rows, names), tuple(notes))
-
-
-def _make_unique(names: Iterable[str]) -> Iterator[str]:
-    seen: dict[str, int] = {}
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        yield name if seen[name] == 1 else f"{name}.{seen[name]}"
 
 
 def _check_widths(path: Path, rows: Cells, names: tuple[str, ...]) -> Iterator[Record]:
@@ -310,17 +309,6 @@ class Encoding(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class Undecodable(NamedTuple):
-    """The first byte that is not of the encoding tried."""
-
-    byte: int
-    position: int
-    line: int
-
-    def __str__(self) -> str:
-        return f"byte 0x{self.byte:02x} at position {self.position}, line {self.line}"
-
-
 def find_encoding(path: Path, encoding: str | None = None) -> Encoding:
     """The encoding given, checked, or the one found: utf-8 (with or without a mark), utf-16 by its mark, or latin-1.
 
@@ -332,16 +320,16 @@ def find_encoding(path: Path, encoding: str | None = None) -> Encoding:
     with path.open("rb") as file:
         start = file.read(1 << 16)
     marked = next((name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)
-    trouble = scan(path, marked or "utf-8")
+    trouble = _scan(path, marked or "utf-8")
     if trouble is None:
         return Encoding(marked or "utf-8", (f"{path.name}: read as {marked}",) if marked else ())
     if sum(byte in CONTROL_BYTES for byte in start) > MOST_CONTROL_SHARE * len(start):
-        raise BadData(f"a binary file ({trouble} is no text)", _UNPACK, path=path, line=trouble.line)
+        raise BadData(f"a binary file ({trouble[0]} is no text)", _UNPACK, path=path, line=trouble[1])
     has_curly = any(len(chunk.translate(None, _HIGH_CONTROLS)) != len(chunk) for chunk in _chunks(path))
-    name = "cp1252" if has_curly and scan(path, "cp1252") is None else "latin-1"
-    scan(path, name)  # refuses a file with NUL bytes
+    name = "cp1252" if has_curly and _scan(path, "cp1252") is None else "latin-1"
+    _scan(path, name)  # refuses a file with NUL bytes
     words = "cp1252 (latin-1 with curly quotes)" if name == "cp1252" else "latin-1"
-    return Encoding(name, (f"{path.name}: not utf-8 ({trouble}): read as {words}",))
+    return Encoding(name, (f"{path.name}: not utf-8 ({trouble[0]}): read as {words}",))
 
 
 _UNPACK = "give a text file (CSV, TSV, JSONL) or Parquet; unpack a compressed one first"
@@ -355,18 +343,21 @@ def _check_given(path: Path, encoding: str) -> Encoding:
         raise BadConfig(
             f"`data.encoding` is `{encoding}`", "it must be a text encoding such as utf-8 or latin-1"
         ) from None
-    trouble = scan(path, encoding)
+    trouble = _scan(path, encoding)
     if trouble is not None:
         hint = "leave the encoding out to have it found"
-        raise BadData(f"wrong encoding: not {encoding} ({trouble})", hint, path=path, line=trouble.line)
+        raise BadData(f"wrong encoding: not {encoding} ({trouble[0]})", hint, path=path, line=trouble[1])
     with path.open("rb") as file:
         is_marked = file.read(3) == codecs.BOM_UTF8
     # A mark read as utf-8 would become an invisible first letter of the first column's name.
     return Encoding("utf-8-sig" if is_marked and codecs.lookup(encoding).name == "utf-8" else encoding)
 
 
-def scan(path: Path, encoding: str) -> Undecodable | None:
-    """The first byte that `encoding` cannot read, if any; a NUL character is a `BadData`, since no text has one."""
+def _scan(path: Path, encoding: str) -> tuple[str, int] | None:
+    """The first byte that `encoding` cannot read, if any, in words, and its line.
+
+    A NUL character is a `BadData`, since no text has one.
+    """
     decoder = codecs.getincrementaldecoder(encoding)()
     position, line = 0, 1
     for chunk in _chunks(path):
@@ -374,13 +365,10 @@ def scan(path: Path, encoding: str) -> Undecodable | None:
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            where = error.start
             read = held + chunk
-            return Undecodable(
-                read[where],
-                position - len(held) + where,
-                line + _count_lines(read[:where].decode(encoding, errors="replace")),
-            )
+            line += _count_lines(read[: error.start].decode(encoding, errors="replace"))
+            place = position - len(held) + error.start
+            return f"byte 0x{read[error.start]:02x} at position {place}, line {line}", line
         if "\0" in text:
             line += _count_lines(text[: text.index("\0")])
             raise BadData("a binary file (it has NUL bytes)", _UNPACK, path=path, line=line)

@@ -19,7 +19,7 @@ CHUNK_ROWS = 500
 """Rows handed to the tokenizer at once: enough for all its threads, few enough that its objects stay in the cache."""
 
 
-class Pieces:
+class Pieces(Sequence[np.ndarray]):
     """A flat array as the sequence of its pieces: views, made when they are asked for."""
 
     def __init__(self, flat: np.ndarray, offsets: np.ndarray) -> None:
@@ -28,7 +28,7 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, index: int) -> np.ndarray:
+    def __getitem__(self, index: int) -> np.ndarray:  # type: ignore[override]  # nothing asks for a slice
         if not 0 <= index < len(self):
             raise IndexError(f"piece {index} of {len(self)}")
         return self.flat[self.offsets[index] : self.offsets[index + 1]]

@@ -72,7 +72,7 @@ def find_label_errors(
         return LabelErrors(len(rows), (), "the model is hardly better than chance on rows left out")
     errors = []
     for row, (likely, probability, margin) in sorted(found.items(), key=lambda item: (-item[1][2], item[0])):
-        given = np.flatnonzero(targets[row]) if targets.ndim == 2 else [targets[row]]
+        given = np.flatnonzero(targets[row]).tolist() if targets.ndim == 2 else [int(targets[row])]
         errors.append(
             LabelError(
                 line=rows.lines[row],

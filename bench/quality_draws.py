@@ -21,7 +21,7 @@ import numpy as np
 from report import say, write_whole
 
 from inlay.data import load_task
-from inlay.data.sets.houlsby17 import EXTRA
+from inlay.data.published_sets import EXTRA
 from inlay.data.splits import group_keys
 from inlay.data.tasks import Split, Task
 from inlay.settings.run_config import DataConfig

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inlay.data.token_cache import LIMIT_BYTES, ArrayCache, open_cache
+from inlay.data.token_cache import LIMIT_BYTES, ArrayCache, open_tokens
 from inlay.errors import BadConfig
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -195,12 +195,12 @@ def test_processes_that_share_a_folder_beyond_its_limit_read_whole_files_or_none
 def test_where_and_how_large_is_the_users_to_say(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("INLAY_CACHE_BYTES")
-    assert open_cache("tokens").folder == tmp_path / "inlay" / "tokens"
-    assert open_cache("tokens").limit_bytes == LIMIT_BYTES == 2 * 1024**3
+    assert open_tokens().folder == tmp_path / "inlay" / "tokens"
+    assert open_tokens().limit_bytes == LIMIT_BYTES == 2 * 1024**3
     monkeypatch.setenv("INLAY_CACHE_BYTES", "1000")
-    assert open_cache("tokens").limit_bytes == 1000
+    assert open_tokens().limit_bytes == 1000
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert open_cache("tokens").folder == Path.home() / ".cache" / "inlay" / "tokens"
+    assert open_tokens().folder == Path.home() / ".cache" / "inlay" / "tokens"
     monkeypatch.setenv("INLAY_CACHE_BYTES", "2G")
     with pytest.raises(BadConfig, match="`2G`"):
-        open_cache("tokens")
+        open_tokens()

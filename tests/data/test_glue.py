@@ -3,7 +3,7 @@
 import pytest
 
 from inlay.data import load_task, read_split, stream_rows
-from inlay.data.sets.glue import GLUE
+from inlay.data.published_sets import GLUE
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 from inlay.settings.run_config import DataConfig
 

@@ -8,7 +8,7 @@ import pandas
 import pytest
 
 from inlay.data import load_task, read_split
-from inlay.data.sets.houlsby17 import EXTRA
+from inlay.data.published_sets import EXTRA
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 from inlay.settings.run_config import DataConfig
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from inlay.data import load_task
-from inlay.data.sets.qnli import rebuild_qnli, split_sentences
+from inlay.data.published_sets import rebuild_qnli, split_sentences
 from inlay.errors import BadData, Missing
 from inlay.settings.run_config import DataConfig
 
@@ -55,7 +55,7 @@ def test_a_question_comes_with_its_answers_sentence_and_the_likest_other(squad):
 
 def test_no_more_rows_are_kept_than_glue_has_and_the_same_ones_each_time(squad, monkeypatch):
     whole = rebuild_qnli(squad).rows
-    monkeypatch.setattr("inlay.data.sets.qnli.NUM_ROWS", 3)
+    monkeypatch.setattr("inlay.data.published_sets.QNLI_ROWS", 3)
     kept = rebuild_qnli(squad).rows
     assert len(kept) == 3
     assert [row for row in whole if row in kept] == kept

@@ -26,7 +26,6 @@ def test_csv_rows_keep_the_line_they_begin_on(tmp_path):
     assert table.header.names == ("text", "label")
     assert table.rows == [["two\nlines", "x"], ['a "quote", and comma', "y"], ["plain", "z"]]
     assert table.lines == [2, 5, 6]
-    assert table.encoding == "utf-8"
     assert table.notes == ()
 
 

@@ -191,7 +191,7 @@ def test_scores_are_seqevals_own():
     assert interval.low < interval.value < interval.high
     assert [item.label for item in report.labels] == ["LOC", "PER"]
     assert sum(item.support for item in report.labels) == int(
-        count_rows(guess, as_targets(truth, labels), labels).support.sum()
+        count_rows(guess, as_targets(truth, labels), labels)[1].sum()
     )
 
 

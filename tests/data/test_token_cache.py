@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from inlay.data import token_cache as once
-from inlay.data import windows
 from inlay.data.tasks import Split
 from inlay.data.token_cache import Memory, encode_cached, open_tokens
 from inlay.data.windows import Reading, encode_split
@@ -249,7 +248,6 @@ def test_memory_keeps_what_was_asked_for_last_within_its_limit(tokenizer):
 
 def test_progress_is_heard_of_a_new_set_and_not_of_a_known_one(tokenizer, monkeypatch, forget):
     monkeypatch.setattr("inlay.data.encode.CHUNK_ROWS", 16)
-    monkeypatch.setattr(windows, "CHUNK_ROWS", 16)
     for kind, num_rows in (("classify", 40), ("tag", 40), ("span", 40)):
         split = make_split()
         split = replace(split, pairs=split.texts) if kind == "span" else split

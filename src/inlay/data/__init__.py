@@ -10,7 +10,6 @@ from __future__ import annotations
 from inlay.data.calibration import calibration_error, fit_temperature, likeliest_temperature, tune_thresholds
 from inlay.data.encode import Encoded, describe, epoch_batches
 from inlay.data.findings import describe_suspects, describe_unknown, describe_unpredicted
-from inlay.data.folds import Folds, make_folds
 from inlay.data.kinds import (
     CLASSIFICATION,
     KINDS,
@@ -34,10 +33,10 @@ from inlay.data.metrics import (
     score,
     score_all,
 )
+from inlay.data.published_sets import GLUE, open_glue
 from inlay.data.sampling import TaskSampler, draw_by_label, task_shares
-from inlay.data.sets.glue import GLUE, open_glue
 from inlay.data.sources import InputRow, Source, keep_places, stream_rows
-from inlay.data.splits import group_keys
+from inlay.data.splits import Folds, group_keys, make_folds
 from inlay.data.squad import tune_threshold
 from inlay.data.tags import entity_types
 from inlay.data.targets import IGNORED

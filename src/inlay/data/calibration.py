@@ -84,8 +84,6 @@ def is_right(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return logits.argmax(axis=-1) == targets
 
 
-Metric = Callable[[Counts], np.ndarray]
-
 NUM_ROWS = 50
 """fewest dev rows for tuning"""
 NUM_EACH = 10
@@ -103,24 +101,19 @@ def tune_thresholds(metric: str, logits: np.ndarray, targets: np.ndarray) -> tup
     None also where the metric is not one of decisions, there are more than two classes, or too few rows.
     """
     logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets)
-    if not has_cuts(metric, targets.ndim, logits.shape[-1]) or not np.isfinite(logits).all():
+    # Decisions that thresholds can move are those on sets of labels, and between two classes.
+    kind = KINDS[find_kind_of_metric(metric, targets.ndim)]
+    if kind.targets.num_dims != targets.ndim or not kind.has_cuts(logits.shape[-1]) or not np.isfinite(logits).all():
         return None
-    score: Metric = METRICS[metric].function
     scores_nL = logits if targets.ndim == 2 else logits[:, 1:] - logits[:, :1]
     true_nL = targets > 0 if targets.ndim == 2 else targets[:, None] == 1
     if len(logits) < NUM_ROWS or not _has_each(true_nL).any():
         return None
-    problem = _Problem(score, is_binary=targets.ndim == 1)
+    problem = _Problem(METRICS[metric].function, is_binary=targets.ndim == 1)
     if not _gains_elsewhere(problem, scores_nL, true_nL):
         return None
     found = problem.tune(scores_nL, true_nL)
     return None if not found.any() else tuple(float(cut) for cut in found)
-
-
-def has_cuts(metric: str, num_dims: int, num_outputs: int) -> bool:
-    """Whether decisions of this metric can use tuned thresholds: those on sets of labels, and between two classes."""
-    kind = KINDS[find_kind_of_metric(metric, num_dims)]
-    return kind.targets.num_dims == num_dims and kind.has_cuts(num_outputs)
 
 
 def _has_each(true_nL: np.ndarray) -> np.ndarray:
@@ -131,7 +124,7 @@ def _has_each(true_nL: np.ndarray) -> np.ndarray:
 class _Problem:
     """A metric to be maximised by thresholds on scores [n, L]. Two classes count as one label: is it the second?"""
 
-    def __init__(self, metric: Metric, *, is_binary: bool) -> None:
+    def __init__(self, metric: Callable[[Counts], np.ndarray], *, is_binary: bool) -> None:
         self._metric, self._is_binary = metric, is_binary
 
     def tune(self, scores_nL: np.ndarray, true_nL: np.ndarray) -> np.ndarray:

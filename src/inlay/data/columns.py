@@ -88,11 +88,13 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
     """
     given = [name for name in (config.text, config.pair, config.label, config.split) if name is not None]
     for name in given:
-        _require_column(header, name)
+        if name not in header.names:
+            raise BadData(f"no column named `{name}`", list_columns(header), path=header.path, line=header.line)
     free = [name for name in header.names if name not in given]
     text, pair = config.text, config.pair
     if text is None and pair is None:
-        text, pair = _find_pair(free)
+        found = ((find_name(free, (first,)), find_name(free, (second,))) for first, second in PAIR_NAMES)
+        text, pair = next((each for each in found if None not in each), (None, None))
     text = text or find_name(free, TEXT_NAMES)
     free = [name for name in free if name not in (text, pair)]
     label = config.label or find_name(free, LABEL_NAMES)
@@ -102,10 +104,12 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
         text = free.pop()
     if labelled and label is None and len(free) == 1:
         label = free.pop()
-    if text is None:
-        raise _unrecognised(header, "text")
-    if labelled and label is None:
-        raise _unrecognised(header, "label")
+    if text is None or (labelled and label is None):
+        role = "text" if text is None else "label"
+        hint = f"{list_columns(header)}; name it with `--{role}`"
+        if header.line is not None:
+            hint += "; the first line must be a header"
+        raise BadData(f"no {role} column recognised", hint, path=header.path, line=header.line)
     return Columns(text, pair, label, split)
 
 
@@ -113,26 +117,6 @@ def find_name(names: Sequence[str], known: Iterable[str]) -> str | None:
     """The first of the known names that a column has, whatever its case."""
     by_key = {name.strip().lower(): name for name in reversed(names)}
     return next((by_key[key] for key in known if key in by_key), None)
-
-
-def _find_pair(names: Sequence[str]) -> tuple[str | None, str | None]:
-    for pair in PAIR_NAMES:
-        first, second = (find_name(names, (key,)) for key in pair)
-        if first is not None and second is not None:
-            return first, second
-    return None, None
-
-
-def _require_column(header: Header, name: str) -> None:
-    if name not in header.names:
-        raise BadData(f"no column named `{name}`", list_columns(header), path=header.path, line=header.line)
-
-
-def _unrecognised(header: Header, role: str) -> BadData:
-    hint = f"{list_columns(header)}; name it with `--{role}`"
-    if header.line is not None:
-        hint += "; the first line must be a header"
-    return BadData(f"no {role} column recognised", hint, path=header.path, line=header.line)
 
 
 def list_columns(header: Header) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -23,40 +23,28 @@ class Pieces(Sequence[np.ndarray]):
     """A flat array as the sequence of its pieces: views, made when they are asked for."""
 
     def __init__(self, flat: np.ndarray, offsets: np.ndarray) -> None:
-        self._flat, self._offsets = flat, offsets
+        self.flat, self.offsets = flat, offsets
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.offsets) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> np.ndarray: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
-
-    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(index, slice):
-            return [self[position] for position in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
+    def __getitem__(self, index: int) -> np.ndarray:  # type: ignore[override]  # nothing asks for a slice
+        if not 0 <= index < len(self):
             raise IndexError(f"piece {index} of {len(self)}")
-        index = int(index) % len(self)
-        return self._flat[self._offsets[index] : self._offsets[index + 1]]
+        return self.flat[self.offsets[index] : self.offsets[index + 1]]
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        edges = self._offsets.tolist()  # numbers of Python's own slice faster
-        return (self._flat[start:stop] for start, stop in itertools.pairwise(edges))
+        edges = self.offsets.tolist()  # numbers of Python's own slice faster
+        return (self.flat[start:stop] for start, stop in itertools.pairwise(edges))
 
 
 @dataclass(frozen=True)
 class Gathered:
     """The tokens of some windows, laid end to end."""
 
-    ids: np.ndarray
-    """int32 [N]"""
-    segments: np.ndarray | None
-    """int32 [N]; None where the tokenizer has none"""
-    lengths: np.ndarray
-    """int64, of each window"""
+    ids: np.ndarray  # int32 [N]
+    segments: np.ndarray | None  # int32 [N]; None where the tokenizer has none
+    lengths: np.ndarray  # int64, of each window
 
 
 WindowTokens = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
@@ -93,15 +81,13 @@ class Encoded:
     """int64, the number of tokens of each window that belong to its first text, where it has two; None: it has one"""
 
     def __post_init__(self) -> None:
-        for array in vars(self).values():
-            if isinstance(array, np.ndarray):
-                array.setflags(write=False)
+        for array in self.arrays().values():
+            array.setflags(write=False)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __iter__(self) -> Iterator[WindowTokens]:
-        """The ids and segments of each window, and the ids of its second text where it is two."""
         none: Iterable[None] = itertools.repeat(None)
         if self.firsts is None:
             return zip(self.ids, none if self.segments is None else self.segments, none, strict=False)
@@ -150,7 +136,8 @@ class Encoded:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The arrays that are there, by field."""
-        return {name: value for name, value in vars(self).items() if name in _ARRAYS and value is not None}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     def gather(self, windows: np.ndarray) -> Gathered:
         """The tokens of some windows end to end, in the order asked for, in one step however many they are."""
@@ -167,15 +154,6 @@ class Encoded:
         """The windows of each row."""
         edges = np.searchsorted(self.owners, np.arange(self.num_rows + 1))
         return [range(first, last) for first, last in itertools.pairwise(edges.tolist())]
-
-    def with_words(self, places: np.ndarray, words: Sequence[Sequence[tuple[int, int]]], num_lost: int) -> Encoded:
-        """The same windows, whose tokens stand for words."""
-        flat_words = flatten(span for spans in words for span in spans).reshape(-1, 2)
-        word_offsets = to_offsets([len(spans) for spans in words])
-        return replace(self, flat_places=places, flat_words=flat_words, word_offsets=word_offsets, num_lost=num_lost)
-
-
-_ARRAYS = ("flat_ids", "flat_segments", "offsets", "owners", "flat_places", "flat_words", "word_offsets", "firsts")
 
 
 @dataclass(frozen=True)
@@ -198,8 +176,7 @@ class Truncation:
 
     max_length: int
     strategy: str = "longest_first"
-    stride: int = 0
-    """tokens that the parts of a cut row share"""
+    stride: int = 0  # tokens that the parts of a cut row share
 
 
 def tokenize(
@@ -273,6 +250,15 @@ def to_offsets(lengths: Sequence[int]) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
+def chunks(num_rows: int, progress: Callable[[int], None] | None) -> Iterator[slice]:
+    """The rows of one call of the tokenizer after the other; `progress` hears how many are done after each."""
+    for start in range(0, num_rows, CHUNK_ROWS):
+        stop = min(start + CHUNK_ROWS, num_rows)
+        yield slice(start, stop)
+        if progress is not None:
+            progress(stop)
+
+
 def encode(
     tokenizer: Any,
     texts: Sequence[str],
@@ -285,18 +271,14 @@ def encode(
     """Token ids of texts or pairs with a fast Hugging Face tokenizer; the longer of a pair is cut first.
 
     `with_offsets` keeps the place of each token in the (single) text; special tokens have the place 0 to 0.
-    `progress` is called with the number of rows done after each chunk.
     """
     pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
-    for start in range(0, len(texts), CHUNK_ROWS):
-        chunk = slice(start, start + CHUNK_ROWS)
+    for chunk in chunks(len(texts), progress):
         own = None if pairs is None else pairs[chunk]
         encodings = tokenize(tokenizer, texts[chunk], own, cut, with_offsets=with_offsets)
         pile.add(encodings, with_places=with_offsets)
         # Asking for overflow copies it, so only full rows are asked.
         num_truncated += sum(len(row) == max_length and bool(row.overflowing) for row in encodings)
-        if progress is not None:
-            progress(start + len(encodings))
     return pile.finish(np.arange(len(texts)), num_truncated)
 
 
@@ -312,16 +294,13 @@ def encode_apart(
     pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
     firsts: list[int] = []
     lengths: list[int] = []
-    for start in range(0, len(texts), CHUNK_ROWS):
-        chunk = slice(start, start + CHUNK_ROWS)
+    for chunk in chunks(len(texts), progress):
         sides = [tokenize(tokenizer, side[chunk], None, cut) for side in (texts, pairs)]
         rows = list(zip(*sides, strict=True))
         pile.add([text for row in rows for text in row])
         firsts += [len(first) for first, _ in rows]
         lengths += [len(first) + len(second) for first, second in rows]
         num_truncated += sum(any(len(text) == max_length and text.overflowing for text in row) for row in rows)
-        if progress is not None:
-            progress(start + len(rows))
     laid = pile.finish(np.arange(len(texts)), num_truncated)
     return replace(laid, offsets=to_offsets(lengths), firsts=np.array(firsts, dtype=np.int64))
 
@@ -330,15 +309,12 @@ def describe(
     tokenizer: Any, encoded: Encoded, targets: np.ndarray | None, labels: Sequence[str], num_rows: int = 3
 ) -> list[Example]:
     """Describe the first rows for people to check: tokens, ids, segments and the label by name."""
-    return [
-        Example(
-            tokens=tokenizer.convert_ids_to_tokens(encoded.ids[row].tolist()),
-            ids=encoded.ids[row].tolist(),
-            segments=None if encoded.segments is None else encoded.segments[row].tolist(),
-            label=None if targets is None else _name_target(targets[encoded.owners[row]], labels),
-        )
-        for row in range(min(num_rows, len(encoded)))
-    ]
+    examples = []
+    for row in range(min(num_rows, len(encoded))):
+        ids, segments = encoded.ids[row].tolist(), None if encoded.segments is None else encoded.segments[row].tolist()
+        label = None if targets is None else _name_target(targets[encoded.owners[row]], labels)
+        examples.append(Example(tokenizer.convert_ids_to_tokens(ids), ids, segments, label))
+    return examples
 
 
 def _name_target(target: Any, labels: Sequence[str]) -> str | float | list[str]:

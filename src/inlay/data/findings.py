@@ -20,15 +20,13 @@ import numpy as np
 
 from inlay.data.encode import tokenize
 from inlay.data.kinds import KINDS, Scheme
-from inlay.data.near_duplicates import Near, find_near
+from inlay.data.near_duplicates import find_near
 from inlay.data.rows import Rows
 from inlay.data.splits import find_repeats, group_keys
 from inlay.settings import DataConfig
 
 if TYPE_CHECKING:
-    from inlay.data.rows import Rows
     from inlay.data.tasks import Split, Task
-
 
 MOST_LABELS = 10  # named in a note
 
@@ -65,9 +63,14 @@ def describe_unjudged(scheme: Scheme, splits: dict[str, Split]) -> list[str]:
     shown = []
     for label, name in enumerate(scheme.labels):
         rows = train_rows[label]
-        if len(rows) and not len(dev_rows[label]):
-            own = train.take(rows)
-            shown.append(f"`{name}` ({_say_rows(own)})")
+        if not len(rows) or len(dev_rows[label]):
+            continue
+        own = train.take(rows)
+        found = f"1 row, line {own.lines[0]}"
+        if len(own) > 1:
+            is_one_text = len(set(group_keys(own.texts, own.pairs))) == 1
+            found = f"{len(own)} rows{' of one text' if is_one_text else ''}, first on line {min(own.lines)}"
+        shown.append(f"`{name}` ({found})")
     if not shown:
         return []
     what = "1 label has" if len(shown) == 1 else f"{len(shown)} labels have"
@@ -78,12 +81,11 @@ def describe_unpredicted(task: Task, names: Sequence[str], *, is_balanced: bool)
     """A note on labels that a trained task never predicts on its dev rows, and what to try."""
     if not names:
         return []
-    shown = []
-    counts = []
-    for split in (task.train, task.dev):
-        assert split.targets is not None
-        counts.append(KINDS[task.kind].targets.count_labels(split.targets, len(task.labels)))
-    num_train, num_dev = counts
+    assert task.train.targets is not None
+    assert task.dev.targets is not None
+    form, shown = KINDS[task.kind].targets, []
+    num_train = form.count_labels(task.train.targets, len(task.labels))
+    num_dev = form.count_labels(task.dev.targets, len(task.labels))
     for name in names:
         label = task.labels.index(name)
         rows = "row" if num_dev[label] == 1 else "rows"
@@ -104,13 +106,6 @@ def describe_suspects(suspects: Mapping[str, Any], command: str) -> list[str]:
     return [f"{rows} may be labelled wrongly, {which}: `{command}` lists them"]
 
 
-def _say_rows(own: Split) -> str:
-    if len(own) == 1:
-        return f"1 row, line {own.lines[0]}"
-    is_one_text = len(set(group_keys(own.texts, own.pairs))) == 1
-    return f"{len(own)} rows{' of one text' if is_one_text else ''}, first on line {min(own.lines)}"
-
-
 def _them(items: Sequence[str]) -> str:
     return "it" if len(items) == 1 else "them"
 
@@ -123,7 +118,8 @@ def join_some(items: Sequence[str], separator: str = ", ") -> str:
 
 def describe_variants(variants: Sequence[Sequence[str]], counts: Mapping[str, tuple[int, int]]) -> str:
     """A note on labels that are spellings of one another, and how to read them as one."""
-    shown = [" and ".join(f"`{name}` ({_say_count(counts[name])})" for name in names) for names in variants]
+    counted = {name: f"`{name}` ({number}, first on line {line})" for name, (number, line) in counts.items()}
+    shown = [" and ".join(counted[name] for name in names) for names in variants]
     return (
         f"labels that differ only in case, blanks or punctuation: {join_some(shown, '; ')}; read them as one with "
         "`--set data.merge_labels=true`"
@@ -132,14 +128,12 @@ def describe_variants(variants: Sequence[Sequence[str]], counts: Mapping[str, tu
 
 def describe_merged(counts: Mapping[str, tuple[int, int]], spellings: Mapping[str, str]) -> list[str]:
     """A note on labels that were read as another spelling of theirs."""
-    pairs = [(name, spellings.get(spelling_key(name), name)) for name in counts]
-    shown = [f"`{name}` ({_say_count(counts[name])}) as `{known}`" for name, known in pairs if known != name]
+    shown = []
+    for name, (number, line) in counts.items():
+        known = spellings.get(spelling_key(name), name)
+        if known != name:
+            shown.append(f"`{name}` ({number}, first on line {line}) as `{known}`")
     return [f"labels read as one: {join_some(shown)}"] if shown else []
-
-
-def _say_count(found: tuple[int, int]) -> str:
-    number, line = found
-    return f"{number}, first on line {line}"
 
 
 def describe_unseen(
@@ -149,18 +143,15 @@ def describe_unseen(
 
     `names` has the labels of every row, `spellings` the known label of a spelling's key.
     """
-    counts = Counter(name for own in names for name in own)
-    first: dict[str, int] = {}
-    for line, own in zip(rows.lines, names, strict=True):
-        for name in own:
-            first.setdefault(name, line)
+    counts = _count(names, rows.lines)
     noun = scheme.targets.unit
     shown = []
-    for name in sorted(unseen, key=lambda name: -counts[name]):
+    for name in sorted(unseen, key=lambda name: -counts[name][0]):
+        count, line = counts[name]
         known = spellings.get(spelling_key(name))
         also = "" if known is None else f"; training has `{known}`, see `data.merge_labels`"
-        number = f"{counts[name]} {noun}{'' if counts[name] == 1 else 's'}"
-        shown.append(f"`{name}` ({number}, first on line {first[name]}{also})")
+        number = f"{count} {noun}{'' if count == 1 else 's'}"
+        shown.append(f"`{name}` ({number}, first on line {line}{also})")
     what = "1 label" if len(shown) == 1 else f"{len(shown)} labels"
     how = scheme.targets.unseen_note
     return f"{rows.path} has {what} that training never saw, counted {how}: {join_some(shown)}"
@@ -228,27 +219,18 @@ def describe_near(splits: Mapping[str, Split | None]) -> list[str]:
             continue
         keys = group_keys(split.texts, split.pairs)
         other = split.take([row for row, key in enumerate(keys) if key not in known])
-        found = find_near(_rows(train), _rows(other))
-        if found.pairs:
-            what = "text is" if len(found.pairs) == 1 else "texts are"
-            notes.append(
-                f"{len(found.pairs)} {side} {what} nearly the same as a training text, such as "
-                f"{_say_pairs(side, other, train, found.pairs)}{_say_sample(side, found, other, train)}"
+        found = find_near(train.rows(), other.rows())
+        if not found.pairs:
+            continue
+        what = "text is" if len(found.pairs) == 1 else "texts are"
+        shown = _say_pairs(side, other, train, found.pairs)
+        if (found.num_others, found.num_train) != (len(other), len(train)):
+            shown += (
+                f" (looked at {found.num_others:,} of {len(other):,} {side} and {found.num_train:,} of {len(train):,} "
+                "training texts)"
             )
+        notes.append(f"{len(found.pairs)} {side} {what} nearly the same as a training text, such as {shown}")
     return notes
-
-
-def _rows(split: Split) -> list[tuple[str, ...]]:
-    return list(zip(split.texts, strict=True) if split.pairs is None else zip(split.texts, split.pairs, strict=True))
-
-
-def _say_sample(side: str, found: Near, split: Split, train: Split) -> str:
-    if (found.num_others, found.num_train) == (len(split), len(train)):
-        return ""
-    return (
-        f" (looked at {found.num_others:,} of {len(split):,} {side} and {found.num_train:,} of {len(train):,} "
-        "training texts)"
-    )
 
 
 _END = " .,;:!?…"
@@ -265,10 +247,15 @@ def spelling_key(name: str) -> str:
 
 def count_names(rows: Rows, scheme: Scheme) -> dict[str, tuple[int, int]]:
     """Label -> its number of occurrences in the rows, and the first line; for tags, by entity type."""
+    named = (scheme.targets.list_names(scheme, value) for value in rows.labels or ())
+    return _count([[scheme.targets.split_name(name)[1] for name in own] for own in named], rows.lines)
+
+
+def _count(names: Iterable[Sequence[str]], lines: Sequence[int]) -> dict[str, tuple[int, int]]:
+    """Name -> its number of occurrences in the rows, and the first line."""
     found: dict[str, tuple[int, int]] = {}
-    for value, line in zip(rows.labels or (), rows.lines, strict=False):
-        for name in scheme.list_names(value):
-            name = scheme.targets.split_name(name)[1]
+    for own, line in zip(names, lines, strict=False):
+        for name in own:
             count, first = found.get(name, (0, line))
             found[name] = (count + 1, first)
     return found
@@ -276,18 +263,20 @@ def count_names(rows: Rows, scheme: Scheme) -> dict[str, tuple[int, int]]:
 
 def find_variants(counts: Mapping[str, tuple[int, int]]) -> list[list[str]]:
     """Names of one key, where there are several: the most frequent first."""
-    groups: dict[str, list[str]] = {}
-    for name in sorted(counts, key=lambda name: (-counts[name][0], name)):
-        groups.setdefault(spelling_key(name), []).append(name)
+    groups = _group_by_key(sorted(counts, key=lambda name: (-counts[name][0], name)))
     return [names for names in groups.values() if len(names) > 1]
 
 
 def find_spellings(names: Iterable[str]) -> dict[str, str]:
     """Key -> the name that stands for it, where one name alone does."""
+    return {key: own[0] for key, own in _group_by_key(dict.fromkeys(names)).items() if len(own) == 1}
+
+
+def _group_by_key(names: Iterable[str]) -> dict[str, list[str]]:
     groups: dict[str, list[str]] = {}
-    for name in dict.fromkeys(names):
+    for name in names:
         groups.setdefault(spelling_key(name), []).append(name)
-    return {key: own[0] for key, own in groups.items() if len(own) == 1}
+    return groups
 
 
 def known_types(labels: Sequence[str], scheme: Scheme) -> list[str]:
@@ -319,7 +308,7 @@ _NAMES = {"CJK": "Chinese characters", "HANGUL": "Korean letters"}
 ADVICE = "use a multilingual backbone, such as `--backbone FacebookAI/xlm-roberta-base`"
 
 
-class _Row(NamedTuple):
+class _Text(NamedTuple):
     """One text: its tokens, the unknown ones among them, and its letters by script."""
 
     line: int
@@ -335,60 +324,49 @@ def describe_unknown(tokenizer: Any, split: Split, backbone: str) -> list[str]:
     letters = sum((row.letters for row in rows), Counter[str]())
     if not num_tokens:
         return []
-    script = _find_foreign(letters)
+    # The script other than Latin that has most of the letters, if they are many.
+    number, script = max(((number, script) for script, number in letters.items() if script != _LATIN), default=(0, ""))
+    if number < LEAST_FOREIGN * letters.total():
+        script = ""
+    script_name = _NAMES.get(script, script.capitalize())
     pieces = Counter(piece for row in rows for piece in row.unknown)
     share = pieces.total() / num_tokens
     if share >= MOST_UNKNOWN:
         lines = [str(row.line) for row in rows if row.unknown][:3]
         shown = ", ".join(f"`{piece[:20]}`" for piece, _ in pieces.most_common(3))
         where = f"line{'' if len(lines) == 1 else 's'} {', '.join(lines)}"
-        advice = f"many letters are {_name(script)}: {ADVICE}" if script else "it cannot tell them apart"
+        advice = f"many letters are {script_name}: {ADVICE}" if script else "it cannot tell them apart"
         return [f"{share:.0%} of the tokens are unknown to `{backbone}`, such as {shown} ({where}); {advice}"]
-    if script is None:
+    if not script:
         return []
     own = [row for row in rows if row.letters[script] * 2 > row.letters.total()]
     per_token = sum(row.letters.total() for row in own) / max(1, sum(row.num_tokens for row in own))
     if not own or per_token >= (_FEWEST_SIGNS if script in _MANY_SIGNS else _FEWEST_LETTERS):
         return []
     return [
-        f"many letters are {_name(script)}, of which `{backbone}` has hardly a word ({per_token:.1f} letters a token, "
+        f"many letters are {script_name}, of which `{backbone}` has hardly a word ({per_token:.1f} letters a token, "
         f"such as in line {own[0].line}): {ADVICE}"
     ]
 
 
-def _look_at(tokenizer: Any, split: Split) -> list[_Row]:
+def _look_at(tokenizer: Any, split: Split) -> list[_Text]:
     chosen = np.unique(np.linspace(0, len(split) - 1, min(NUM_ROWS, len(split))).astype(np.int64)).tolist()
     texts = [split.texts[row][:NUM_CHARACTERS] for row in chosen]
     lines = [split.lines[row] for row in chosen]
     if split.pairs is not None:
         texts += [split.pairs[row][:NUM_CHARACTERS] for row in chosen]
         lines += lines
-    scripts = {character: _find_script(character) for character in set().union(*texts)}
+    # The script of a letter, or of a sign that goes with letters, is the first word of its name.
+    scripts = {
+        character: unicodedata.name(character, "").partition(" ")[0]
+        for character in set().union(*texts)
+        if unicodedata.category(character)[0] in "LM"
+    }
     rows = []
     encodings = tokenize(tokenizer, texts, None, None, with_offsets=True)
     for text, line, encoding in zip(texts, lines, encodings, strict=True):
         places = [place for place, token in enumerate(encoding.ids) if token == tokenizer.unk_token_id]
         unknown = [text[slice(*encoding.offsets[place])] for place in places]
-        letters = Counter(script for character in text if (script := scripts[character]))
-        rows.append(_Row(line, len(encoding.ids), unknown, letters))
+        letters = Counter(script for character in text if (script := scripts.get(character)))
+        rows.append(_Text(line, len(encoding.ids), unknown, letters))
     return rows
-
-
-def _find_script(character: str) -> str:
-    """The script of a letter, or of a sign that goes with letters; nothing for any other character."""
-    if unicodedata.category(character)[0] not in "LM":
-        return ""
-    return unicodedata.name(character, "").partition(" ")[0]
-
-
-def _find_foreign(letters: Counter[str]) -> str | None:
-    """The script other than Latin that has most of the letters, if they are many."""
-    foreign = [(number, script) for script, number in letters.items() if script != _LATIN]
-    if not foreign:
-        return None
-    number, script = max(foreign)
-    return script if number >= LEAST_FOREIGN * letters.total() else None
-
-
-def _name(script: str | None) -> str:
-    return _NAMES.get(str(script), str(script).capitalize())

@@ -27,6 +27,7 @@ from inlay.data.targets import (
     TaggedWordTargets,
     TargetForm,
     TextTargets,
+    find_separator,
 )
 from inlay.errors import BadConfig, UnknownName
 from inlay.settings import DataConfig
@@ -122,10 +123,6 @@ class Scheme:
         """Return targets as one array."""
         return self.targets.collect(targets, len(self.labels))
 
-    def list_names(self, value: Any) -> list[str]:
-        """List the labels that a cell names, whether the scheme knows them or not; none where it cannot be read."""
-        return self.targets.list_names(self, value)
-
     def index(self, name: str) -> int:
         """Return the number of a label; one that is not known is a `Fault`."""
         try:
@@ -150,7 +147,8 @@ def find_scheme(cells: Sequence[Any], config: DataConfig) -> Scheme:
     given = tuple(map(form.name, config.labels)) if isinstance(form, LabelTargets) else config.labels
     if len(set(given)) < len(given):
         raise BadConfig(f"`data.labels` names a label twice: {', '.join(given)}", "name each label once")
-    scheme = Scheme(kind, given, form.find_separator(cells))
+    # Where targets are sets, one cell names several labels.
+    scheme = Scheme(kind, given, find_separator(cells) if form.num_dims == 2 else None)
     return Scheme(kind, given or form.find_labels(cells, scheme), scheme.separator)
 
 
@@ -192,14 +190,6 @@ def _decide_class(outputs: np.ndarray) -> np.ndarray:
     return outputs.argmax(axis=-1) if outputs.ndim == 2 else outputs.astype(np.int64)
 
 
-def _decide_labels(outputs: np.ndarray) -> np.ndarray:
-    return (outputs > 0).astype(np.int64)
-
-
-def _decide_number(outputs: np.ndarray) -> np.ndarray:
-    return outputs.reshape(len(outputs)).astype(np.float64)
-
-
 def _decide_level(outputs: np.ndarray) -> np.ndarray:
     """Count the levels that are exceeded: cumulative logits above 0, each no higher than the one before."""
     if outputs.ndim == 1:
@@ -218,13 +208,9 @@ def exceeded_levels(targets: np.ndarray, num_labels: int) -> np.ndarray:
 def _by_row(find: Callable[[Any, Any, tuple[str, ...], str], Mistake]) -> Mistakes:
     """Make a function of all rows from a function of one row: outcome, target, labels and text."""
 
-    def find_all(
-        outcomes: Sequence[Any], targets: np.ndarray, labels: tuple[str, ...], texts: Sequence[str]
-    ) -> list[Mistake]:
-        rows = zip(outcomes, targets, texts, strict=True)
-        return [find(outcome, target, labels, text) for outcome, target, text in rows]
-
-    return find_all
+    return lambda outcomes, targets, labels, texts: [
+        find(outcome, target, labels, text) for outcome, target, text in zip(outcomes, targets, texts, strict=True)
+    ]
 
 
 def _mistake_of_class(outcome: Any, target: Any, labels: tuple[str, ...], text: str) -> Mistake:
@@ -237,10 +223,6 @@ def _mistake_of_class(outcome: Any, target: Any, labels: tuple[str, ...], text: 
 def _mistake_of_set(outcome: Any, target: Any, labels: tuple[str, ...], text: str) -> Mistake:
     true = tuple(label for label, applies in zip(labels, target, strict=True) if applies)
     return None if true == outcome.labels else {"label": "|".join(true), "predicted": "|".join(outcome.labels or ())}
-
-
-def _mistake_of_number(outcome: Any, target: Any, labels: tuple[str, ...], text: str) -> Mistake:
-    return {"label": float(target), "predicted": outcome.value}
 
 
 def _mistake_of_tags(outcome: Any, target: Any, labels: tuple[str, ...], text: str) -> Mistake:
@@ -264,10 +246,6 @@ def _mistakes_of_passages(
     # All rows together decide which of SQuAD's rules holds.
     is_squad2 = has_unanswerable(list(targets))
     return [_mistake_of_answer(outcome, golds, is_squad2) for outcome, golds in zip(outcomes, targets, strict=True)]
-
-
-def _mistake_of_text(outcome: Any, target: Any, labels: tuple[str, ...], text: str) -> Mistake:
-    return _mistake_of_answer(outcome, ((0, target),), is_squad2=True)
 
 
 def _mistake_of_answer(outcome: Any, golds: Sequence[Gold], is_squad2: bool) -> Mistake:
@@ -309,11 +287,6 @@ def _spell_numbers(task: Task) -> tuple[str, ...]:
     return tuple(f"{number * step:.{decimals}f}" for number in range(first, last + 1))
 
 
-def _nearest_numbers(targets: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-    numbers = np.array([float(text) for text in texts])
-    return np.abs(numbers[None, :] - targets[:, None]).argmin(1)
-
-
 KINDS: dict[str, Kind] = {
     "classify": Kind(
         targets=LabelTargets(),
@@ -339,7 +312,7 @@ KINDS: dict[str, Kind] = {
         metrics=("accuracy", "macro_f1", "micro_f1"),
         default_metric="micro_f1",
         sample="sets",
-        decide=_decide_labels,
+        decide=lambda outputs: (outputs > 0).astype(np.int64),
         find_mistakes=_by_row(_mistake_of_set),
         has_cuts=lambda num_labels: True,
         finds_label_errors=True,
@@ -356,14 +329,16 @@ KINDS: dict[str, Kind] = {
         metrics=("pearson", "spearman", "rmse"),
         default_metric="spearman",
         sample="numbers",
-        decide=_decide_number,
-        find_mistakes=_by_row(_mistake_of_number),
+        decide=lambda outputs: outputs.reshape(len(outputs)).astype(np.float64),
+        find_mistakes=_by_row(
+            lambda outcome, target, labels, text: {"label": float(target), "predicted": outcome.value}
+        ),
         labels_note="none: it answers with a number",
         is_number=True,
         linear="number",
         output_targets=lambda targets, num_labels: targets.astype(np.float64)[:, None],
         spell_answers=_spell_numbers,
-        match_answers=_nearest_numbers,
+        match_answers=lambda targets, texts: np.abs(np.array(texts, dtype=float) - targets[:, None]).argmin(1),
         onnx="the first logit is the number, on the scale of the task's own targets",
         head_type=CLASSIFICATION,
     ),
@@ -410,7 +385,9 @@ KINDS: dict[str, Kind] = {
         metrics=("token_f1", "exact_match"),
         default_metric="exact_match",
         sample="texts",
-        find_mistakes=_by_row(_mistake_of_text),
+        find_mistakes=_by_row(
+            lambda outcome, target, labels, text: _mistake_of_answer(outcome, ((0, target),), is_squad2=True)
+        ),
         labels_note="none: it writes its answer",
         spell_answers=lambda task: (),
     ),

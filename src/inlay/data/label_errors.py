@@ -41,21 +41,17 @@ class LabelError:
     pair: str | None
     given: str
     likely: str
-    probability: float
-    """probability of the likely label; for a set, of the likely decision on the label most in doubt"""
-    margin: float
-    """distance to the probability of the given label; rows are ranked by it"""
+    probability: float  # probability of the likely label; for a set, of the likely decision on the label most in doubt
+    margin: float  # distance to the probability of the given label; rows are ranked by it
 
 
 @dataclass(frozen=True)
 class LabelErrors:
     """The rows that may be labelled wrongly, the most suspicious first."""
 
-    num_rows: int
-    """rows looked at"""
+    num_rows: int  # rows looked at
     errors: tuple[LabelError, ...]
-    silence: str = ""
-    """the reason why nothing can be said, if so"""
+    silence: str = ""  # the reason why nothing can be said, if so
 
     def to_json(self) -> dict[str, Any]:
         """All of them as data."""
@@ -74,19 +70,21 @@ def find_label_errors(
     found = find(np.asarray(probabilities, dtype=np.float64), targets)
     if found is None:
         return LabelErrors(len(rows), (), "the model is hardly better than chance on rows left out")
-    errors = [
-        LabelError(
-            line=rows.lines[item.row],
-            path=rows.path if paths is None else paths[item.row],
-            text=rows.texts[item.row],
-            pair=None if rows.pairs is None else rows.pairs[item.row],
-            given=_name(item.given, labels),
-            likely=_name(item.likely, labels),
-            probability=item.probability,
-            margin=item.margin,
+    errors = []
+    for row, (likely, probability, margin) in sorted(found.items(), key=lambda item: (-item[1][2], item[0])):
+        given = np.flatnonzero(targets[row]).tolist() if targets.ndim == 2 else [int(targets[row])]
+        errors.append(
+            LabelError(
+                line=rows.lines[row],
+                path=rows.path if paths is None else paths[row],
+                text=rows.texts[row],
+                pair=None if rows.pairs is None else rows.pairs[row],
+                given="|".join(labels[label] for label in given) or "(no label)",
+                likely="|".join(labels[label] for label in likely) or "(no label)",
+                probability=probability,
+                margin=margin,
+            )
         )
-        for item in sorted(found, key=lambda item: (-item.margin, item.row))
-    ]
     return LabelErrors(len(rows), tuple(errors))
 
 
@@ -105,20 +103,14 @@ def as_probabilities(logits: np.ndarray, targets: np.ndarray, fitted_on: np.ndar
     return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
 
-@dataclass(frozen=True)
-class _Suspect:
-    """A row by its position, with the labels it has and should have."""
-
-    row: int
-    given: tuple[int, ...]
-    likely: tuple[int, ...]
-    probability: float
-    margin: float
+_Suspects = dict[int, tuple[list[int], float, float]]  # row -> the labels it should have, probability and margin
 
 
-def _find_in_classes(probabilities: np.ndarray, targets: np.ndarray) -> list[_Suspect] | None:
-    """Suspicious rows of classes; None if the model is near chance."""
-    if _is_near_chance(probabilities, targets):
+def _find_in_classes(probabilities: np.ndarray, targets: np.ndarray) -> _Suspects | None:
+    """Suspicious rows of classes; None if the predictions say next to nothing about the given labels."""
+    # Unlike accuracy, a rare class cannot hide it.
+    least = max(_NEAR_CHANCE, _DEVIATIONS / math.sqrt(len(targets)))
+    if not score("matthews", probabilities, targets) >= least:
         return None
     # 1. how sure the model is of each class where it is given, and whether it knows the class
     num_labels = probabilities.shape[1]
@@ -134,41 +126,28 @@ def _find_in_classes(probabilities: np.ndarray, targets: np.ndarray) -> list[_Su
     best = probabilities.max(axis=1)
     is_other = (likeliest != targets) & is_known[targets]
     is_sure = (own < thresholds[targets]) & (best >= thresholds[likeliest])
-    return [
-        _Suspect(int(row), (int(targets[row]),), (int(likeliest[row]),), float(best[row]), float(best[row] - own[row]))
+    return {
+        int(row): ([int(likeliest[row])], float(best[row]), float(best[row] - own[row]))
         for row in np.flatnonzero(is_other & is_sure)
-    ]
+    }
 
 
-def _find_in_sets(probabilities: np.ndarray, targets: np.ndarray) -> list[_Suspect] | None:
+def _find_in_sets(probabilities: np.ndarray, targets: np.ndarray) -> _Suspects | None:
     """Suspicious rows of sets of labels, each with all labels in doubt; None if the model is near chance at all."""
-    doubts: dict[int, list[tuple[int, _Suspect]]] = {}
+    doubts: dict[int, dict[int, tuple[float, float]]] = {}  # row -> label -> probability and margin
     has_known = False
     for label in range(targets.shape[1]):
         both = np.stack([1 - probabilities[:, label], probabilities[:, label]], axis=1)
         found = _find_in_classes(both, (targets[:, label] > 0).astype(np.int64))
         has_known |= found is not None
-        for item in found or ():
-            doubts.setdefault(item.row, []).append((label, item))
+        for row, (_, probability, margin) in (found or {}).items():
+            doubts.setdefault(row, {})[label] = probability, margin
     if not has_known:
         return None
-    suspects = []
+    suspects = {}
     for row, own in doubts.items():
-        given = targets[row] > 0
-        likely = given.copy()
-        for label, _ in own:
-            likely[label] = not given[label]
-        most = max((item for _, item in own), key=lambda item: item.margin)
-        has, should = (tuple(np.flatnonzero(part).tolist()) for part in (given, likely))
-        suspects.append(_Suspect(row, has, should, most.probability, most.margin))
+        is_likely = targets[row] > 0
+        is_likely[list(own)] ^= True
+        probability, margin = max(own.values(), key=lambda item: item[1])
+        suspects[row] = np.flatnonzero(is_likely).tolist(), probability, margin
     return suspects
-
-
-def _is_near_chance(probabilities: np.ndarray, targets: np.ndarray) -> bool:
-    """Whether predictions say next to nothing about the given labels. Unlike accuracy, a rare class cannot hide it."""
-    least = max(_NEAR_CHANCE, _DEVIATIONS / math.sqrt(len(targets)))
-    return not score("matthews", probabilities, targets) >= least
-
-
-def _name(chosen: Sequence[int], labels: Sequence[str]) -> str:
-    return "|".join(labels[label] for label in chosen) or "(no label)"

@@ -23,20 +23,23 @@ import numpy as np
 
 from inlay.data.kinds import KINDS, find_kind_of_metric
 from inlay.data.squad import Gold, has_unanswerable, score_answer
-from inlay.data.tags import TagCounts, count_rows, entity_types, has_seqeval, require_seqeval
+from inlay.data.tags import count_rows, entity_types, has_seqeval, require_seqeval
 from inlay.errors import BadConfig, NotFinite, UnknownName
 
 CHUNK_CELLS = 2_000_000  # cells of the resampled weights held at a time
 
 
 class Counts(NamedTuple):
-    """A sample of classified rows: per label, rows both predicted and true, true rows and predicted rows."""
+    """A sample of classified rows, or of tagged words, whose labels are the types of entities.
+
+    Per label: those both predicted and true, true ones and predicted ones.
+    """
 
     hits: np.ndarray  # [..., labels]
     support: np.ndarray  # [..., labels]
     predicted: np.ndarray  # [..., labels]
-    num_right: np.ndarray  # [...], rows right as a whole
-    num_rows: int
+    num_right: np.ndarray  # [...], rows right as a whole, or words with the right tag
+    num_rows: int | np.ndarray  # or words
 
 
 class Weighted(NamedTuple):
@@ -55,28 +58,20 @@ class Means(NamedTuple):
     num_rows: np.ndarray  # [...]
 
 
-def accuracy(sample: Counts) -> np.ndarray:
-    """Share of rows that are right; for multilabel rows, right in every label."""
-    return sample.num_right / max(sample.num_rows, 1)
+def _accuracy(sample: Counts) -> np.ndarray:
+    return _ratio(sample.num_right, sample.num_rows)
 
 
-def f1(sample: Counts) -> np.ndarray:
-    """F1 of the second label, the positive one of a binary task (GLUE's `1`)."""
-    return _f1_by_label(sample)[..., 1]
-
-
-def macro_f1(sample: Counts) -> np.ndarray:
-    """Mean F1 over the labels that occur, as predicted or as true ones."""
+def _macro_f1(sample: Counts) -> np.ndarray:
     occurs = (sample.support + sample.predicted) > 0
     return _ratio((_f1_by_label(sample) * occurs).sum(axis=-1), occurs.sum(axis=-1))
 
 
-def micro_f1(sample: Counts | TagCounts) -> np.ndarray:
-    """F1 over all (row, label) decisions together; for tags, over all entities, right in type and in both ends."""
+def _micro_f1(sample: Counts) -> np.ndarray:
     return _ratio(2 * sample.hits.sum(axis=-1), (sample.support + sample.predicted).sum(axis=-1))
 
 
-def matthews(sample: Counts) -> np.ndarray:
+def _matthews(sample: Counts) -> np.ndarray:
     """Matthews' correlation of classes; for more than two, Gorodkin's R_K."""
     total = float(sample.num_rows)
     support, predicted = sample.support.astype(float), sample.predicted.astype(float)
@@ -85,69 +80,26 @@ def matthews(sample: Counts) -> np.ndarray:
     return _ratio(covariance, np.sqrt(spread))
 
 
-def pearson(sample: Weighted) -> np.ndarray:
-    """Correlation of predictions and targets."""
-    return _correlate(sample.predictions, sample.targets, sample.weights)
-
-
-def spearman(sample: Weighted) -> np.ndarray:
+def _spearman(sample: Weighted) -> np.ndarray:
     """Correlation of ranks; ties share their mean rank."""
     predicted, true = (_rank(values, sample.weights) for values in (sample.predictions, sample.targets))
     return _correlate(predicted, true, sample.weights)
 
 
-def rmse(sample: Weighted) -> np.ndarray:
-    """Root of the mean squared error."""
-    error = (sample.predictions - sample.targets) ** 2
-    return np.sqrt(_ratio((sample.weights * error).sum(axis=-1), sample.weights.sum(axis=-1)))
-
-
-def mae(sample: Weighted) -> np.ndarray:
-    """Mean absolute error; for levels, the mean number of levels between them."""
-    error = np.abs(sample.predictions - sample.targets)
-    return _ratio((sample.weights * error).sum(axis=-1), sample.weights.sum(axis=-1))
-
-
-def quadratic_kappa(sample: Weighted) -> np.ndarray:
+def _quadratic_kappa(sample: Weighted) -> np.ndarray:
     """Cohen's kappa of levels with quadratic weights (Cohen 1968): 1 - observed / expected squared distance.
 
     Expected is the mean squared distance of predictions and targets drawn independently: the sum of their variances,
     and the square of the distance of their means.
     """
-    total = sample.weights.sum(axis=-1)
-    observed = _ratio((sample.weights * (sample.predictions - sample.targets) ** 2).sum(axis=-1), total)
+    observed = _mean((sample.predictions - sample.targets) ** 2, sample.weights)
     means, variances = [], []
     for values in (sample.predictions, sample.targets):
-        mean = _ratio((sample.weights * values).sum(axis=-1), total)
+        mean = _mean(values, sample.weights)
         means.append(mean)
-        variances.append(_ratio((sample.weights * (values - mean[..., None]) ** 2).sum(axis=-1), total))
+        variances.append(_mean((values - mean[..., None]) ** 2, sample.weights))
     expected = variances[0] + variances[1] + (means[0] - means[1]) ** 2
     return np.where(expected > 1e-12, 1 - _ratio(observed, expected), 0.0)
-
-
-def entity_precision(sample: TagCounts) -> np.ndarray:
-    """Share of the proposed entities that are there."""
-    return _ratio(sample.hits.sum(axis=-1), sample.predicted.sum(axis=-1))
-
-
-def entity_recall(sample: TagCounts) -> np.ndarray:
-    """Share of the entities that were found."""
-    return _ratio(sample.hits.sum(axis=-1), sample.support.sum(axis=-1))
-
-
-def token_accuracy(sample: TagCounts) -> np.ndarray:
-    """Share of the words with the right tag."""
-    return _ratio(sample.num_right, sample.num_words)
-
-
-def exact_match(sample: Means) -> np.ndarray:
-    """Share of the answers that are a gold answer, as SQuAD's script compares them."""
-    return _ratio(sample.exact, sample.num_rows)
-
-
-def token_f1(sample: Means) -> np.ndarray:
-    """Mean F1 of the answers' words with the nearest gold answer's: SQuAD's F1."""
-    return _ratio(sample.overlap, sample.num_rows)
 
 
 @dataclass(frozen=True)
@@ -164,22 +116,38 @@ class Metric:
 MEAN = "mean"
 """The metric of a run of several tasks: the mean of their own metrics, each task once."""
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric(accuracy, is_share=True),
-    "f1": Metric(f1, is_binary=True),
-    "macro_f1": Metric(macro_f1),
-    "micro_f1": Metric(micro_f1),
-    "matthews": Metric(matthews),
-    "pearson": Metric(pearson),
-    "spearman": Metric(spearman),
-    "rmse": Metric(rmse, higher_is_better=False),
-    "quadratic_kappa": Metric(quadratic_kappa),
-    "mae": Metric(mae, higher_is_better=False),
-    "entity_f1": Metric(micro_f1, needs_entities=True),
-    "entity_precision": Metric(entity_precision, needs_entities=True),
-    "entity_recall": Metric(entity_recall, needs_entities=True),
-    "token_accuracy": Metric(token_accuracy),
-    "token_f1": Metric(token_f1),
-    "exact_match": Metric(exact_match, is_share=True),
+    # The share of rows that are right; for multilabel rows, right in every label.
+    "accuracy": Metric(_accuracy, is_share=True),
+    # F1 of the second label, the positive one of a binary task (GLUE's `1`).
+    "f1": Metric(lambda sample: _f1_by_label(sample)[..., 1], is_binary=True),
+    # The mean F1 over the labels that occur, as predicted or as true ones.
+    "macro_f1": Metric(_macro_f1),
+    # F1 over all (row, label) decisions together.
+    "micro_f1": Metric(_micro_f1),
+    "matthews": Metric(_matthews),
+    "pearson": Metric(lambda sample: _correlate(sample.predictions, sample.targets, sample.weights)),
+    "spearman": Metric(_spearman),
+    "rmse": Metric(
+        lambda sample: np.sqrt(_mean((sample.predictions - sample.targets) ** 2, sample.weights)),
+        higher_is_better=False,
+    ),
+    "quadratic_kappa": Metric(_quadratic_kappa),
+    # For levels, the mean number of levels between them.
+    "mae": Metric(
+        lambda sample: _mean(np.abs(sample.predictions - sample.targets), sample.weights), higher_is_better=False
+    ),
+    # An entity is right if its type and both its ends are.
+    "entity_f1": Metric(_micro_f1, needs_entities=True),
+    "entity_precision": Metric(
+        lambda sample: _ratio(sample.hits.sum(axis=-1), sample.predicted.sum(axis=-1)), needs_entities=True
+    ),
+    "entity_recall": Metric(
+        lambda sample: _ratio(sample.hits.sum(axis=-1), sample.support.sum(axis=-1)), needs_entities=True
+    ),
+    "token_accuracy": Metric(_accuracy),
+    # F1 of the answers' words with the nearest gold answer's: SQuAD's F1. Exact match is as its script compares them.
+    "token_f1": Metric(lambda sample: _ratio(sample.overlap, sample.num_rows)),
+    "exact_match": Metric(lambda sample: _ratio(sample.exact, sample.num_rows), is_share=True),
 }
 
 
@@ -344,12 +312,14 @@ def evaluate_report(
         intervals[name] = Interval(value, float(low), float(high))
     if isinstance(sample, Weighted | Means):
         return Report(kind, len(targets), intervals)
-    if isinstance(sample, TagCounts):
-        return Report(kind, len(targets), intervals, _score_labels(entity_types(labels), sample), unseen)
     confusion = None
     if KINDS[kind].is_classifier:
         confusion = tuple(tuple(row) for row in _confuse(predictions, targets, len(labels)).tolist())
-    return Report(kind, len(targets), intervals, _score_labels(labels, sample), unseen, confusion)
+    scored = entity_types(labels) if KINDS[kind].sample == "tags" else labels
+    precision, recall = _ratio(sample.hits, sample.predicted), _ratio(sample.hits, sample.support)
+    columns = zip(scored, precision, recall, _f1_by_label(sample), sample.support, strict=True)
+    scores = tuple(LabelScore(name, float(p), float(r), float(f), int(n)) for name, p, r, f, n in columns)
+    return Report(kind, len(targets), intervals, scores, unseen, confusion)
 
 
 def _wilson(share: float, num_rows: int) -> tuple[float, float]:
@@ -358,12 +328,6 @@ def _wilson(share: float, num_rows: int) -> tuple[float, float]:
     middle = share + z * z / (2 * num_rows)
     reach = z * math.sqrt(share * (1 - share) / num_rows + (z / num_rows) ** 2 / 4)
     return max(0.0, (middle - reach) / whole), min(1.0, (middle + reach) / whole)
-
-
-def _score_labels(labels: tuple[str, ...], sample: Counts | TagCounts) -> tuple[LabelScore, ...]:
-    precision, recall = _ratio(sample.hits, sample.predicted), _ratio(sample.hits, sample.support)
-    columns = zip(labels, precision, recall, _f1_by_label(sample), sample.support, strict=True)
-    return tuple(LabelScore(name, float(p), float(r), float(f), int(n)) for name, p, r, f, n in columns)
 
 
 def _confuse(predictions: np.ndarray, targets: np.ndarray, num_labels: int) -> np.ndarray:
@@ -397,16 +361,7 @@ def _sum_numbers(predictions: np.ndarray, targets: np.ndarray, labels: Sequence[
 
 def _sum_tags(predictions: Sequence[Sequence[str]], targets: Any, labels: Sequence[str]) -> Summing:
     rows = count_rows(predictions, targets, labels)
-    return lambda weights: TagCounts(*(weights @ part for part in rows))
-
-
-def _sum_passages(predictions: Sequence[str], targets: Sequence[Sequence[Gold]], labels: Sequence[str]) -> Summing:
-    return _sum_answers(predictions, targets, is_squad2=has_unanswerable(targets))
-
-
-def _sum_texts(predictions: Sequence[str], targets: Sequence[str], labels: Sequence[str]) -> Summing:
-    """Sum up written answers, each against its one text. Equal texts have an F1 of 1, even if no word is left."""
-    return _sum_answers(predictions, [((0, text),) for text in targets], is_squad2=True)
+    return lambda weights: Counts(*(weights @ part for part in rows))
 
 
 def _sum_answers(predictions: Sequence[str], targets: Sequence[Sequence[Gold]], *, is_squad2: bool) -> Summing:
@@ -415,15 +370,20 @@ def _sum_answers(predictions: Sequence[str], targets: Sequence[Sequence[Gold]], 
     return lambda weights: Means(weights @ exact, weights @ overlap, weights.sum(axis=-1))
 
 
-Sample = Counts | Weighted | TagCounts | Means
+Sample = Counts | Weighted | Means
 Summing = Callable[[np.ndarray], Sample]
 SAMPLES: dict[str, Callable[[Any, Any, Sequence[str]], Summing] | None] = {
     "classes": None,  # counted by cells of the confusion
     "sets": lambda predictions, targets, labels: lambda weights: _count_sets(predictions, targets, weights),
     "numbers": _sum_numbers,
     "tags": _sum_tags,
-    "passages": _sum_passages,
-    "texts": _sum_texts,
+    "passages": lambda predictions, targets, labels: _sum_answers(
+        predictions, targets, is_squad2=has_unanswerable(targets)
+    ),
+    # Written answers, each against its one text. Equal texts have an F1 of 1, even if no word is left.
+    "texts": lambda predictions, targets, labels: _sum_answers(
+        predictions, [((0, text),) for text in targets], is_squad2=True
+    ),
 }
 """`Kind.sample` -> a function of predictions, targets and labels, which makes a function of row counts."""
 
@@ -434,31 +394,28 @@ def _resample(
     """Draw bootstrap samples in chunks. Rows of one confusion cell are alike, so drawing rows is drawing cells."""
     generator = np.random.default_rng(0)
     sum_up = SAMPLES[KINDS[kind].sample]
+    num_rows = len(targets)
     if sum_up is not None:
         summing = sum_up(predictions, targets, labels)
-        yield from (summing(weights) for weights in _draw_weights(generator, len(targets), num_resamples))
+        chunk_size = max(1, CHUNK_CELLS // max(num_rows, 1))
+        for start in range(0, num_resamples, chunk_size):
+            size = min(chunk_size, num_resamples - start)
+            drawn = generator.integers(num_rows, size=(size, num_rows)) + np.arange(size)[:, None] * num_rows
+            counts = np.bincount(drawn.ravel(), minlength=size * num_rows)  # how often each row counts
+            yield summing(counts.reshape(size, num_rows).astype(np.float64))
         return
     confusion = _confuse(predictions, targets, len(labels))
     true, predicted = np.nonzero(confusion)
-    shares = confusion[true, predicted] / max(len(targets), 1)
+    shares = confusion[true, predicted] / max(num_rows, 1)
     numbers = np.arange(len(labels))
     is_true = (true[:, None] == numbers).astype(np.float64)
     is_predicted = (predicted[:, None] == numbers).astype(np.float64)
-    draws = generator.multinomial(len(targets), shares, size=num_resamples).astype(np.float64)
+    draws = generator.multinomial(num_rows, shares, size=num_resamples).astype(np.float64)
     hits = draws @ (is_true * is_predicted)
-    yield Counts(hits, draws @ is_true, draws @ is_predicted, hits.sum(axis=-1), len(targets))
+    yield Counts(hits, draws @ is_true, draws @ is_predicted, hits.sum(axis=-1), num_rows)
 
 
-def _draw_weights(generator: np.random.Generator, num_rows: int, num_resamples: int) -> Iterator[np.ndarray]:
-    """Draw how often each row counts, [resamples, rows], a chunk of resamples at a time."""
-    chunk_size = max(1, CHUNK_CELLS // max(num_rows, 1))
-    for start in range(0, num_resamples, chunk_size):
-        size = min(chunk_size, num_resamples - start)
-        drawn = generator.integers(num_rows, size=(size, num_rows)) + np.arange(size)[:, None] * num_rows
-        yield np.bincount(drawn.ravel(), minlength=size * num_rows).reshape(size, num_rows).astype(np.float64)
-
-
-def _f1_by_label(sample: Counts | TagCounts) -> np.ndarray:
+def _f1_by_label(sample: Counts) -> np.ndarray:
     return _ratio(2 * sample.hits, sample.support + sample.predicted)
 
 
@@ -485,16 +442,19 @@ def _correlate(first: np.ndarray, second: np.ndarray, weights: np.ndarray) -> np
 
 def _centre(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Values less their weighted mean, and the sum of their squares."""
-    total = weights.sum(axis=-1, keepdims=True)
-    mean = _ratio((weights * values).sum(axis=-1, keepdims=True), total)
-    centred = values - mean
+    mean = _mean(values, weights)
+    centred = values - mean[..., None]
     spread = (weights * centred**2).sum(axis=-1)
     # A constant leaves rounding dust after its mean is taken away, and dust correlates with anything.
-    is_dust = spread <= (total * (1e-12 * mean) ** 2)[..., 0]
+    is_dust = spread <= weights.sum(axis=-1) * (1e-12 * mean) ** 2
     return centred, np.where(is_dust, 0.0, spread)
 
 
-def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    return _ratio((weights * values).sum(axis=-1), weights.sum(axis=-1))
+
+
+def _ratio(top: np.ndarray, bottom: np.ndarray | int) -> np.ndarray:
     """top / bottom, and 0 where it is undefined."""
     top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
     return np.divide(top, bottom, out=np.zeros(np.broadcast_shapes(top.shape, bottom.shape)), where=bottom != 0)

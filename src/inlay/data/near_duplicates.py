@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from inlay.data.encode import Pieces
 from inlay.data.tags import UNSPACED
 
 LEAST = 0.8
@@ -27,8 +28,7 @@ MOST_SHARED = 20  # training texts that are compared because of one run
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 
 
-Words = defaultdict[str, int]
-"""Words by the number each has here."""
+Words = defaultdict[str, int]  # the number that each word has here
 
 
 class Near(NamedTuple):
@@ -37,20 +37,6 @@ class Near(NamedTuple):
     pairs: list[tuple[int, int]]
     num_others: int
     num_train: int
-
-
-class _Runs(NamedTuple):
-    """Sets of runs, one for each text, end to end and sorted within each."""
-
-    hashes: np.ndarray  # int64 [N]
-    offsets: np.ndarray  # int64 [texts + 1]
-
-    def of(self, row: int) -> np.ndarray:
-        return self.hashes[self.offsets[row] : self.offsets[row + 1]]
-
-    @property
-    def owners(self) -> np.ndarray:
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
 
 def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -> Near:
@@ -66,9 +52,9 @@ def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -
     ours = _find_runs([" ".join(others[row]) for row in rows], known)
     theirs = _find_runs([" ".join(train[row]) for row in trained], known)
     # 2. of each text the rarest runs, and the training texts that have them
-    order = np.argsort(theirs.hashes, kind="stable")
-    hashes, owners = theirs.hashes[order], theirs.owners[order]
-    low, high = (np.searchsorted(hashes, ours.hashes, side) for side in ("left", "right"))
+    order = np.argsort(theirs.flat, kind="stable")
+    hashes, owners = theirs.flat[order], np.repeat(np.arange(len(theirs)), np.diff(theirs.offsets))[order]
+    low, high = (np.searchsorted(hashes, ours.flat, side) for side in ("left", "right"))
     pairs = []
     for place, row in enumerate(rows.tolist()):
         span = slice(ours.offsets[place], ours.offsets[place + 1])
@@ -76,7 +62,7 @@ def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -
             continue
         tried = _candidates(owners, low[span], high[span])
         # 3. compare the whole texts
-        match = _find_match(ours.of(place), theirs, tried)
+        match = _find_match(ours[place], theirs, tried)
         if match is None:
             continue
         near = int(trained[match])
@@ -90,8 +76,8 @@ def _spread(size: int, most: int) -> np.ndarray:
     return np.arange(size) if size <= most else np.unique(np.linspace(0, size - 1, most).astype(np.int64))
 
 
-def _find_runs(texts: Sequence[str], known: Words) -> _Runs:
-    """The runs of three words of every text as numbers; `known` numbers the words met so far."""
+def _find_runs(texts: Sequence[str], known: Words) -> Pieces:
+    """The set of runs of every text, sorted, as int64 hashes; `known` numbers the words met so far."""
     words: list[int] = []
     lengths = []
     for text in texts:
@@ -111,7 +97,7 @@ def _find_runs(texts: Sequence[str], known: Words) -> _Runs:
     is_first = np.ones(len(runs), dtype=bool)
     is_first[1:] = (runs[1:] != runs[:-1]) | (owners[1:] != owners[:-1])
     runs, owners = runs[is_first], owners[is_first]
-    return _Runs(runs, np.searchsorted(owners, np.arange(len(texts) + 1)))
+    return Pieces(runs, np.searchsorted(owners, np.arange(len(texts) + 1)))
 
 
 def _candidates(owners: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -123,11 +109,11 @@ def _candidates(owners: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.nda
     return np.unique(np.concatenate(found))
 
 
-def _find_match(own: np.ndarray, theirs: _Runs, tried: np.ndarray) -> int | None:
+def _find_match(own: np.ndarray, theirs: Pieces, tried: np.ndarray) -> int | None:
     """The nearest of some training texts, if it is near."""
     best, match = LEAST, None
     for row in tried.tolist():
-        other = theirs.of(row)
+        other = theirs[row]
         if min(len(own), len(other)) < best * max(len(own), len(other)):
             continue
         num_both = len(np.intersect1d(own, other, assume_unique=True))
@@ -138,7 +124,6 @@ def _find_match(own: np.ndarray, theirs: _Runs, tried: np.ndarray) -> int | None
 
 
 def _are_near(one: str, other: str, known: Words) -> bool:
-    runs = _find_runs([one, other], known)
-    first, second = runs.of(0), runs.of(1)
+    first, second = _find_runs([one, other], known)
     num_both = len(np.intersect1d(first, second, assume_unique=True))
     return num_both >= LEAST * (len(first) + len(second) - num_both)

@@ -14,10 +14,10 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from inlay.data.columns import Header
 from inlay.data.kinds import KINDS
@@ -26,7 +26,8 @@ from inlay.errors import BadConfig, BadData, Missing
 
 SKIP_HINT = "mend the row, or leave bad rows out with `--on-bad-row skip`"
 Names = tuple[str, ...] | None  # columns of a file without a header
-Record = tuple[int, "dict[str, Any] | BadData"]  # the line, and the cells by column or the row's error
+Record = tuple[int, dict[str, Any] | BadData]  # the line, and the cells by column or the row's error
+Cells = Iterator[tuple[int, list[str] | BadData]]  # the line, and the cells in order
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,6 @@ class Stream:
 
     header: Header  # without names where each record brings its own (JSONL)
     records: Iterator[Record]
-    encoding: str | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -57,7 +57,11 @@ def open_file(
         raise BadData(f"unknown file type `{path.suffix}`", f"give it the suffix of its format: {known}", path=path)
     if path.stat().st_size == 0:
         raise BadData("the file is empty", "give a file with rows", path=path)
-    return reader(path, encoding, names)
+    if reader is _open_parquet:  # no text
+        return _open_parquet(path, "", names)
+    found = find_encoding(path, encoding)
+    stream = reader(path, found.name, names)
+    return replace(stream, notes=(*found.notes, *stream.notes))
 
 
 def _missing_file(path: Path) -> Missing:
@@ -78,33 +82,31 @@ def _missing_file(path: Path) -> Missing:
     return Missing(f"no file or folder `{path}`", hint)
 
 
-def _open_csv(path: Path, encoding: str | None, names: Names) -> Stream:
-    found = find_encoding(path, encoding)
-    delimiter = _find_delimiter(_first_line(path, found.name))
-    stream = _with_header(path, _split_quoted(path, found.name, delimiter), names)
+def _open_csv(path: Path, encoding: str, names: Names) -> Stream:
+    # The delimiter that gives the header the most columns; a comma where none does.
+    line = _first_line(path, encoding)
+    delimiter = max(",;\t", key=lambda delimiter: len(next(csv.reader([line], delimiter=delimiter), [])))
+    stream = _with_header(path, _split_quoted(path, encoding, delimiter), names)
+    if delimiter == ",":
+        return stream
     shown = "tab" if delimiter == "\t" else f"`{delimiter}`"
-    notes = () if delimiter == "," else (f"{path.name}: delimiter {shown}",)
-    return replace(stream, encoding=found.name, notes=found.notes + notes + stream.notes)
+    return replace(stream, notes=(f"{path.name}: delimiter {shown}", *stream.notes))
 
 
-def _open_tsv(path: Path, encoding: str | None, names: Names) -> Stream:
-    found = find_encoding(path, encoding)
-    cells = _first_line(path, found.name).split("\t")
+def _open_tsv(path: Path, encoding: str, names: Names) -> Stream:
+    cells = _first_line(path, encoding).split("\t")
     is_quoted = all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
-    rows = _split_quoted(path, found.name, "\t") if is_quoted else _split_raw(path, found.name)
-    stream = _with_header(path, rows, names)
-    return replace(stream, encoding=found.name, notes=found.notes + stream.notes)
+    raw = ((number, line.split("\t")) for number, line in _read_lines(path, encoding) if line)
+    return _with_header(path, _split_quoted(path, encoding, "\t") if is_quoted else raw, names)
 
 
-def _open_jsonl(path: Path, encoding: str | None, names: Names) -> Stream:
-    found = find_encoding(path, encoding)
-    return Stream(Header(str(path), (), None), _parse_json(path, found.name), found.name, found.notes)
+def _open_jsonl(path: Path, encoding: str, names: Names) -> Stream:
+    return Stream(Header(str(path), (), None), _parse_json(path, encoding))
 
 
-def _open_json(path: Path, encoding: str | None, names: Names) -> Stream:
+def _open_json(path: Path, encoding: str, names: Names) -> Stream:
     """SQuAD's own document, or JSON lines."""
-    found = find_encoding(path, encoding)
-    with path.open(encoding=found.name) as file:
+    with path.open(encoding=encoding) as file:
         if not is_squad(file.read(4096)):
             return _open_jsonl(path, encoding, names)
         file.seek(0)
@@ -113,15 +115,13 @@ def _open_json(path: Path, encoding: str | None, names: Names) -> Stream:
         except (json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
             reason = f"no SQuAD document: {type(error).__name__}: {error}"
             raise BadData(reason, "write it as SQuAD's own files are, or as JSON lines", path=path) from None
-    numbered = cast(Iterator[Record], enumerate(records, start=1))
     note = f"{path.name}: SQuAD's format; a line is a question's number"
-    return Stream(Header(str(path), (), None), numbered, found.name, (*found.notes, note))
+    return Stream(Header(str(path), (), None), enumerate(records, start=1), (note,))
 
 
-def _open_conll(path: Path, encoding: str | None, names: Names) -> Stream:
+def _open_conll(path: Path, encoding: str, names: Names) -> Stream:
     """Columns of words: the first is the word, the last its tag, a blank line ends the sentence."""
-    found = find_encoding(path, encoding)
-    return Stream(Header(str(path), (), None), _read_sentences(path, found.name), found.name, found.notes)
+    return Stream(Header(str(path), (), None), _read_sentences(path, encoding))
 
 
 def _read_sentences(path: Path, encoding: str) -> Iterator[Record]:
@@ -142,23 +142,21 @@ def _read_sentences(path: Path, encoding: str) -> Iterator[Record]:
                 fault = BadData(f"the tag `{fields[-1][:40]}` has spaces in it", hint, path=path, line=number)
             sentence.append(fields)
         elif sentence:
-            yield start, fault or _make_sentence(sentence)
+            if fault is None:
+                columns = [list(column) for column in zip(*sentence, strict=True)]
+                names = ["tokens", *(f"column{number}" for number in range(2, len(columns))), "tags"]
+                yield start, {"text": " ".join(columns[0]), **dict(zip(names, columns, strict=True))}
+            else:
+                yield start, fault
             sentence, fault = [], None
 
 
-def _make_sentence(rows: list[list[str]]) -> dict[str, Any]:
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    names = ["tokens", *(f"column{number}" for number in range(2, len(columns))), "tags"]
-    return {"text": " ".join(columns[0]), **dict(zip(names, columns, strict=True))}
+def _open_txt(path: Path, encoding: str, names: Names) -> Stream:
+    records = ((number, {"text": line}) for number, line in _read_lines(path, encoding))
+    return Stream(Header(str(path), ("text",), None), records)
 
 
-def _open_txt(path: Path, encoding: str | None, names: Names) -> Stream:
-    found = find_encoding(path, encoding)
-    records = ((number, {"text": line}) for number, line in _read_lines(path, found.name))
-    return Stream(Header(str(path), ("text",), None), cast(Iterator[Record], records), found.name, found.notes)
-
-
-def _open_parquet(path: Path, encoding: str | None, names: Names) -> Stream:
+def _open_parquet(path: Path, encoding: str, names: Names) -> Stream:
     import pyarrow
     from pyarrow import parquet
 
@@ -167,18 +165,15 @@ def _open_parquet(path: Path, encoding: str | None, names: Names) -> Stream:
     except (pyarrow.ArrowException, OSError) as error:
         raise BadData(f"no readable Parquet file: {error}", "write it again, or use CSV or JSONL", path=path) from None
 
-    def records() -> Iterator[Record]:
-        number = 0
+    def records() -> Iterator[dict[str, Any]]:
         with file:
             for batch in file.iter_batches(batch_size=1024):
-                for record in batch.to_pylist():
-                    number += 1
-                    yield number, record
+                yield from batch.to_pylist()
 
-    return Stream(Header(str(path), tuple(file.schema_arrow.names), None), records())
+    return Stream(Header(str(path), tuple(file.schema_arrow.names), None), enumerate(records(), start=1))
 
 
-READERS: dict[str, Callable[[Path, str | None, Names], Stream]] = {
+READERS: dict[str, Callable[[Path, str, Names], Stream]] = {
     ".csv": _open_csv,
     ".tsv": _open_tsv,
     ".tab": _open_tsv,
@@ -205,18 +200,7 @@ def _first_line(path: Path, encoding: str) -> str:
         return next((line.rstrip("\n") for line in file if line.strip()), "")
 
 
-def _find_delimiter(line: str) -> str:
-    """The delimiter that gives the header the most columns; a comma where none does."""
-    return max(",;\t", key=lambda delimiter: len(next(csv.reader([line], delimiter=delimiter), [])))
-
-
-def _split_raw(path: Path, encoding: str) -> Iterator[tuple[int, list[str] | BadData]]:
-    for number, line in _read_lines(path, encoding):
-        if line:
-            yield number, line.split("\t")
-
-
-def _split_quoted(path: Path, encoding: str, delimiter: str) -> Iterator[tuple[int, list[str] | BadData]]:
+def _split_quoted(path: Path, encoding: str, delimiter: str) -> Cells:
     csv.field_size_limit(2**31 - 1)  # the default refuses texts over 128 KiB
     with path.open(encoding=encoding, newline="") as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
@@ -253,7 +237,7 @@ def _unclosed_quote(path: Path, encoding: str, delimiter: str, line: int) -> Bad
     return BadData(f"a quoted field never ends{taken}", hint, path=path, line=opened)
 
 
-def _with_header(path: Path, rows: Iterator[tuple[int, list[str] | BadData]], names: Names) -> Stream:
+def _with_header(path: Path, rows: Cells, names: Names) -> Stream:
     """Rows as records: the first names the columns, and every other must have as many fields."""
     line, notes = None, []
     if names is None:
@@ -262,23 +246,20 @@ def _with_header(path: Path, rows: Iterator[tuple[int, list[str] | BadData]], na
             raise cells
         if not cells:
             raise BadData("the file is empty", "give a file with a header and rows", path=path)
-        names = tuple(_make_unique(cell.strip() for cell in cells))
-        renamed = [name for name, cell in zip(names, cells, strict=True) if name != cell.strip()]
+        seen: dict[str, int] = {}
+        unique, renamed = [], []
+        for cell in map(str.strip, cells):
+            seen[cell] = seen.get(cell, 0) + 1
+            unique.append(cell if seen[cell] == 1 else f"{cell}.{seen[cell]}")
+            if seen[cell] > 1:
+                renamed.append(f"`{unique[-1]}`")
+        names = tuple(unique)
         if renamed:
-            notes.append(f"{path.name}: repeated column names, read as {', '.join(f'`{name}`' for name in renamed)}")
-    return Stream(Header(str(path), names, line), _check_widths(path, rows, names), None, tuple(notes))
+            notes.append(f"{path.name}: repeated column names, read as {', '.join(renamed)}")
+    return Stream(Header(str(path), names, line), _check_widths(path, rows, names), tuple(notes))
 
 
-def _make_unique(names: Iterable[str]) -> Iterator[str]:
-    seen: dict[str, int] = {}
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        yield name if seen[name] == 1 else f"{name}.{seen[name]}"
-
-
-def _check_widths(
-    path: Path, rows: Iterator[tuple[int, list[str] | BadData]], names: tuple[str, ...]
-) -> Iterator[Record]:
+def _check_widths(path: Path, rows: Cells, names: tuple[str, ...]) -> Iterator[Record]:
     for line, row in rows:
         if isinstance(row, BadData):
             yield line, row
@@ -292,12 +273,6 @@ def _check_widths(
             yield line, dict(zip(names, row, strict=True))
 
 
-def _describe_json_error(line: str, error: json.JSONDecodeError) -> str:
-    """Describe what is wrong in a line, where, and what stands there."""
-    near = line[max(0, error.pos - 20) : error.pos + 20].strip()
-    return f"no JSON: {error.msg.lower()} in column {error.colno}, near `{near}`"
-
-
 def _parse_json(path: Path, encoding: str) -> Iterator[Record]:
     for number, line in _read_lines(path, encoding):
         if not line.strip():
@@ -307,7 +282,8 @@ def _parse_json(path: Path, encoding: str) -> Iterator[Record]:
         except (json.JSONDecodeError, RecursionError) as error:
             reason = "JSON nested too deeply"
             if isinstance(error, json.JSONDecodeError):
-                reason = _describe_json_error(line, error)
+                near = line[max(0, error.pos - 20) : error.pos + 20].strip()
+                reason = f"no JSON: {error.msg.lower()} in column {error.colno}, near `{near}`"
             hint = f"one object in each line; {SKIP_HINT}"
             yield number, BadData(reason, hint, path=path, line=number)
             continue
@@ -333,17 +309,6 @@ class Encoding(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class Undecodable(NamedTuple):
-    """The first byte that is not of the encoding tried."""
-
-    byte: int
-    position: int
-    line: int
-
-    def __str__(self) -> str:
-        return f"byte 0x{self.byte:02x} at position {self.position}, line {self.line}"
-
-
 def find_encoding(path: Path, encoding: str | None = None) -> Encoding:
     """The encoding given, checked, or the one found: utf-8 (with or without a mark), utf-16 by its mark, or latin-1.
 
@@ -355,16 +320,16 @@ def find_encoding(path: Path, encoding: str | None = None) -> Encoding:
     with path.open("rb") as file:
         start = file.read(1 << 16)
     marked = next((name for mark, name in BYTE_ORDER_MARKS.items() if start.startswith(mark)), None)
-    trouble = scan(path, marked or "utf-8")
+    trouble = _scan(path, marked or "utf-8")
     if trouble is None:
         return Encoding(marked or "utf-8", (f"{path.name}: read as {marked}",) if marked else ())
     if sum(byte in CONTROL_BYTES for byte in start) > MOST_CONTROL_SHARE * len(start):
-        raise BadData(f"a binary file ({trouble} is no text)", _UNPACK, path=path, line=trouble.line)
+        raise BadData(f"a binary file ({trouble[0]} is no text)", _UNPACK, path=path, line=trouble[1])
     has_curly = any(len(chunk.translate(None, _HIGH_CONTROLS)) != len(chunk) for chunk in _chunks(path))
-    name = "cp1252" if has_curly and scan(path, "cp1252") is None else "latin-1"
-    scan(path, name)  # refuses a file with NUL bytes
+    name = "cp1252" if has_curly and _scan(path, "cp1252") is None else "latin-1"
+    _scan(path, name)  # refuses a file with NUL bytes
     words = "cp1252 (latin-1 with curly quotes)" if name == "cp1252" else "latin-1"
-    return Encoding(name, (f"{path.name}: not utf-8 ({trouble}): read as {words}",))
+    return Encoding(name, (f"{path.name}: not utf-8 ({trouble[0]}): read as {words}",))
 
 
 _UNPACK = "give a text file (CSV, TSV, JSONL) or Parquet; unpack a compressed one first"
@@ -378,18 +343,21 @@ def _check_given(path: Path, encoding: str) -> Encoding:
         raise BadConfig(
             f"`data.encoding` is `{encoding}`", "it must be a text encoding such as utf-8 or latin-1"
         ) from None
-    trouble = scan(path, encoding)
+    trouble = _scan(path, encoding)
     if trouble is not None:
         hint = "leave the encoding out to have it found"
-        raise BadData(f"wrong encoding: not {encoding} ({trouble})", hint, path=path, line=trouble.line)
+        raise BadData(f"wrong encoding: not {encoding} ({trouble[0]})", hint, path=path, line=trouble[1])
     with path.open("rb") as file:
         is_marked = file.read(3) == codecs.BOM_UTF8
     # A mark read as utf-8 would become an invisible first letter of the first column's name.
     return Encoding("utf-8-sig" if is_marked and codecs.lookup(encoding).name == "utf-8" else encoding)
 
 
-def scan(path: Path, encoding: str) -> Undecodable | None:
-    """The first byte that `encoding` cannot read, if any; a NUL character is a `BadData`, since no text has one."""
+def _scan(path: Path, encoding: str) -> tuple[str, int] | None:
+    """The first byte that `encoding` cannot read, if any, in words, and its line.
+
+    A NUL character is a `BadData`, since no text has one.
+    """
     decoder = codecs.getincrementaldecoder(encoding)()
     position, line = 0, 1
     for chunk in _chunks(path):
@@ -397,13 +365,10 @@ def scan(path: Path, encoding: str) -> Undecodable | None:
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
-            where = error.start
             read = held + chunk
-            return Undecodable(
-                read[where],
-                position - len(held) + where,
-                line + _count_lines(read[:where].decode(encoding, errors="replace")),
-            )
+            line += _count_lines(read[: error.start].decode(encoding, errors="replace"))
+            place = position - len(held) + error.start
+            return f"byte 0x{read[error.start]:02x} at position {place}, line {line}", line
         if "\0" in text:
             line += _count_lines(text[: text.index("\0")])
             raise BadData("a binary file (it has NUL bytes)", _UNPACK, path=path, line=line)

@@ -63,10 +63,11 @@ class Rows:
         """The rows of each side that has any; all of them train where no column says otherwise."""
         if self.sides is None:
             return {"train": self}
-        found = {
-            side: [row for row, word in enumerate(self.sides) if word == side] for side in ("train", "dev", "test")
-        }
-        return {side: self.take(rows) for side, rows in found.items() if rows}
+        found: dict[str, Rows] = {}
+        for side in ("train", "dev", "test"):
+            if side in self.sides:
+                found[side] = self.take([row for row, word in enumerate(self.sides) if word == side])
+        return found
 
     @property
     def is_labelled(self) -> bool:
@@ -125,24 +126,20 @@ def read_rows(table: Table, columns: Columns, bad: BadRows) -> Rows:
             if pairs is not None:
                 pairs[row] = read_text(pairs[row], str(columns.pair))
             if sides is not None:
-                sides[row] = _read_side(sides[row], str(columns.split))
+                if not is_side(sides[row]):
+                    reason = f"`{sides[row]}` in column `{columns.split}` is no side"
+                    raise Fault(reason, f"use one of: {', '.join(SIDES)}")
+                sides[row] = SIDES[sides[row].strip().lower()]
         except Fault as fault:
             bad.add(fault, path, table.lines[row])
         else:
             kept.append(row)
-    rows = Rows(path, texts, pairs, labels, table.lines, sides)
-    return rows if len(kept) == len(rows) else rows.take(kept)
+    return Rows(path, texts, pairs, labels, table.lines, sides).take(kept)
 
 
 def is_side(value: Any) -> bool:
     """Whether a cell is one of the words for train, dev and test."""
     return isinstance(value, str) and value.strip().lower() in SIDES
-
-
-def _read_side(value: Any, column: str) -> str:
-    if not is_side(value):
-        raise Fault(f"`{value}` in column `{column}` is no side", f"use one of: {', '.join(SIDES)}")
-    return SIDES[value.strip().lower()]
 
 
 def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.ndarray]:
@@ -155,7 +152,7 @@ def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.nda
             bad.add(fault, rows.path, rows.lines[row])
         else:
             kept.append(row)
-    return (rows if len(kept) == len(rows) else rows.take(kept)), scheme.collect(targets)
+    return rows.take(kept), scheme.collect(targets)
 
 
 def drop_single_rows(rows: Rows, bad: BadRows) -> Rows:
@@ -169,7 +166,7 @@ def drop_single_rows(rows: Rows, bad: BadRows) -> Rows:
             bad.add(Fault(f"class `{name}` has one row, which cannot be split", hint), rows.path, rows.lines[row])
         else:
             kept.append(row)
-    return rows if len(kept) == len(rows) else rows.take(kept)
+    return rows.take(kept)
 
 
 _WORDS = ("tokens", "words")
@@ -196,7 +193,7 @@ class RowShape:
     """roles that may be missing; a present one is evidence for the shape"""
 
 
-def _convert_tags(counts: dict[str, int], text: Any, label: Any = None) -> Cells:
+def _convert_tags(counts: Counter[str], text: Any, label: Any = None) -> Cells:
     tokens, tags = _as_words(text, "words"), None if label is None else _as_words(label, "tags")
     joined, words = join_words(tokens)
     if tags is None:
@@ -208,7 +205,7 @@ def _convert_tags(counts: dict[str, int], text: Any, label: Any = None) -> Cells
     return joined, None, _place(words, tags)
 
 
-def _convert_spans(counts: dict[str, int], text: Any, label: Any = None) -> Cells:
+def _convert_spans(counts: Counter[str], text: Any, label: Any = None) -> Cells:
     if not isinstance(text, str):
         raise Fault("the text is no text", 'write {"text": "…", "spans": [{"start": 0, "end": 4, "label": "PER"}]}')
     if label is None:
@@ -229,7 +226,7 @@ def _convert_spans(counts: dict[str, int], text: Any, label: Any = None) -> Cell
     return text, None, _place(words, tags)
 
 
-def _convert_question(counts: dict[str, int], text: Any, pair: Any, label: Any = _ABSENT, start: Any = None) -> Cells:
+def _convert_question(counts: Counter[str], text: Any, pair: Any, label: Any = _ABSENT, start: Any = None) -> Cells:
     if label is _ABSENT:
         return text, pair, None
     try:
@@ -265,13 +262,12 @@ def shape_table(table: Table, config: DataConfig, *, labelled: bool = True) -> T
             return replace(_convert(table, shape, places, config), kind=kind, has_pairs="pair" in shape.roles)
     if config.kind == "auto" or not candidates:
         return table
-    wanted = " or ".join(_describe(shape) for _, shape in candidates)
+    wanted = " or ".join(
+        ", ".join(f"`{names[0]}`" for role, names in shape.roles.items() if role not in shape.optional)
+        for _, shape in candidates
+    )
     hint = f"it needs {wanted}; {list_columns(table.header)}"
     raise BadData(f"no columns of a `{config.kind}` task", hint, path=table.header.path, line=table.header.line)
-
-
-def _describe(shape: RowShape) -> str:
-    return ", ".join(f"`{names[0]}`" for role, names in shape.roles.items() if role not in shape.optional)
 
 
 def _find_places(shape: RowShape, table: Table, config: DataConfig, *, labelled: bool) -> dict[str, str] | None:
@@ -296,7 +292,7 @@ def _is_told(shape: RowShape, table: Table, places: Mapping[str, str], *, has_ri
 
 
 def _convert(table: Table, shape: RowShape, places: Mapping[str, str], config: DataConfig) -> Table:
-    counts: dict[str, int] = _Counts()
+    counts = Counter[str]()
     columns = {role: table.column(name) for role, name in places.items()}
     others = [name for name in table.header.names if name not in places.values() and name == (config.split or "split")]
     rows, lines, faults = [], [], list(table.faults)
@@ -314,15 +310,9 @@ def _convert(table: Table, shape: RowShape, places: Mapping[str, str], config: D
     if not rows:
         raise BadData("no usable rows", "see what is wrong with them by `--on-bad-row refuse`", path=table.header.path)
     header = table.header._replace(names=("text", "pair", "label", *others))
-    notes = ["columns: " + ", ".join(f"{role} `{name}`" for role, name in places.items())]
-    notes += [f"{number:,} {what}" for what, number in counts.items() if number]
-    made = replace(table, header=header, rows=rows, lines=lines, faults=tuple(faults))
-    return replace(made, notes=(*table.notes, *notes))
-
-
-class _Counts(dict[str, int]):
-    def __missing__(self, key: str) -> int:
-        return 0
+    shown = "columns: " + ", ".join(f"{role} `{name}`" for role, name in places.items())
+    notes = (*table.notes, shown, *(f"{number:,} {what}" for what, number in counts.items() if number))
+    return replace(table, header=header, rows=rows, lines=lines, faults=tuple(faults), notes=notes)
 
 
 def _as_words(cell: Any, what: str) -> list[str]:

@@ -52,8 +52,7 @@ _EXPONENTS: dict[str, Callable[[JointConfig, float], float]] = {
 class TaskSampler:
     """The rows of every step; they depend on the seed and the step only."""
 
-    sizes: tuple[int, ...]
-    """rows of each task"""
+    sizes: tuple[int, ...]  # rows of each task
     config: JointConfig
     batch_size: int
     steps_per_epoch: int

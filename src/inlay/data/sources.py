@@ -26,7 +26,6 @@ class Table:
     header: Header
     rows: list[list[Any]]
     lines: list[int]
-    encoding: str | None = None
     notes: tuple[str, ...] = ()
     faults: tuple[BadData, ...] = ()  # rows left out because they could not be read
     kind: str | None = None  # the task's kind, where the shape of the rows shows it
@@ -52,12 +51,10 @@ class Source:
     def read(self, side: str) -> Table:
         """The table of one side; a side that is not there is a `Missing`."""
         if side not in self.sides:
-            raise Missing(f"{self.name}: no {side} rows{f' in {self.place}' if self.place else ''}", self._hint())
+            there = sorted(path.name for path in Path(self.place).iterdir()) if self.place else sorted(self.sides)
+            where = f" in {self.place}" if self.place else ""
+            raise Missing(f"{self.name}: no {side} rows{where}", f"there is only: {', '.join(there) or 'nothing'}")
         return self.sides[side]()
-
-    def _hint(self) -> str:
-        there = sorted(path.name for path in Path(self.place).iterdir()) if self.place else sorted(self.sides)
-        return f"there is only: {', '.join(there) or 'nothing'}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +105,7 @@ def read_table(
     if not header.names:
         header = header._replace(names=tuple(dict.fromkeys(name for record in records for name in record)))
     rows = [[record.get(name) for name in header.names] for record in records]
-    return Table(header, rows, lines, stream.encoding, stream.notes, tuple(faults))
+    return Table(header, rows, lines, stream.notes, tuple(faults))
 
 
 def stream_rows(
@@ -199,17 +196,14 @@ def open_hub(name: str, config: DataConfig) -> Source:
     for split in parts:
         side = SIDES.get(str(split).split("_")[0].lower())  # `validation_matched` is a dev side
         if side is not None and side not in sides:
-            sides[side] = _reading_hub(f"hub:{name}[{split}]", parts[split])
+            sides[side] = partial(_read_hub, f"hub:{name}[{split}]", parts[split])
     return Source(f"hub:{name}", sides, config)
 
 
-def _reading_hub(path: str, part: Any) -> Callable[[], Table]:
-    def read() -> Table:
-        columns = {name: _name_classes(list(part[name]), part.features[name]) for name in part.column_names}
-        rows = [list(cells) for cells in zip(*columns.values(), strict=True)]
-        return Table(Header(path, tuple(columns), None), rows, list(range(1, len(rows) + 1)))
-
-    return read
+def _read_hub(path: str, part: Any) -> Table:
+    columns = {name: _name_classes(list(part[name]), part.features[name]) for name in part.column_names}
+    rows = [list(cells) for cells in zip(*columns.values(), strict=True)]
+    return Table(Header(path, tuple(columns), None), rows, list(range(1, len(rows) + 1)))
 
 
 def _name_classes(values: list[Any], feature: Any) -> list[Any]:

@@ -54,7 +54,11 @@ def read_answers(cell: Any, start: Any, context: str) -> tuple[tuple[Gold, ...],
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
         cell = json.loads(cell)
     if isinstance(cell, Mapping):
-        cell = _pair_up(cell)
+        texts, starts = cell["text"], cell.get("answer_start", cell.get("start"))
+        if isinstance(texts, str):
+            texts, starts = [texts], [starts]
+        starts = [None] * len(texts) if starts is None else list(starts)
+        cell = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     elif cell is None or isinstance(cell, str | int | float):
         # A table has one answer in a cell, or nothing where there is none.
         cell = [] if cell is None or not str(cell).strip() else [{"text": str(cell), "answer_start": start}]
@@ -68,14 +72,6 @@ def read_answers(cell: Any, start: Any, context: str) -> tuple[tuple[Gold, ...],
             raise ValueError(f"the answer `{text[:60]}` does not stand at character {place} of the context")
         golds.append((place, text))
     return tuple(golds), was_searched
-
-
-def _pair_up(cell: Mapping[str, Any]) -> list[dict[str, Any]]:
-    texts, starts = cell["text"], cell.get("answer_start", cell.get("start"))
-    if isinstance(texts, str):
-        texts, starts = [texts], [starts]
-    starts = [None] * len(texts) if starts is None else list(starts)
-    return [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
 
 
 def normalise_answer(text: str) -> str:

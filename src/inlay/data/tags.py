@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,16 +33,6 @@ _MARKS = (
 )
 _LETTERS = rf"(?:[^\W{UNSPACED}]|[{_MARKS}])+"
 _WORD = re.compile(rf"[{UNSPACED}]|{_LETTERS}(?:(?:[-'’.&]|(?<=\d),(?=\d)){_LETTERS})*|[^\w\s]")
-
-
-class TagCounts(NamedTuple):
-    """A sample of tagged rows: entities found, present and proposed by type; and words."""
-
-    hits: np.ndarray  # [..., types]
-    support: np.ndarray  # [..., types]
-    predicted: np.ndarray  # [..., types]
-    num_right: np.ndarray  # [...], words with the right tag
-    num_words: np.ndarray  # [...]
 
 
 def split_words(text: str) -> tuple[Word, ...]:
@@ -107,11 +97,6 @@ def entity_types(labels: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(label[2:] for label in labels if label.startswith(("B-", "I-"))))
 
 
-def find_entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
-    """The entities of a sentence by seqeval: type, first word, last word."""
-    return {(kind, first, last) for kind, first, last in require_seqeval().get_entities(list(tags))}
-
-
 def require_seqeval() -> Any:
     """Import seqeval's module that finds entities, or refuse with a hint."""
     try:
@@ -133,8 +118,11 @@ def has_seqeval() -> bool:
 
 def count_rows(
     predictions: Sequence[Sequence[str]], targets: Sequence[Sequence[tuple[int, int, int]]], labels: Sequence[str]
-) -> TagCounts:
-    """Count what each row adds, [rows, types] and [rows]. Predictions are tags by name, one for each word."""
+) -> tuple[np.ndarray, ...]:
+    """Count the entities that are found, there and proposed in each row, [rows, types]; and its right words, and words.
+
+    Predictions are tags by name, one for each word.
+    """
     types = {kind: index for index, kind in enumerate(entity_types(labels))}
     scored = bool(types) and has_seqeval()
     hits, support, predicted = (np.zeros((len(predictions), len(types))) for _ in range(3))
@@ -143,8 +131,9 @@ def count_rows(
         truth = [labels[label] for _, _, label in target]
         right[row], words[row] = sum(a == b for a, b in zip(guess, truth, strict=True)), len(truth)
         if scored:
-            proposed, there = find_entities(guess), find_entities(truth)
+            # Entities by seqeval: type, first word, last word.
+            proposed, there = (set(require_seqeval().get_entities(list(tags))) for tags in (guess, truth))
             for counts, found in ((hits, proposed & there), (support, there), (predicted, proposed)):
                 for kind, _, _ in found:
                     counts[row, types[kind]] += 1
-    return TagCounts(hits, support, predicted, right, words)
+    return hits, support, predicted, right, words

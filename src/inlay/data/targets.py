@@ -30,18 +30,12 @@ _ENTITY_TAG = re.compile(r"([BI]-)(.+)", re.DOTALL)
 class TargetForm:
     """A form of targets. By itself: objects, one for each row, that name no labels."""
 
-    has_labels: ClassVar[bool] = False
-    """whether targets name labels out of a list"""
-    is_one_label: ClassVar[bool] = False
-    """whether each row has exactly one label"""
-    is_ordered: bool = False
-    """whether labels are levels, from the lowest to the highest"""
-    num_dims: ClassVar[int] = 1
-    """dimensions of the array of targets"""
-    unit: ClassVar[str] = "row"
-    """the unit that has a label"""
-    unseen_note: ClassVar[str] = "as wrong rows"
-    """the phrase for how labels that training never saw are counted"""
+    has_labels: ClassVar[bool] = False  # whether targets name labels out of a list
+    is_one_label: ClassVar[bool] = False  # whether each row has exactly one label
+    is_ordered: bool = False  # whether labels are levels, from the lowest to the highest
+    num_dims: ClassVar[int] = 1  # dimensions of the array of targets
+    unit: ClassVar[str] = "row"  # the unit that has a label
+    unseen_note: ClassVar[str] = "as wrong rows"  # the phrase for how labels that training never saw are counted
 
     def read(self, scheme: Scheme, value: Any) -> Any:
         """Return the target of a cell; one that cannot be read is a `Fault`."""
@@ -64,11 +58,7 @@ class TargetForm:
 
     def find_labels(self, cells: Sequence[Any], scheme: Scheme) -> tuple[str, ...]:
         """Find the labels of a task in the cells of its training rows, in order."""
-        return ()
-
-    def find_separator(self, cells: Iterable[Any]) -> str | None:
-        """Find the separator of the labels of one cell."""
-        return None
+        return sort_labels({name for cell in cells for name in self.list_names(scheme, cell)})
 
     def split_name(self, name: str) -> tuple[str, str]:
         """Split a label into a prefix that is never respelled, and its name."""
@@ -81,7 +71,7 @@ class TargetForm:
 
     def count_labels(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
         """Count the rows (or words) of each label."""
-        raise NotImplementedError
+        return np.array([len(rows) for rows in self.find_rows(targets, num_labels) or ()])
 
     def find_rows(self, targets: np.ndarray, num_labels: int) -> list[np.ndarray] | None:
         """Find the rows of each label; None for forms whose rows are not told apart by labels."""
@@ -103,12 +93,8 @@ class TargetForm:
         """Find the rows with labels that training saw only."""
         return np.ones(len(targets), dtype=bool)
 
-    def drop_unseen(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        """Return the targets of known rows without the columns of labels that training never saw."""
-        return targets
-
     def ignore_unseen(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        """Return targets for a loss, which leaves out labels that training never saw."""
+        """Return targets without labels that training never saw: a loss leaves them out."""
         return targets
 
 
@@ -139,17 +125,14 @@ class LabelTargets(TargetForm):
         return [] if as_list(value) is not None or is_missing(value) else [self.name(value)]
 
     def find_labels(self, cells: Sequence[Any], scheme: Scheme) -> tuple[str, ...]:
-        labels = sort_labels({name for cell in cells for name in self.list_names(scheme, cell)})
-        if self.is_ordered and any(read_number(label) is None for label in labels):
-            shown = ", ".join(f"`{label}`" for label in labels if read_number(label) is None)
+        labels = super().find_labels(cells, scheme)
+        unordered = [f"`{label}`" for label in labels if read_number(label) is None] if self.is_ordered else []
+        if unordered:
             raise BadConfig(
-                f"levels that are not numbers have no order of their own: {shown}",
+                f"levels that are not numbers have no order of their own: {', '.join(unordered)}",
                 "name all levels from the lowest to the highest with `--labels`",
             )
         return labels
-
-    def count_labels(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        return np.bincount(targets, minlength=num_labels)
 
     def find_rows(self, targets: np.ndarray, num_labels: int) -> list[np.ndarray] | None:
         order = np.argsort(targets, kind="stable")
@@ -193,18 +176,9 @@ class LabelSetTargets(TargetForm):
         except Fault:
             return []
 
-    def find_labels(self, cells: Sequence[Any], scheme: Scheme) -> tuple[str, ...]:
-        return sort_labels({name for cell in cells for name in self.list_names(scheme, cell)})
-
-    def find_separator(self, cells: Iterable[Any]) -> str | None:
-        return find_separator(cells)
-
     def respell(self, scheme: Scheme, value: Any, spell: Callable[[str], str]) -> Any:
         names = self.list_names(scheme, value)
         return list(dict.fromkeys(map(spell, names))) if names else value
-
-    def count_labels(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        return targets.sum(axis=0).astype(int)
 
     def find_rows(self, targets: np.ndarray, num_labels: int) -> list[np.ndarray] | None:
         return [np.flatnonzero(targets[:, label]) for label in range(num_labels)]
@@ -221,9 +195,6 @@ class LabelSetTargets(TargetForm):
 
     def find_known(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
         return np.logical_not(targets[:, num_labels:].any(axis=1))
-
-    def drop_unseen(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        return targets[:, :num_labels]
 
     def ignore_unseen(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
         return targets[:, :num_labels]
@@ -268,7 +239,7 @@ class TaggedWordTargets(TargetForm):
         return [tag for _, _, tag in value or ()]
 
     def find_labels(self, cells: Sequence[Any], scheme: Scheme) -> tuple[str, ...]:
-        return sort_tags({tag for cell in cells for _, _, tag in cell or []})
+        return sort_tags(tag for cell in cells for tag in self.list_names(scheme, cell))
 
     def split_name(self, name: str) -> tuple[str, str]:
         """Split off `B-` or `I-`: both tags of an entity type must be spelled alike."""

@@ -11,32 +11,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from inlay.data import findings
 from inlay.data.columns import Columns, Header, find_columns
-from inlay.data.findings import (
-    count_names,
-    describe_kind,
-    describe_merged,
-    describe_near,
-    describe_repeats,
-    describe_split,
-    describe_unjudged,
-    describe_unseen,
-    describe_variants,
-    find_spellings,
-    find_variants,
-    join_some,
-    known_types,
-    respell,
-)
 from inlay.data.kinds import KINDS, Scheme, find_scheme
 from inlay.data.metrics import resolve_metric
+from inlay.data.published_sets import open_extra, open_glue
 from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets, shape_table
-from inlay.data.sets.glue import open_glue
-from inlay.data.sets.houlsby17 import open_extra
 from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
 from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, row_keys
 from inlay.data.tags import entity_types
@@ -56,9 +40,8 @@ class Split:
 
     texts: list[str]
     pairs: list[str] | None  # None: single texts
-    targets: (
-        np.ndarray | None
-    )  # int64 [n], float32 [n, labels] of 0 and 1, float64 [n], tuples or texts; None: unlabelled
+    # int64 [n], float32 [n, labels] of 0 and 1, float64 [n], tuples or texts; None: unlabelled
+    targets: np.ndarray | None
     lines: list[int]  # the line (or row) in `path`, counted from 1
     path: str = ""
     notes: tuple[str, ...] = ()
@@ -77,6 +60,16 @@ class Split:
             targets=None if self.targets is None else self.targets[np.asarray(rows, dtype=np.int64)],
             lines=[self.lines[row] for row in rows],
         )
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The text of each row, or both texts of its pair."""
+        columns = (self.texts,) if self.pairs is None else (self.texts, self.pairs)
+        return list(zip(*columns, strict=True))
+
+    def draw(self, number: int, seed: int) -> Split:
+        """So many of these rows, drawn by a seed, in this order."""
+        order = np.random.default_rng(seed % 2**63).permutation(len(self))
+        return self.take(np.sort(order[:number]))
 
     def join(self, other: Split) -> Split:
         """Join these rows with the labelled rows of another split with the same labels."""
@@ -112,6 +105,11 @@ class Task:
     def written(self) -> tuple[str, ...]:
         """The text of each label where answers are written."""
         return self.answers or self.labels
+
+    def with_sides(self, sides: Mapping[str, Split], note: str) -> Task:
+        """The task with other rows on some sides, their digests, and a note on where they come from."""
+        changed: dict[str, Any] = {**sides, "notes": (*self.notes, note)}
+        return _with_digests(replace(self, **changed))
 
 
 def load_task(config: DataConfig, name: str) -> Task:
@@ -153,7 +151,8 @@ def read_split(source: str | Path, labels: Sequence[str], kind: str, config: Dat
             continue
         scheme = Scheme(kind, tuple(labels), find_separator(rows.labels or []))
         if config.merge_labels:
-            rows = respell(rows, scheme, find_spellings(known_types(scheme.labels, scheme)))
+            known = findings.known_types(scheme.labels, scheme)
+            rows = findings.respell(rows, scheme, findings.find_spellings(known))
         split, unseen = _make_judged(rows, scheme, bad)
         note = f"evaluated on {len(split)} of {len(table.rows)} rows of {table.header.path}"
         return replace(split, notes=(*table.notes, note, *unseen, *bad.notes()))
@@ -201,32 +200,34 @@ def _build_task(source: Source, name: str) -> Task:
         scheme = find_scheme(parts["train"].labels or [], config)
     # 3. turn label cells into targets, and note labels that training never saw
     splits = {"train": _make_split(parts["train"], scheme, bad)}
-    notes.append(describe_kind(scheme, splits["train"], is_inferred=is_inferred))
+    notes.append(findings.describe_kind(scheme, splits["train"], is_inferred=is_inferred))
     _check_labels(scheme, splits["train"], is_cut=any(shares))
     for side in [side for side in parts if side != "train"]:
         splits[side], unseen = _make_judged(parts[side], scheme, bad)
         notes += unseen
-    notes += describe_repeats(splits)
+    notes += findings.describe_repeats(splits)
     # 4. cut the sides that were not given
     if any(shares):
-        is_halved = config.test_from == "dev" and bool(shares[1])
-        splits = (_cut_dev if is_halved else _cut_sides)(splits, scheme.kind, shares, config)
-        notes.append(describe_split(splits, shares, config))
-        notes += describe_unjudged(scheme, splits) if shares[0] else []
+        if config.test_from == "dev" and shares[1]:  # for sets whose own test rows have no labels
+            halves = _cut_sides(splits["dev"], scheme.kind, (0.0, shares[1]), config, keeps_single=False)
+            splits |= {"dev": halves["train"], "test": halves["test"]}
+        else:
+            splits |= _cut_sides(splits["train"], scheme.kind, shares, config)
+        notes.append(findings.describe_split(splits, shares, config))
+        notes += findings.describe_unjudged(scheme, splits) if shares[0] else []
     # 5. limit the training rows, and note dev and test texts that are nearly a training text
     train, dev, test = splits["train"], splits["dev"], splits.get("test")
     if config.limit is not None and config.limit < len(train):
         notes.append(f"training on {config.limit} of {len(train)} rows (limit, seed {config.split_seed})")
-        order = np.random.default_rng(config.split_seed % 2**63).permutation(len(train))
-        train = train.take(np.sort(order[: config.limit]))
-    notes += describe_near({"train": train, "dev": dev, "test": test})
+        train = train.draw(config.limit, config.split_seed)
+    notes += findings.describe_near({"train": train, "dev": dev, "test": test})
     # 6. the metric, the texts that stand for labels, and the digests
     has_entities = bool(entity_types(scheme.labels))
     metric = resolve_metric(config.metric, scheme.kind, len(scheme.labels), has_entities=has_entities)
     notes += bad.notes()
     answers = _find_answers(scheme, config.answers)
-    whole = (train, dev, test, tuple(notes), "", "", source.bounds, answers)
-    return _with_digests(Task(name, scheme.kind, scheme.labels, metric, *whole))
+    about = (name, scheme.kind, scheme.labels, metric)
+    return _with_digests(Task(*about, train, dev, test, tuple(notes), "", "", source.bounds, answers))
 
 
 def _find_answers(scheme: Scheme, given: Sequence[str]) -> tuple[str, ...]:
@@ -315,7 +316,7 @@ def _make_split(rows: Rows, scheme: Scheme, bad: BadRows) -> Split:
 
 def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[str]]:
     """Dev or test rows, and a note on labels among them that training never saw: they are kept, and never predicted."""
-    names = [scheme.list_names(value) for value in rows.labels or []]
+    names = [scheme.targets.list_names(scheme, value) for value in rows.labels or []]
     found = {name for own in names for name in own}
     unseen = sort_labels(found.difference(scheme.labels))
     if not unseen:
@@ -324,30 +325,31 @@ def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[
         return _make_split(rows, scheme, bad), []
     if len(unseen) == len(found):
         raise BadData(
-            f"no row has a label of the task; their labels are {join_some([f'`{name}`' for name in unseen])}",
-            f"name the label column with `--label`; the task's labels are {join_some(scheme.labels)}",
+            f"no row has a label of the task; their labels are {findings.join_some([f'`{name}`' for name in unseen])}",
+            f"name the label column with `--label`; the task's labels are {findings.join_some(scheme.labels)}",
             path=rows.path,
         )
     split = _make_split(rows, replace(scheme, labels=(*scheme.labels, *unseen)), bad)
-    spellings = find_spellings(scheme.labels)
-    return replace(split, unseen=unseen), [describe_unseen(rows, names, unseen, scheme, spellings)]
+    spellings = findings.find_spellings(scheme.labels)
+    return replace(split, unseen=unseen), [findings.describe_unseen(rows, names, unseen, scheme, spellings)]
 
 
 def _settle_spellings(parts: dict[str, Rows], scheme: Scheme, config: DataConfig, notes: list[str]) -> Scheme:
     """Note labels that are spellings of one another; where that is asked for, read them as one in all `parts`."""
     if not scheme.targets.has_labels:
         return scheme
-    counts = count_names(parts["train"], scheme)
-    variants = find_variants(counts)
+    counts = findings.count_names(parts["train"], scheme)
+    variants = findings.find_variants(counts)
     if not config.merge_labels:
         # A user who names the labels means each of them.
-        notes += [describe_variants(variants, counts)] if variants and not config.labels else []
+        notes += [findings.describe_variants(variants, counts)] if variants and not config.labels else []
         return scheme
     merged = {name for names in variants for name in names[1:]}
-    spellings = find_spellings(known_types(config.labels, scheme) or [name for name in counts if name not in merged])
+    known = findings.known_types(config.labels, scheme) or [name for name in counts if name not in merged]
+    spellings = findings.find_spellings(known)
     for side in parts:
-        parts[side] = respell(parts[side], scheme, spellings)
-    notes += describe_merged(counts, spellings)
+        parts[side] = findings.respell(parts[side], scheme, spellings)
+    notes += findings.describe_merged(counts, spellings)
     found = find_scheme(parts["train"].labels or [], replace(config, kind=scheme.kind))
     return replace(found, separator=scheme.separator)
 
@@ -371,35 +373,21 @@ def _check_labels(scheme: Scheme, train: Split, *, is_cut: bool) -> None:
 
 
 def _cut_sides(
-    splits: dict[str, Split],
-    kind: str,
-    shares: tuple[float, float],
-    config: DataConfig,
-    *,
-    keeps_single: bool = True,
+    rows: Split, kind: str, shares: tuple[float, float], config: DataConfig, *, keeps_single: bool = True
 ) -> dict[str, Split]:
-    """Cut dev, test or both from the training rows, which keep rows that are alone in their class."""
-    train = splits["train"]
-    assert train.targets is not None
-    keys = row_keys(kind, train.texts, train.pairs)
-    form = KINDS[kind].targets
-    is_single = form.find_single(train.targets) if keeps_single else None
-    sides = assign_sides(keys, form.find_strata(train.targets), shares, config.split_seed, is_single)
-    cut = {"train": train.take(np.flatnonzero(sides == TRAIN))}
+    """Cut dev, test or both from rows that train; rows that are alone in their class stay with those."""
+    assert rows.targets is not None
+    keys, form = row_keys(kind, rows.texts, rows.pairs), KINDS[kind].targets
+    is_single = form.find_single(rows.targets) if keeps_single else None
+    sides = assign_sides(keys, form.find_strata(rows.targets), shares, config.split_seed, is_single)
+    cut = {"train": rows.take(np.flatnonzero(sides == TRAIN))}
     for name, side, share in zip(("dev", "test"), (DEV, TEST), shares, strict=True):
         if share and not (sides == side).any():
             hint = f"add rows, or give {name} rows in a file with `--{name}`"
-            raise BadData(f"too few different texts to split off {name} rows", hint, path=train.path)
+            raise BadData(f"too few different texts to split off {name} rows", hint, path=rows.path)
         if share:
-            cut[name] = train.take(np.flatnonzero(sides == side))
-    return splits | cut
-
-
-def _cut_dev(splits: dict[str, Split], kind: str, shares: tuple[float, float], config: DataConfig) -> dict[str, Split]:
-    """The splits with test cut from the dev rows: for sets whose own test rows have no labels."""
-    dev = splits["dev"]
-    cut = _cut_sides({"train": dev}, kind, (0.0, shares[1]), config, keeps_single=False)
-    return splits | {"dev": cut["train"], "test": cut["test"]}
+            cut[name] = rows.take(np.flatnonzero(sides == side))
+    return cut
 
 
 def _draw_rows(task: Task, config: DataConfig) -> Task:
@@ -413,31 +401,19 @@ def take_sample(task: Task, num_rows: int, seed: int) -> Task:
     """The task with `num_rows` of its training rows, drawn by `seed`; all of them where it has no more."""
     if num_rows >= len(task.train):
         return task
-    order = np.random.default_rng(seed % 2**63).permutation(len(task.train))
-    train = task.train.take(np.sort(order[:num_rows]))
     note = f"training on {num_rows} of {len(task.train)} rows, drawn by the seed {seed}"
-    return with_sides(task, {"train": train, "dev": task.dev, "test": task.test}, note)
+    return task.with_sides({"train": task.train.draw(num_rows, seed)}, note)
 
 
 def cut_task(task: Task, most: Mapping[str, int], seed: int = 0) -> Task:
     """The task with at most this many dev and test rows, drawn by `seed`."""
-    sides: dict[str, Split | None] = {"train": task.train, "dev": task.dev, "test": task.test}
-    notes = []
+    sides, notes = {}, []
     for side, number in most.items():
-        split = sides[side]
+        split = task.test if side == "test" else task.dev
         if split is not None and len(split) > number:
-            order = np.random.default_rng(seed % 2**63).permutation(len(split))
-            sides[side] = split.take(np.sort(order[:number]))
+            sides[side] = split.draw(number, seed)
             notes.append(f"{number} of {len(split)} {side} rows")
-    return with_sides(task, sides, ", ".join(notes)) if notes else task
-
-
-def with_sides(task: Task, sides: Mapping[str, Split | None], note: str) -> Task:
-    """The task with other rows, their digests, and a note on where they come from."""
-    train, dev, test = sides["train"], sides["dev"], sides["test"]
-    assert train is not None
-    assert dev is not None
-    return _with_digests(replace(task, train=train, dev=dev, test=test, notes=(*task.notes, note)))
+    return task.with_sides(sides, ", ".join(notes)) if notes else task
 
 
 def _with_digests(task: Task) -> Task:

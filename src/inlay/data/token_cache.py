@@ -16,9 +16,8 @@ import threading
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -75,8 +74,12 @@ def encode_cached(tokenizer: Any, split: Split, reading: Reading, progress: Prog
     if encoded is None:
         size = sum(map(len, split.texts)) + sum(map(len, split.pairs or ()))
         cache = open_tokens() if size >= SMALL_CHARACTERS else None
-        encoded = None if cache is None else _read(cache, key)
-        if encoded is None:
+        arrays = None if cache is None else cache.read(key)
+        if arrays is not None:
+            num_truncated, num_lost = arrays.pop("counts").tolist()
+            fields: dict[str, Any] = {"flat_segments": None, **arrays}
+            encoded = Encoded(**fields, num_truncated=num_truncated, num_lost=num_lost)
+        else:
             encoded = encode_split(tokenizer, split, reading, progress)
             if cache is not None:
                 counts = np.array([encoded.num_truncated, encoded.num_lost], dtype=np.int64)
@@ -86,17 +89,11 @@ def encode_cached(tokenizer: Any, split: Split, reading: Reading, progress: Prog
 
 
 def open_tokens() -> ArrayCache:
-    """The user's cache of tokenised texts."""
-    return open_cache("tokens")
+    """The user's cache of tokenised texts.
 
-
-def _read(cache: ArrayCache, key: str) -> Encoded | None:
-    arrays = cache.read(key)
-    if arrays is None:
-        return None
-    num_truncated, num_lost = arrays.pop("counts").tolist()
-    fields: dict[str, Any] = {"flat_segments": None, **arrays}
-    return Encoded(**fields, num_truncated=num_truncated, num_lost=num_lost)
+    It lies under $XDG_CACHE_HOME/inlay and is as large as $INLAY_CACHE_BYTES allows; 0 is none.
+    """
+    return ArrayCache(cache_folder("tokens"), cache_limit())
 
 
 def _name_set(tokenizer: Any, split: Split, reading: Reading) -> str:
@@ -116,17 +113,13 @@ def _name_set(tokenizer: Any, split: Split, reading: Reading) -> str:
     digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode())
     for texts in (split.texts, split.pairs):
         if texts is not None:
-            _add_texts(digest, texts)
+            contents = [text.encode("utf8", "surrogatepass") for text in texts]
+            lengths = np.array([len(contents), *map(len, contents)], dtype=np.int64)
+            digest.update(lengths.tobytes())  # or moving a character from one text to the next would change nothing
+            digest.update(b"".join(contents))
     for spans in () if words is None else words(split):
         digest.update(f"{len(spans)}:".encode() + flatten(spans).tobytes())
     return digest.hexdigest()
-
-
-def _add_texts(digest: Any, texts: Sequence[str]) -> None:
-    contents = [text.encode("utf8", "surrogatepass") for text in texts]
-    lengths = np.array([len(contents), *map(len, contents)], dtype=np.int64)
-    digest.update(lengths.tobytes())  # or moving a character from one text to the next would change nothing
-    digest.update(b"".join(contents))
 
 
 def _identify(tokenizer: Any) -> str:
@@ -147,13 +140,6 @@ _STALE_SECONDS = 3600  # a draft this old has lost its writer
 _DTYPES: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 
 
-@dataclass(frozen=True)
-class _File:
-    used: float
-    size_bytes: int
-    path: Path
-
-
 class ArrayCache:
     """Named sets of int32 and int64 arrays under one folder; the least recently used go when the limit is passed."""
 
@@ -164,7 +150,7 @@ class ArrayCache:
         """The arrays written under `key`, mapped into memory and not to be changed; None: there are none."""
         if not self.limit_bytes:
             return None
-        path = self._path(key)
+        path = self.folder / f"{key}{_SUFFIX}"
         try:
             arrays = _map_arrays(path)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):  # whatever garbage makes of itself
@@ -185,50 +171,40 @@ class ArrayCache:
             # For the user alone, whatever the umask: token ids are the user's texts, near enough.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             draft.write_bytes(save(whole, {"crc32": _checksum(whole)}))
-            os.replace(draft, self._path(key))
+            os.replace(draft, self.folder / f"{key}{_SUFFIX}")
         except OSError:
-            with suppress(OSError):
-                draft.unlink(missing_ok=True)
+            _delete(draft)
         self._make_room()
 
     def usage(self) -> Usage:
         """Return how many files and bytes the cache has."""
         files = self._files()
-        return Usage(len(files), sum(file.size_bytes for file in files))
+        return Usage(len(files), sum(status.st_size for _, status in files))
 
     def clear(self, *, dry_run: bool = False) -> Usage:
         """Delete everything; says how much that is."""
         files = self._files()
-        for file in () if dry_run else files:
-            _delete(file)
-        return Usage(len(files), sum(file.size_bytes for file in files))
+        for path, _ in () if dry_run else files:
+            _delete(path)
+        return Usage(len(files), sum(status.st_size for _, status in files))
 
     def _make_room(self) -> None:
-        files = sorted(self._files(), key=lambda file: file.used)
-        total = sum(file.size_bytes for file in files)
-        for file in files:
-            is_draft, age = file.path.name.startswith(_DRAFT), time.time() - file.used
+        files = sorted(self._files(), key=lambda file: file[1].st_mtime)
+        total = sum(status.st_size for _, status in files)
+        for path, status in files:
+            is_draft, age = path.name.startswith(_DRAFT), time.time() - status.st_mtime
             if age > _STALE_SECONDS if is_draft else total > self.limit_bytes:
-                _delete(file)
-                total -= file.size_bytes
+                _delete(path)
+                total -= status.st_size
 
-    def _files(self) -> list[_File]:
+    def _files(self) -> list[tuple[Path, os.stat_result]]:
         files = []
         with suppress(OSError):
             for entry in os.scandir(self.folder):
                 with suppress(OSError):  # deleted meanwhile
                     if entry.name.endswith(_SUFFIX) or entry.name.startswith(_DRAFT):
-                        status = entry.stat()
-                        files.append(_File(status.st_mtime, status.st_size, Path(entry.path)))
+                        files.append((Path(entry.path), entry.stat()))
         return files
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{key}{_SUFFIX}"
-
-
-def open_cache(name: str) -> ArrayCache:
-    """The user's cache of this name: under $XDG_CACHE_HOME/inlay, as large as $INLAY_CACHE_BYTES allows; 0 is none."""
-    return ArrayCache(cache_folder(name), cache_limit())
 
 
 def _map_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -254,6 +230,6 @@ def _checksum(arrays: Mapping[str, np.ndarray]) -> str:
     return f"{found:08x}"
 
 
-def _delete(file: _File) -> None:
+def _delete(path: Path) -> None:
     with suppress(OSError):
-        file.path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)

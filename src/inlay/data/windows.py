@@ -14,7 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from inlay.data.encode import CHUNK_ROWS, Encoded, Pile, Truncation, encode, encode_apart, tokenize
+from inlay.data.encode import (
+    Encoded,
+    Pile,
+    Truncation,
+    chunks,
+    encode,
+    encode_apart,
+    flatten,
+    to_offsets,
+    tokenize,
+)
 from inlay.data.kinds import KINDS
 from inlay.data.tags import Word, split_words
 from inlay.data.targets import IGNORED
@@ -89,7 +99,13 @@ def _encode_words(tokenizer: Any, split: Split, reading: Reading, progress: Prog
     words = find_words(split)
     places = _place_words(words, encoded.flat_places, np.repeat(encoded.owners, encoded.lengths))
     num_placed = int((places[:, 0] >= 0).sum())
-    return encoded.with_words(places, words, sum(map(len, words)) - num_placed)
+    return replace(
+        encoded,
+        flat_places=places,
+        flat_words=flatten(span for own in words for span in own).reshape(-1, 2),
+        word_offsets=to_offsets([len(own) for own in words]),
+        num_lost=sum(map(len, words)) - num_placed,
+    )
 
 
 def find_words(split: Split) -> list[tuple[Word, ...]]:
@@ -141,17 +157,14 @@ def _encode_contexts(tokenizer: Any, split: Split, reading: Reading, progress: P
     pile = Pile(tokenizer)
     owners: list[int] = []
     is_context: list[np.ndarray] = []
-    for start in range(0, len(split), CHUNK_ROWS):
-        chunk = slice(start, start + CHUNK_ROWS)
+    for chunk in chunks(len(split), progress):
         questions = _cut_texts(tokenizer, split.texts[chunk], longest)
         rows = tokenize(tokenizer, questions, split.pairs[chunk], cut, with_offsets=True)
         windows = [[row, *row.overflowing] for row in rows]
-        owners += [start + row for row, own in enumerate(windows) for _ in own]
+        owners += [row for row, own in enumerate(windows, chunk.start) for _ in own]
         flat = [window for own in windows for window in own]
         pile.add(flat, with_places=True)
         is_context += [np.array(window.sequence_ids, dtype=object) == 1 for window in flat]
-        if progress is not None:
-            progress(start + len(rows))
     encoded = pile.finish(owners, 0)
     assert encoded.flat_places is not None
     stands = np.concatenate(is_context) & (encoded.flat_places[:, 1] > encoded.flat_places[:, 0])
@@ -204,34 +217,26 @@ def _encode_joined(tokenizer: Any, split: Split, reading: Reading, progress: Pro
         return _encode_whole(tokenizer, split, reading, progress)
     first, second = PAIR_WORDS
     pile, cut, num_truncated = Pile(tokenizer), Truncation(reading.max_length), 0
-    for start in range(0, len(split), CHUNK_ROWS):
-        texts = [reading.prompt + first + text for text in split.texts[start : start + CHUNK_ROWS]]
-        pairs = [second + pair for pair in split.pairs[start : start + CHUNK_ROWS]]
+    for chunk in chunks(len(split), progress):
+        texts = [reading.prompt + first + text for text in split.texts[chunk]]
+        pairs = [second + pair for pair in split.pairs[chunk]]
         rows = tokenize(tokenizer, texts, pairs, cut, with_offsets=True)
-        pile.add([_without_middle(row) for row in rows])
+        pile.add([_WithoutMiddle(row) for row in rows])
         num_truncated += sum(len(row) == reading.max_length and bool(row.overflowing) for row in rows)
-        if progress is not None:
-            progress(start + len(rows))
     return pile.finish(np.arange(len(split)), num_truncated)
 
 
-class _Tokens(list[int]):
-    """Token ids that look like an encoding."""
+class _WithoutMiddle:
+    """The encoding of a pair without the mark that ends its first text."""
 
-    @property
-    def ids(self) -> list[int]:
-        return self
+    def __init__(self, encoding: Any) -> None:
+        owners = encoding.sequence_ids
+        last = max((place for place, owner in enumerate(owners) if owner is not None), default=-1)
+        self.ids = [token for place, token in enumerate(encoding.ids) if owners[place] is not None or place > last]
+        self.type_ids = [0] * len(self.ids)
 
-    @property
-    def type_ids(self) -> list[int]:
-        return [0] * len(self)
-
-
-def _without_middle(encoding: Any) -> _Tokens:
-    """The tokens of a pair without the mark that ends its first text."""
-    owners = encoding.sequence_ids
-    last = max((place for place, owner in enumerate(owners) if owner is not None), default=-1)
-    return _Tokens(token for place, token in enumerate(encoding.ids) if owners[place] is not None or place > last)
+    def __len__(self) -> int:
+        return len(self.ids)
 
 
 LAYOUTS: dict[str, Layout] = {

@@ -64,8 +64,7 @@ ATTENTION_LINEARS = {"query": "q", "key": "k", "value": "v"}
 WIDE_LINEARS = {"expand": "intermediate_lora", "contract": "output_lora"}
 """our linear layer of the feed-forward network -> the library's flag"""
 
-# setting -> the values at which it changes nothing, and its meaning otherwise
-_NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+_NEUTRAL: foreign.Neutral = {
     "ln_before": ((False,), "a layer norm of its own before the bottleneck"),
     "ln_after": ((False,), "a layer norm of its own after the bottleneck"),
     "original_ln_after": ((True,), "a block without its last layer norm"),
@@ -110,7 +109,7 @@ def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
     # 2. the adapter
     weights = foreign.read_weights(folder, WEIGHTS)
     weights.left = {_LEGACY.sub("adapters", name): tensor for name, tensor in weights.left.items()}
-    inner = _check_settings(config, weights, folder / CONFIG)
+    inner = _read_settings(config, weights, folder / CONFIG)
     locate = _AdapterHubLocator(anatomy, weights, str(config.get("name")))
     architecture = inner.get("architecture") or "bottleneck"
     if architecture == "lora" and inner.get("composition_mode", "add") == "scale":
@@ -129,7 +128,7 @@ def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
     return foreign.Foreign(method, head, {**tensors, **head_tensors}, labels, version, base)
 
 
-def _check_settings(config: Mapping[str, Any], weights: foreign.Weights, path: Path) -> dict[str, Any]:
+def _read_settings(config: Mapping[str, Any], weights: foreign.Weights, path: Path) -> dict[str, Any]:
     """Refuse every setting that Inlay has no equal of, and return the architecture's settings."""
     inner = config.get("config")
     if not isinstance(inner, dict):
@@ -143,12 +142,7 @@ def _check_settings(config: Mapping[str, Any], weights: foreign.Weights, path: P
     # The library drops the invertible part that old task adapters name and never had.
     if config.get("type") == "text_task" and not any("invertible" in name for name in weights.left):
         inner["inv_adapter"] = None
-    for key, (neutral, meaning) in _NEUTRAL.items():
-        if key in inner and inner[key] not in neutral:
-            raise Unsupported(
-                f"{path}: `{key}` is `{inner[key]}`: {meaning}, which Inlay does not have",
-                f"train the adapter with {key}={neutral[0]}",
-            )
+    foreign.check_settings(inner, _NEUTRAL, path, "train the adapter")
     for key in inner.keys() - _NEUTRAL.keys() - _KNOWN:
         if inner[key] not in (None, False, [], {}):
             raise Unsupported(

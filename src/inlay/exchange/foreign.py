@@ -44,6 +44,8 @@ from inlay.store import DRAFT_PREFIX, sync_directory
 
 Linear = tuple[Tensor, Tensor]
 """weight [out, in] and bias [out]"""
+Neutral = Mapping[str, tuple[tuple[Any, ...], str]]
+"""setting -> the values at which it changes nothing, and its meaning otherwise"""
 HEAD_TYPES = {name: kind.head_type for name, kind in KINDS.items() if kind.head_type is not None}
 """kind -> AdapterHub's type of its head; a classification of one label is its regression"""
 
@@ -138,6 +140,16 @@ def read_number(tree: Mapping[str, Any], key: str, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise BadData(f"`{key}` is `{value}`, which is no number", "save the adapter again")
     return float(value)
+
+
+def check_settings(config: Mapping[str, Any], neutral: Neutral, path: Path, advice: str) -> None:
+    """Refuse every setting that Inlay has no equal of; `path` is where it stands, and `advice` begins the hint."""
+    for key, (values, meaning) in neutral.items():
+        if key in config and config[key] not in values:
+            raise Unsupported(
+                f"{path}: `{key}` is `{config[key]}`: {meaning}, which Inlay does not have",
+                f"{advice} with {key}={values[0]}",
+            )
 
 
 def read_weights(folder: Path, names: Sequence[str]) -> Weights:

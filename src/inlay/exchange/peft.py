@@ -46,9 +46,8 @@ VERSION = "0.21.2"
 ROOT = "base_model.model."
 _MAGNITUDE = "lora_magnitude_vector"  # DoRA's
 
-# method -> setting -> the values at which it changes nothing, and its meaning otherwise
-_COMMON: dict[str, tuple[tuple[Any, ...], str]] = {"fan_in_fan_out": ((False, None), "weights stored transposed")}
-_NEUTRAL: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
+_COMMON: foreign.Neutral = {"fan_in_fan_out": ((False, None), "weights stored transposed")}
+_NEUTRAL: dict[str, foreign.Neutral] = {
     "LORA": {
         **_COMMON,
         "bias": (("none", None), "trained biases of the backbone"),
@@ -75,12 +74,7 @@ def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
     kind = str(config.get("peft_type"))
     if kind not in _READERS:
         raise Unsupported(f"PEFT's method `{kind}`", f"Inlay reads: {', '.join(_READERS)}")
-    for key, (neutral, meaning) in _NEUTRAL[kind].items():
-        if key in config and config[key] not in neutral:
-            raise Unsupported(
-                f"{folder / CONFIG}: `{key}` is `{config[key]}`: {meaning}, which Inlay does not have",
-                f"train it with {key}={neutral[0]}",
-            )
+    foreign.check_settings(config, _NEUTRAL[kind], folder / CONFIG, "train it")
     weights = foreign.read_weights(folder, WEIGHTS)
     locate = _PeftLocator(backbone.anatomy, weights)
     method, tensors = _READERS[kind](config, locate)

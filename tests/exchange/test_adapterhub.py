@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inlay.exchange import Wishes, export_folder, import_folder
-from inlay.exchange.foreign_heads import read_labels
+from inlay.exchange.foreign import read_labels
 from inlay.exchange.to_adapterhub import _find_factor
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import HeadSpec

@@ -20,7 +20,6 @@ from inlay.data.tasks import Split
 from inlay.data.windows import Reading, encode_split
 from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
 from inlay.exchange import onnx
-from inlay.exchange.traceable_bank import TaskGraph
 from inlay.model import Bank, SlotSpec, infer, infer_canonically, load_backbone
 from inlay.model.backbone.families import FAMILIES
 from inlay.model.batch.route import Row, collate, make_rows
@@ -182,7 +181,7 @@ def test_mixed_batch_in_onnxruntime_equals_inference_at_any_size(filled, exporte
 @pytest.mark.parametrize("family", [name for name, family in FAMILIES.items() if family.decoder is None])
 def test_the_traced_module_equals_inference_for_every_family(family, backbone_of, tmp_path):
     filled = fill(backbone_of(family), tmp_path, BERT_SPECS if family == "bert" else SPECS)
-    graph = TaskGraph(filled.bank)
+    graph = onnx.TaskGraph(filled.bank)
     rows = [row for seed in range(4) for row in filled.rows(12, 33, seed)]
     batch = collate(rows, filled.bank.backbone.pad_id)
     task = torch.tensor([rows[index].slot for index in batch.order])
@@ -259,12 +258,12 @@ def test_a_task_id_that_is_none_is_never_answered(filled, exported):
 def test_nan_in_one_task_leaves_the_others_as_they_were(short_bert, tmp_path):
     bank, ids = fill(short_bert, tmp_path, BERT_SPECS).bank, torch.tensor([[2, 9, 8, 3]] * len(BERT_SPECS))
     with torch.no_grad():
-        before, _ = TaskGraph(bank)(ids, torch.ones_like(ids), torch.arange(len(BERT_SPECS)))
+        before, _ = onnx.TaskGraph(bank)(ids, torch.ones_like(ids), torch.arange(len(BERT_SPECS)))
         for slot in (0, 8, 11):
             bank.put(
                 slot, bank.specs[slot], {name: torch.full_like(x, torch.nan) for name, x in bank.read(slot).items()}
             )
-        after, _ = TaskGraph(bank)(ids, torch.ones_like(ids), torch.arange(len(BERT_SPECS)))
+        after, _ = onnx.TaskGraph(bank)(ids, torch.ones_like(ids), torch.arange(len(BERT_SPECS)))
     others = [slot for slot in range(len(BERT_SPECS)) if slot not in (0, 8, 11)]
     assert after[[0, 8, 11], :2].isnan().all()
     assert torch.equal(after[others], before[others])
@@ -344,13 +343,13 @@ def test_nan_in_towers_leaves_rows_that_point_at_them_as_they_were(short_bert, t
     tensors = filled.bank.read(0)
     tensors["head.weight"][:] = torch.nan
     tensors["norm.embeddings.scale"][:] = torch.nan
-    graph = TaskGraph(filled.bank)
+    graph = onnx.TaskGraph(filled.bank)
     batch = collate([Row([2, 9, 3], 0), Row([2, 8, 3], 1)], 0)
     places = (torch.tensor([0, 1]), None, torch.tensor([1, 0]))
     with torch.no_grad():
         before = graph(batch.input_ids_BT, batch.mask_BT, *places)[0]
         filled.bank.put(0, TOWERS["towers"], tensors)
-        after = TaskGraph(filled.bank)(batch.input_ids_BT, batch.mask_BT, *places)[0]
+        after = onnx.TaskGraph(filled.bank)(batch.input_ids_BT, batch.mask_BT, *places)[0]
     assert after[0, :3].isnan().all()
     assert torch.equal(after[1], before[1])
 

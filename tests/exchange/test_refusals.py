@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from inlay.errors import BadData, InlayError, Unsupported, WrongBackbone
-from inlay.exchange import FORMATS, Wishes, adapterhub, export_folder, import_folder, to_adapterhub
-from inlay.exchange.folder import TaskToExport
+from inlay.exchange import FORMATS, Wishes, export_folder, import_folder
+from inlay.exchange.foreign import TaskToExport
 from inlay.model.bank.methods import resolve_method
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import HeadSpec
@@ -332,10 +332,6 @@ def test_presets_that_refusals_name_can_leave():
         settings = find_preset(name).settings
         assert (settings["method.norms"], settings["train.pooling"]) == ("none", "cls")
         assert f"adapterhub-{settings['method.name']}" == name
-
-
-def test_methods_that_adapterhub_has_are_those_it_is_written_for():
-    assert tuple(to_adapterhub._WRITERS) == adapterhub.METHODS
 
 
 FAMILIES: dict[str, tuple[str, str, MethodConfig, HeadSpec]] = {

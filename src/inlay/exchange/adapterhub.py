@@ -9,7 +9,7 @@ stands follows from flags: `LN(t + h + f(h))` is Houlsby's, `LN(s + f(LN(s)))` w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from inlay.errors import BadData, Unsupported, WrongBackbone
-from inlay.exchange.folder import Foreign, Weights, read_json, read_list, read_number, read_weights
-from inlay.exchange.foreign_heads import check_classifier, read_labels, take_classifier, take_flexible_head
-from inlay.exchange.parts import ForeignAdapter, LowRank, join_bottlenecks, join_low_ranks, name_layers
+from inlay.exchange import foreign
 from inlay.model import (
     FACTORS,
     Anatomy,
@@ -48,9 +46,6 @@ MODEL_CLASSES = {
 }
 """family -> the library's model class with flexible heads; a family not here has none"""
 
-METHODS = ("houlsby", "pfeiffer", "parallel", "lora", "ia3")
-"""the methods of ours that it has too"""
-
 ACTIVATIONS = {
     "relu": "relu",
     "tanh": "tanh",
@@ -64,10 +59,12 @@ ACTIVATIONS = {
 }
 """the library's non-linearity -> ours"""
 
-ATTENTION_LINEARS = {"q": "query", "k": "key", "v": "value"}
+ATTENTION_LINEARS = {"query": "q", "key": "k", "value": "v"}
+"""our linear layer of attention -> the library's letter"""
+WIDE_LINEARS = {"expand": "intermediate_lora", "contract": "output_lora"}
+"""our linear layer of the feed-forward network -> the library's flag"""
 
-# setting -> the values at which it changes nothing, and its meaning otherwise
-_NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
+_NEUTRAL: foreign.Neutral = {
     "ln_before": ((False,), "a layer norm of its own before the bottleneck"),
     "ln_after": ((False,), "a layer norm of its own after the bottleneck"),
     "original_ln_after": ((True,), "a block without its last layer norm"),
@@ -79,14 +76,13 @@ _NEUTRAL: dict[str, tuple[tuple[Any, ...], str]] = {
     "vera_d": ((None,), "VeRA's shared random matrices"),
     "vera_b": ((None,), "VeRA's shared random matrices"),
 }
-# Settings that only matter in training (initial values, dropout), and sizes, which the tensors show themselves.
-_IGNORED = {
+_KNOWN = {
+    # Those that only matter in training (initial values, dropout), and sizes, which the tensors show themselves.
     *("architecture", "init_weights", "init_weights_seed", "dropout", "stochastic_depth", "reduction_factor", "dtype"),
     *("inv_adapter_reduction_factor", "adapter_residual_before_ln", "phm_dim", "phm_rank", "phm_bias", "phm_c_init"),
     *("phm_init_range", "factorized_phm_W", "factorized_phm_rule", "shared_W_phm", "shared_phm_rule", "learn_phm"),
     "hypercomplex_nonlinearity",
-}
-_READ = {
+    # Those that are read here.
     *("mh_adapter", "output_adapter", "non_linearity", "original_ln_before", "residual_before_ln", "is_parallel"),
     *("scaling", "leave_out", "selfattn_lora", "intermediate_lora", "output_lora", "attn_matrices", "r", "alpha"),
     "composition_mode",
@@ -95,26 +91,10 @@ _READ = {
 _LEGACY = re.compile(r"\b(attention|layer)_text_(task|lang)_adapters\b")
 
 
-def read(folder: Path, backbone: Backbone) -> Foreign:
+def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
     """Read the task in a folder that `save_adapter` wrote; what Inlay cannot reproduce exactly is refused by name."""
-    config = read_json(folder / CONFIG)
-    _check_backbone(config, backbone)
-    weights = read_weights(folder, WEIGHTS)
-    if weights is None:
-        raise BadData(f"no weights: neither `{WEIGHTS[0]}` nor `{WEIGHTS[1]}`", "save the adapter again", path=folder)
-    weights.rename(lambda name: _LEGACY.sub("adapters", name))
-    inner, name = _check_settings(config, weights, folder / CONFIG), str(config.get("name"))
-    locate = _AdapterHubLocator(backbone.anatomy, weights, name)
-    method, tensors = _ARCHITECTURES[_find_architecture(inner)](inner, locate)
-    weights.finish(backbone.anatomy.num_layers)
-    head, labels, head_tensors = _read_head(folder, backbone)
-    version = str(config.get("version", "of an old version")).replace("adapters.", "adapters ")
-    base = str(config.get("model_name") or "")
-    return Foreign(method, head, {**tensors, **head_tensors}, labels, version, base)
-
-
-def _check_backbone(config: Mapping[str, Any], backbone: Backbone) -> None:
-    anatomy = backbone.anatomy
+    config, anatomy = foreign.read_json(folder / CONFIG), backbone.anatomy
+    # 1. the backbone
     if anatomy.family not in MODEL_CLASSES:
         raise Unsupported(
             f"AdapterHub has no models of the family `{anatomy.family}`", f"it has: {', '.join(MODEL_CLASSES)}"
@@ -126,9 +106,29 @@ def _check_backbone(config: Mapping[str, Any], backbone: Backbone) -> None:
                 f"the backbone `{backbone.name}` has `{ours}`",
                 "name the backbone it was trained on with `--backbone`",
             )
+    # 2. the adapter
+    weights = foreign.read_weights(folder, WEIGHTS)
+    weights.left = {_LEGACY.sub("adapters", name): tensor for name, tensor in weights.left.items()}
+    inner = _read_settings(config, weights, folder / CONFIG)
+    locate = _AdapterHubLocator(anatomy, weights, str(config.get("name")))
+    architecture = inner.get("architecture") or "bottleneck"
+    if architecture == "lora" and inner.get("composition_mode", "add") == "scale":
+        architecture = "ia3"
+    if architecture not in _ARCHITECTURES:
+        raise Unsupported(
+            f"the architecture `{architecture}` of AdapterHub",
+            "Inlay reads bottleneck adapters (double_seq_bn, seq_bn, par_bn), lora and ia3",
+        )
+    method, tensors = _ARCHITECTURES[architecture](inner, locate)
+    weights.finish(anatomy.num_layers)
+    # 3. the head
+    head, labels, head_tensors = _read_head(folder, backbone)
+    version = str(config.get("version", "of an old version")).replace("adapters.", "adapters ")
+    base = str(config.get("model_name") or "")
+    return foreign.Foreign(method, head, {**tensors, **head_tensors}, labels, version, base)
 
 
-def _check_settings(config: Mapping[str, Any], weights: Weights, path: Path) -> dict[str, Any]:
+def _read_settings(config: Mapping[str, Any], weights: foreign.Weights, path: Path) -> dict[str, Any]:
     """Refuse every setting that Inlay has no equal of, and return the architecture's settings."""
     inner = config.get("config")
     if not isinstance(inner, dict):
@@ -140,15 +140,10 @@ def _check_settings(config: Mapping[str, Any], weights: Weights, path: Path) -> 
     if legacy:
         inner["inv_adapter"] = legacy
     # The library drops the invertible part that old task adapters name and never had.
-    if config.get("type") == "text_task" and not any("invertible" in name for name in weights.names):
+    if config.get("type") == "text_task" and not any("invertible" in name for name in weights.left):
         inner["inv_adapter"] = None
-    for key, (neutral, meaning) in _NEUTRAL.items():
-        if key in inner and inner[key] not in neutral:
-            raise Unsupported(
-                f"{path}: `{key}` is `{inner[key]}`: {meaning}, which Inlay does not have",
-                f"train the adapter with {key}={neutral[0]}",
-            )
-    for key in inner.keys() - _NEUTRAL.keys() - _IGNORED - _READ:
+    foreign.check_settings(inner, _NEUTRAL, path, "train the adapter")
+    for key in inner.keys() - _NEUTRAL.keys() - _KNOWN:
         if inner[key] not in (None, False, [], {}):
             raise Unsupported(
                 f"{path}: `{key}` is a setting that Inlay does not know", "upgrade Inlay, or train it anew"
@@ -156,36 +151,20 @@ def _check_settings(config: Mapping[str, Any], weights: Weights, path: Path) -> 
     if "version" not in config and inner.get("non_linearity") in ("gelu", "gelu_orig"):
         # Before version 2 of its predecessor, `gelu` meant the tanh form.
         inner["non_linearity"] = {"gelu": "gelu_new", "gelu_orig": "gelu"}[inner["non_linearity"]]
-    if _has_faulty_scaling(str(config.get("version", ""))):
+    # LoRA of adapters before 1.1 was trained with the factor 1, whatever alpha says; the library mends it on load.
+    match = re.match(r"adapters\.(\d+)\.(\d+)", str(config.get("version", "")))
+    if match is not None and (int(match[1]), int(match[2])) < (1, 1):
         inner["alpha"] = inner.get("r", 1)
     return inner
-
-
-def _has_faulty_scaling(version: str) -> bool:
-    """LoRA of adapters before 1.1 was trained with the factor 1, whatever alpha says; the library mends it on load."""
-    match = re.match(r"adapters\.(\d+)\.(\d+)", version)
-    return match is not None and (int(match[1]), int(match[2])) < (1, 1)
-
-
-def _find_architecture(inner: Mapping[str, Any]) -> str:
-    name = inner.get("architecture") or "bottleneck"
-    if name == "lora" and inner.get("composition_mode", "add") == "scale":
-        return "ia3"
-    if name not in _ARCHITECTURES:
-        raise Unsupported(
-            f"the architecture `{name}` of AdapterHub",
-            "Inlay reads bottleneck adapters (double_seq_bn, seq_bn, par_bn), lora and ia3",
-        )
-    return str(name)
 
 
 class _AdapterHubLocator:
     """The library's names for the modules of one backbone's blocks."""
 
-    def __init__(self, anatomy: Anatomy, weights: Weights, name: str) -> None:
+    def __init__(self, anatomy: Anatomy, weights: foreign.Weights, name: str) -> None:
         self.anatomy, self.weights, self.name = anatomy, weights, name
         prefix = f"{find_family(anatomy.family).prefix}."
-        self.prefix = prefix if any(item.startswith(prefix) for item in weights.names) else ""
+        self.prefix = prefix if any(item.startswith(prefix) for item in weights.left) else ""
 
     def take(self, path: str, kind: str, item: str, *shape: int | None) -> Tensor:
         return self.weights.take(f"{self.prefix}{path}.{kind}.{self.name}.{item}", *shape)
@@ -211,21 +190,21 @@ def _read_bottleneck(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tu
     layers = _adapted_layers(inner, anatomy)
     learned = inner.get("scaling") in ("learned", "channel")
     keys = [site.key for site in anatomy.sites if site.layer in layers and site.place in places]
-    size, tensors = join_bottlenecks({key: _take_bottleneck(locate, key, has_scaling=learned) for key in keys})
+    size, tensors = foreign.join_bottlenecks({key: _take_bottleneck(locate, key, has_scaling=learned) for key in keys})
     method = MethodConfig(
         name=name,
         size=size,
         activation=activation,
         norms="none",
         places=places,
-        layers=name_layers(layers, anatomy.num_layers),
-        scale=1.0 if learned else read_number(inner, "scaling", 1.0),
+        layers=foreign.name_layers(layers, anatomy.num_layers),
+        scale=1.0 if learned else foreign.read_number(inner, "scaling", 1.0),
     )
     return resolve_method(method), tensors
 
 
-def _take_bottleneck(locate: _AdapterHubLocator, key: str, *, has_scaling: bool) -> ForeignAdapter:
-    """An adapter in Inlay's order. A learned factor, for all channels or each, goes into the up-projection."""
+def _take_bottleneck(locate: _AdapterHubLocator, key: str, *, has_scaling: bool) -> dict[str, Tensor]:
+    """A site's adapter in Inlay's order. A learned factor, for all channels or each, goes into the up-projection."""
     width, path = locate.anatomy.hidden_size, locate_bottleneck(locate.anatomy, key)
     down = locate.take(path, "adapters", "adapter_down.0.weight", None, width)
     size = down.shape[0]
@@ -235,7 +214,7 @@ def _take_bottleneck(locate: _AdapterHubLocator, key: str, *, has_scaling: bool)
     if has_scaling:
         factor = locate.take(path, "adapters", "scaling", None)
         up, up_bias = up * factor[:, None], up_bias * factor
-    return ForeignAdapter(down.T, down_bias, up.T, up_bias)
+    return {"down": down.T, "down_bias": down_bias, "up": up.T, "up_bias": up_bias}
 
 
 def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -258,37 +237,40 @@ def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 def _adapted_layers(inner: Mapping[str, Any], anatomy: Anatomy) -> list[int]:
-    left_out = read_list(inner, "leave_out")
+    left_out = _read_list(inner, "leave_out")
     layers = [layer for layer in range(anatomy.num_layers) if layer not in left_out]
     if not layers:
         raise Unsupported("`leave_out` names every layer: no adapter anywhere", "train it anew")
     return layers
 
 
-def _find_linears(inner: Mapping[str, Any]) -> tuple[str, ...]:
-    attention = read_list(inner, "attn_matrices", ("q", "v")) if inner.get("selfattn_lora", True) else []
-    unknown = [item for item in attention if item not in ATTENTION_LINEARS]
+def _read_list(inner: Mapping[str, Any], key: str, default: Sequence[Any] = ()) -> list[Any]:
+    value = inner.get(key, default)
+    if value is not None and not isinstance(value, list | tuple):
+        raise BadData(f"`{key}` is `{value}`, which is no list", "save the adapter again")
+    return list(value or ())
+
+
+def _read_linears(inner: Mapping[str, Any], anatomy: Anatomy, name: str) -> MethodConfig:
+    """The method `name` with the layers and linear layers that the settings name."""
+    layers = foreign.name_layers(_adapted_layers(inner, anatomy), anatomy.num_layers)
+    attention = _read_list(inner, "attn_matrices", ("q", "v")) if inner.get("selfattn_lora", True) else []
+    unknown = [item for item in attention if item not in ATTENTION_LINEARS.values()]
     if unknown:
         raise Unsupported(f"`attn_matrices` names `{unknown[0]}`", "Inlay knows q, k and v")
-    flags = {"expand": inner.get("intermediate_lora"), "contract": inner.get("output_lora")}
-    wide = tuple(name for name, is_set in flags.items() if is_set)
-    return tuple(linear for key, linear in ATTENTION_LINEARS.items() if key in attention) + wide
-
-
-def _linear_method(inner: Mapping[str, Any], locate: _AdapterHubLocator, name: str) -> MethodConfig:
-    anatomy = locate.anatomy
-    layers = name_layers(_adapted_layers(inner, anatomy), anatomy.num_layers)
-    return MethodConfig(name=name, linears=_find_linears(inner), layers=layers)
+    linears = [linear for linear, letter in ATTENTION_LINEARS.items() if letter in attention]
+    linears += [linear for linear, flag in WIDE_LINEARS.items() if inner.get(flag)]
+    return MethodConfig(name=name, linears=tuple(linears), layers=layers)
 
 
 def _read_lora(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
-    config, rank = _linear_method(inner, locate, "lora"), int(read_number(inner, "r", 8))
+    config, rank = _read_linears(inner, locate.anatomy, "lora"), int(foreign.read_number(inner, "r", 8))
     parts = {}
     for site in adapted_linears(locate.anatomy, resolve_method(config)):
         down = locate.take(site.path, "loras", "lora_A", rank, site.in_width)
         up = locate.take(site.path, "loras", "lora_B", site.out_width, rank)
-        parts[site.key] = LowRank(down.T, up.T, read_number(inner, "alpha", 8) / rank)
-    size, scale, tensors = join_low_ranks(parts)
+        parts[site.key] = foreign.LowRank(down.T, up.T, foreign.read_number(inner, "alpha", 8) / rank)
+    size, scale, tensors = foreign.join_low_ranks(parts)
     return resolve_method(replace(config, size=size, alpha=scale * size)), tensors
 
 
@@ -299,8 +281,8 @@ def _read_ia3(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[Res
             "Inlay (and the paper) what it reads",
             "train it with intermediate_lora=True and output_lora=False",
         )
-    config = resolve_method(_linear_method(inner, locate, "ia3"))
-    factor = read_number(inner, "alpha", 1)
+    config = resolve_method(_read_linears(inner, locate.anatomy, "ia3"))
+    factor = foreign.read_number(inner, "alpha", 1)
     tensors = {
         FACTORS.name(site.key): locate.take(site.path, "loras", "lora_B", site.out_width, 1)[:, 0] * factor
         for site in adapted_linears(locate.anatomy, config)
@@ -312,19 +294,20 @@ _ARCHITECTURES = {"bottleneck": _read_bottleneck, "lora": _read_lora, "ia3": _re
 
 
 def _read_head(folder: Path, backbone: Backbone) -> tuple[HeadSpec, tuple[str, ...], dict[str, Tensor]]:
-    weights = read_weights(folder, HEAD_WEIGHTS)
-    if weights is None or not (folder / HEAD_CONFIG).is_file():
+    if not (folder / HEAD_CONFIG).is_file() or not any((folder / name).is_file() for name in HEAD_WEIGHTS):
         raise Unsupported(
             f"`{folder}` holds an adapter without a prediction head, which answers nothing",
             "save both: `model.save_adapter(DIR, NAME, with_head=True)`",
         )
-    config = read_json(folder / HEAD_CONFIG)
+    weights = foreign.read_weights(folder, HEAD_WEIGHTS)
+    config = foreign.read_json(folder / HEAD_CONFIG)
     if config.get("config") is None:  # the head of a model class such as BertForSequenceClassification
-        check_classifier(str(config.get("model_class")), backbone)
-        head, tensors = take_classifier(weights, backbone)
-        labels = read_labels(config.get("label2id"), head.num_outputs)
+        foreign.check_classifier(str(config.get("model_class")), backbone)
+        head, tensors = foreign.take_classifier(weights, backbone)
+        ids = config.get("label2id")
     else:
-        head, tensors = take_flexible_head(config, weights, backbone)
-        labels = read_labels(config["config"].get("label2id"), head.num_outputs)
+        head, tensors = foreign.take_flexible_head(config, weights, backbone)
+        ids = config["config"].get("label2id")
+    labels = foreign.read_labels(ids, head.num_outputs)
     weights.finish(backbone.anatomy.num_layers)
     return head, labels, tensors

@@ -7,27 +7,24 @@ probes like any other, so it is listed, served and proved like any other; it has
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
-import os
 import platform
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from inlay.data import KINDS, METRICS, Split, resolve_metric
 from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
-from inlay.exchange.folder import Folder, Foreign, TaskToExport, digest_files, dump_json, read_json
+from inlay.exchange.foreign import Folder, Foreign, TaskToExport, drafted, dump_json, read_json
 from inlay.model import (
     BUILT_IN,
     Anatomy,
     Backbone,
+    HeadSpec,
     SlotSpec,
     canonical_backbone,
     canonical_environment,
@@ -141,11 +138,18 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
             "name the backbone it was trained on with `--backbone`",
         )
     manifest, notes = _describe(foreign, own, backbone, wishes)
-    files = digest_files(folder, FORMATS[format_name].files)
-    origin = {"format": format_name, "library": foreign.library, "base": foreign.base, "files": files}
+    paths = [folder / file for file in FORMATS[format_name].files]
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
+    origin = {"format": format_name, "library": foreign.library, "base": foreign.base, "files": digests}
     manifest = dataclasses.replace(manifest, extra={**manifest.extra, "origin": origin})
     name = wishes.name or own.get("name") or legal_name(folder.resolve().name)
-    version = store.publish(str(name), foreign.tensors, manifest, _sidecar())
+    sidecar = {
+        "published_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "commit": current_commit(),
+        "environment": canonical_environment(),
+    }
+    version = store.publish(str(name), foreign.tensors, manifest, sidecar)
     return Imported(version, foreign.library, foreign.base, (*foreign.notes, *notes))
 
 
@@ -172,34 +176,27 @@ def _read_own(path: Path) -> dict[str, Any]:
     return {**own, "labels": [str(label) for label in own.get("labels", ())]}
 
 
-def _read_thresholds(own: dict[str, Any], kind: str, num_outputs: int) -> tuple[float, ...] | None:
-    """Read the thresholds of Inlay's own export; None where it has none, or where the task is another kind now."""
-    cuts, is_same = own.get("thresholds"), kind == own.get("kind")
-    if cuts is None or not is_same:
-        return None
-    expected = 1 if KINDS[kind].is_classifier else num_outputs
-    if len(cuts) != expected or not all(isinstance(cut, int | float) and math.isfinite(cut) for cut in cuts):
-        raise BadData(f"`thresholds` are `{cuts}`", f"they must be {expected} numbers, or left out")
-    return tuple(map(float, cuts))
-
-
 def _describe(
     foreign: Foreign, own: dict[str, Any], backbone: Backbone, wishes: Wishes
 ) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest of an imported version, and notes on what had to be guessed."""
-    kind = wishes.kind or own.get("kind") or foreign.head.kind
-    head = dataclasses.replace(
-        foreign.head,
-        kind=_check_kind(kind, foreign),
-        temperature=own.get("temperature", foreign.head.temperature),
-        thresholds=_read_thresholds(own, kind, foreign.head.num_outputs),
-    )
-    labels, notes = _choose_labels(foreign, own, wishes, kind)
-    length = wishes.max_length or own.get("max_length") or find_head(kind).max_length
+    head = _choose_head(foreign.head, own, wishes)
+    labels, notes = _choose_labels(foreign, own, wishes, head.kind)
+    length = wishes.max_length or own.get("max_length") or find_head(head.kind).max_length
     spec, length = SlotSpec(foreign.method, head), min(length, backbone.max_length)
-    metric = resolve_metric("auto", kind, len(labels))
+    has_pairs = bool(own.get("pairs"))
+    # The probes: neutral rows, each with the next one where the task reads pairs, and their canonical answers.
+    pairs = [*PROBES[1:], PROBES[0]] if has_pairs else None
+    plain = canonical_backbone(backbone)
+    rows = encode_rows(plain, Split(list(PROBES), pairs, None, []), length)
+    answers = infer_canonically(plain, spec, foreign.tensors, rows)
+    probes = [
+        Probe(text, pairs[index] if pairs else None, tuple(answers[index].tolist()))
+        for index, text in enumerate(PROBES)
+    ]
+    metric = resolve_metric("auto", head.kind, len(labels))
     manifest = Manifest(
-        kind=kind,
+        kind=head.kind,
         labels=labels,
         metric=metric,
         higher_is_better=METRICS[metric].higher_is_better,
@@ -212,20 +209,28 @@ def _describe(
         backbone=describe_backbone(backbone),
         run_id="imported",
         num_parameters=sum(tensor.numel() for tensor in foreign.tensors.values()),
-        probes=_make_probes(foreign.tensors, spec, backbone, length, has_pairs=bool(own.get("pairs"))),
+        probes=tuple(probes),
         config={},
-        extra={"pairs": bool(own.get("pairs"))},
+        extra={"pairs": has_pairs},
     )
     return manifest, notes
 
 
-def _check_kind(kind: str, foreign: Foreign) -> str:
-    is_number = foreign.head.num_outputs == 1
+def _choose_head(head: HeadSpec, own: dict[str, Any], wishes: Wishes) -> HeadSpec:
+    """The folder's head, of the kind that is wished, with the temperature and thresholds of Inlay's own export."""
+    kind = wishes.kind or own.get("kind") or head.kind
+    is_number = head.num_outputs == 1
     fitting = [name for name, each in KINDS.items() if each.head_type is not None and each.is_number == is_number]
     if kind not in fitting:
-        wanted = " or ".join(fitting)
-        raise BadConfig(f"kind `{kind}` for a head of {foreign.head.num_outputs} outputs", f"use {wanted}")
-    return kind
+        raise BadConfig(f"kind `{kind}` for a head of {head.num_outputs} outputs", f"use {' or '.join(fitting)}")
+    temperature = own.get("temperature", head.temperature)
+    cuts = own.get("thresholds")
+    if cuts is None or kind != own.get("kind"):  # thresholds are of the kind they were tuned for
+        return dataclasses.replace(head, kind=kind, temperature=temperature, thresholds=None)
+    expected = 1 if KINDS[kind].is_classifier else head.num_outputs
+    if len(cuts) != expected or not all(isinstance(cut, int | float) and math.isfinite(cut) for cut in cuts):
+        raise BadData(f"`thresholds` are `{cuts}`", f"they must be {expected} numbers, or left out")
+    return dataclasses.replace(head, kind=kind, temperature=temperature, thresholds=tuple(map(float, cuts)))
 
 
 def _choose_labels(
@@ -245,39 +250,16 @@ def _choose_labels(
     return labels, ()
 
 
-def _make_probes(
-    tensors: Mapping[str, Tensor], spec: SlotSpec, backbone: Backbone, max_length: int, *, has_pairs: bool
-) -> tuple[Probe, ...]:
-    """The neutral rows, each with the next one where the task reads pairs, and their canonical answers."""
-    pairs: list[str] | None = [*PROBES[1:], PROBES[0]] if has_pairs else None
-    backbone = canonical_backbone(backbone)
-    rows = encode_rows(backbone, Split(list(PROBES), pairs, None, []), max_length)
-    answers = infer_canonically(backbone, spec, tensors, rows)
-    return tuple(
-        Probe(text, pairs[index] if pairs else None, tuple(answers[index].tolist()))
-        for index, text in enumerate(PROBES)
-    )
-
-
-def _sidecar() -> dict[str, Any]:
-    return {
-        "published_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": platform.node(),
-        "commit": current_commit(),
-        "environment": canonical_environment(),
-    }
-
-
 def export_folder(reference: str, store: Store, backbone: Backbone, format_name: str, target: Path) -> Folder:
     """Write a version as a folder of another library; `target` must not be there yet, or be empty."""
     version = store.resolve(reference)
     loaded = store.load(version)
-    manifest, anatomy = loaded.manifest, backbone.anatomy
+    manifest = loaded.manifest
     check_backbone(version, manifest, backbone)
     spec = SlotSpec.from_stored(manifest.method, manifest.head)
     base = BUILT_IN[backbone.name].hub if backbone.name in BUILT_IN else backbone.name
     task = TaskToExport(version.name, spec.method, spec.head, tuple(manifest.labels), loaded.tensors, base)
-    folder = FORMATS[format_name].write(task, anatomy)
+    folder = FORMATS[format_name].write(task, backbone.anatomy)
     own = {
         "name": version.name,
         "kind": manifest.kind,
@@ -290,29 +272,17 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
         "fingerprint": backbone.fingerprint,
         "digest": version.digest,
     }
-    _write_folder(target, {**folder.files, OWN: dump_json(own)})
-    notes = list(folder.notes)
-    if (spec.head.target_mean, spec.head.target_std) != (0.0, 1.0):
-        notes.append("the scale of the numbers is in the head's weights")
-    return Folder(folder.files, tuple(notes))
-
-
-def _write_folder(target: Path, files: dict[str, bytes]) -> None:
-    """Write all files or none: into a folder beside the target, which then takes its name."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadConfig(f"`{target}` is there already", "give a folder that does not exist, or an empty one")
     if not target.parent.is_dir():
         raise Missing(f"no folder `{target.parent}`", "make it first, or choose another place for the export")
     try:
-        draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=target.parent))
-        try:
-            for name, content in files.items():
+        with drafted(target) as draft:
+            for name, content in {**folder.files, OWN: dump_json(own)}.items():
                 (draft / name).write_bytes(content)
-            umask = os.umask(0)
-            os.umask(umask)
-            draft.chmod(0o777 & ~umask)  # mkdtemp makes it private
-            os.replace(draft, target)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         raise Missing(f"cannot write `{target}`: {error.strerror}", "choose another place for the export") from None
+    notes = list(folder.notes)
+    if (spec.head.target_mean, spec.head.target_std) != (0.0, 1.0):
+        notes.append("the scale of the numbers is in the head's weights")
+    return Folder(folder.files, tuple(notes))

@@ -6,6 +6,13 @@ its name only when it is whole and every version's probes, answered by it in onn
 
 Traced with torch's own exporter (`dynamo=True`): it refuses what depends on the traced batch or length, where the older
 TorchScript one would write it down as a constant and say nothing.
+
+In Inlay rows are sorted by slot and a banked operation is a product per segment. A traced graph has no segments: here
+every row gathers its own slot's parameters by task id, and a banked operation is one batched product, whatever the
+mix (the parts have it so). Where slots differ in kind (pooling, a layer before the head), every kind that occurs is
+computed and each row keeps its own. A gather also keeps slots apart: NaN in one cannot reach the rows of another.
+
+Shape letters: S slots, B rows, T tokens of a row, D width, K layers, L labels.
 """
 
 from __future__ import annotations
@@ -13,8 +20,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import os
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,14 +29,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from inlay.data import KINDS, Split, encode_split
 from inlay.errors import BadConfig, InlayError, Missing, Unsupported
-from inlay.exchange.traceable_bank import TaskGraph
-from inlay.model import Backbone, Bank, Row, SlotSpec, canonical_backbone, collate, find_method, make_rows
+from inlay.exchange.foreign import drafted
+from inlay.model import (
+    Backbone,
+    Bank,
+    Batch,
+    Gather,
+    PassHooks,
+    Route,
+    Row,
+    SlotSpec,
+    build_views,
+    canonical_backbone,
+    collate,
+    find_method,
+    make_rows,
+    pair_features,
+)
+from inlay.model import head as head_part
 from inlay.serving import check_backbone, find_reading
-from inlay.store import DRAFT_PREFIX, Manifest, Store, Version, sync_directory
+from inlay.store import Manifest, Store, Version
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 """The packages of the extra `[onnx]`."""
@@ -68,36 +89,34 @@ def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, fol
 
     Raises before it writes anything if a version cannot be expressed or belongs to another backbone.
     """
-    check_packages()
-    check_folder(folder)
-    backbone = canonical_backbone(backbone)
-    tasks = _load(store, references, backbone)
-    graph = TaskGraph(fill_bank(backbone, tasks)).eval()
-    names = input_names(backbone, has_towers=has_towers(tasks))
-    with _drafted(folder) as draft:
-        opset = _write_graph(graph, backbone, names, draft / "model.onnx")
-        _write_tokenizer(backbone, draft)
-        about = describe(tasks, backbone, opset)
-        (draft / "tasks.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
-        (draft / "README.txt").write_text(_README, encoding="utf8")
-        num_probes, difference = _check_probes(tasks, backbone, draft)
-    size_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    return Exported(folder, tuple(task.version for task in tasks), size_bytes, opset, num_probes, difference)
-
-
-def check_packages() -> None:
-    """Refuse to begin without the extra."""
+    # 1. refuse to begin without the extra, or where the folder has no place
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise Missing(f"`{missing[0]}` is not installed", "install Inlay's extra: `pip install 'inlay[onnx]'`")
-
-
-def check_folder(folder: Path) -> None:
-    """Refuse a place that is not empty, or that has no parent folder."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadConfig(f"`{folder}` is there already and is not an empty folder", "name a new folder for the export")
     if not folder.absolute().parent.is_dir():
         raise Missing(f"no folder `{folder.parent}`", "make it first, or choose another place for the export")
+    # 2. a bank in which every task has the slot of its id
+    backbone = canonical_backbone(backbone)
+    tasks = _load(store, references, backbone)
+    bank = Bank(backbone, len(tasks))
+    for slot, task in enumerate(tasks):
+        bank.put(slot, task.spec, task.tensors)
+    # 3. the folder, which stays only if the graph answers the probes as they were published
+    try:
+        with drafted(folder) as draft:
+            about = _describe(tasks, backbone)
+            opset = _write_graph(TaskGraph(bank).eval(), backbone, list(about["inputs"]), draft / "model.onnx")
+            _write_tokenizer(backbone, draft)
+            about["opset"] = opset
+            (draft / "tasks.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
+            (draft / "README.txt").write_text(_README, encoding="utf8")
+            num_probes, difference = _check_probes(tasks, backbone, draft)
+    except OSError as error:
+        raise InlayError(f"cannot write `{folder}`: {error.strerror or error}", "choose another place") from error
+    size_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    return Exported(folder, tuple(task.version for task in tasks), size_bytes, opset, num_probes, difference)
 
 
 def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[GraphTask]:
@@ -140,38 +159,21 @@ def check_spec(reference: str, spec: SlotSpec) -> None:
         )
 
 
-def fill_bank(backbone: Backbone, tasks: Sequence[GraphTask]) -> Bank:
-    """A bank in which every task has the slot of its id."""
-    bank = Bank(backbone, len(tasks))
-    for slot, task in enumerate(tasks):
-        bank.put(slot, task.spec, task.tensors)
-    return bank
-
-
-def has_towers(tasks: Sequence[GraphTask]) -> bool:
-    """Whether a task reads the two texts of a pair apart."""
-    return any(task.spec.head.has_towers for task in tasks)
-
-
-def input_names(backbone: Backbone, *, has_towers: bool = False) -> tuple[str, ...]:
-    """The graph's inputs; token types are one where the tokenizer makes them and the backbone reads them."""
-    has_types = backbone.takes_token_types and "token_type_ids" in backbone.tokenizer.model_input_names
-    types, second = ("token_type_ids",) if has_types else (), ("second",) if has_towers else ()
-    return ("input_ids", "attention_mask", *types, "task", *second)
-
-
-def describe(tasks: Sequence[GraphTask], backbone: Backbone, opset: int) -> dict[str, Any]:
-    """The content of `tasks.json`, by which a program asks the graph and reads its answers."""
-    inputs = dict.fromkeys(input_names(backbone, has_towers=has_towers(tasks)), "[batch, tokens] int64")
+def _describe(tasks: Sequence[GraphTask], backbone: Backbone) -> dict[str, Any]:
+    """The content of `tasks.json`, by which a program asks the graph and reads its answers; the opset comes later."""
+    inputs = dict.fromkeys(("input_ids", "attention_mask"), "[batch, tokens] int64")
+    # Token types are an input where the tokenizer makes them and the backbone reads them.
+    if backbone.takes_token_types and "token_type_ids" in backbone.tokenizer.model_input_names:
+        inputs["token_type_ids"] = "[batch, tokens] int64"
     inputs["task"] = "[batch] int64: each row's task id"
-    if "second" in inputs:
+    if any(task.spec.head.has_towers for task in tasks):
         inputs["second"] = (
             "[batch] int64: of a task with towers a pair is two rows; at the first text's row stands the number of the "
             "second's, from 0, and its logits are the pair's; at every other row its own number"
         )
     return {
         "format": 1,
-        "opset": opset,
+        "opset": None,
         "backbone": {"name": tasks[0].manifest.backbone["name"], "fingerprint": backbone.fingerprint},
         "inputs": inputs,
         "outputs": {
@@ -216,10 +218,16 @@ def _write_graph(graph: TaskGraph, backbone: Backbone, names: Sequence[str], pat
         "second": torch.tensor([1, 1, 2]),
     }
     axes = {name: {0: "batch"} if name in ("task", "second") else {0: "batch", 1: "tokens"} for name in names}
+    size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
     with _quiet(), torch.no_grad():
         program = _trace(graph, {name: values[name] for name in names}, axes)
-        _strip(program.model)
-        program.save(path, external_data=_size_bytes(graph) > INLINE_LIMIT_BYTES)
+        # Drop the exporter's notes at every node: stack traces, with the paths of this machine in them.
+        for node in program.model.graph.all_nodes():
+            node.metadata_props.clear()
+            node.doc_string = None
+            for value in node.outputs:
+                value.metadata_props.clear()
+        program.save(path, external_data=size_bytes > INLINE_LIMIT_BYTES)
     return int(program.model.opset_imports[""])
 
 
@@ -235,19 +243,6 @@ def _trace(graph: TaskGraph, inputs: dict[str, Any], axes: dict[str, dict[int, s
             f"torch's ONNX exporter cannot trace this backbone: {reason}",
             "it may be able to in another version of torch or transformers",
         ) from error
-
-
-def _strip(model: Any) -> None:
-    """Drop the exporter's notes at every node: stack traces, with the paths of this machine in them."""
-    for node in model.graph.all_nodes():
-        node.metadata_props.clear()
-        node.doc_string = None
-        for value in node.outputs:
-            value.metadata_props.clear()
-
-
-def _size_bytes(graph: torch.nn.Module) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
 
 
 def _write_tokenizer(backbone: Backbone, folder: Path) -> None:
@@ -314,23 +309,88 @@ def answer(session: Any, rows: Sequence[Row], pad_id: int) -> np.ndarray:
     return logits[back]
 
 
-@contextmanager
-def _drafted(folder: Path) -> Iterator[Path]:
-    """A folder to write into that gets its name at the end of the block: complete, or not at all."""
-    draft = folder.absolute().parent / f"{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
-    try:
-        draft.mkdir()
-        yield draft
-        for path in draft.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        sync_directory(draft)
-        os.replace(draft, folder)  # an empty folder may stand there
-        sync_directory(draft.parent)
-    except OSError as error:
-        raise InlayError(f"cannot write `{folder}`: {error.strerror or error}", "choose another place") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+class TaskGraph(nn.Module):
+    """Backbone, slots and heads of a bank without free slots, with the task id as an input: from ids to logits."""
+
+    def __init__(self, bank: Bank) -> None:
+        super().__init__()
+        self._specs = [spec for spec in bank.specs if spec is not None]
+        assert len(self._specs) == bank.num_slots, "a free slot has no answer"
+        self._heads = [spec.head for spec in self._specs]
+        self._backbone = bank.backbone
+        self.model = bank.backbone.model
+        # torch allows no dot in a buffer's name
+        self._buffer_names = {name: name.replace(".", "_").replace("-", "_to_") for name in bank.stacks}
+        for name, stack in bank.stacks.items():
+            self.register_buffer(self._buffer_names[name], stack.detach())
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        task: Tensor,
+        token_type_ids: Tensor | None = None,
+        second: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The logits [B, L] of each row by its own task, and how many of them are its own [B].
+
+        A pair that is read apart is two rows; `second` has the place of the second text [B] at the first one's row.
+        """
+        stacks = {name: self.get_buffer(buffer) for name, buffer in self._buffer_names.items()}
+        slots = [(spec.method, frozenset[int]()) for spec in self._specs]
+        views = build_views(self._backbone.anatomy, stacks, slots, is_expanded=True)
+        gather = Gather(task)
+        batch = Batch(input_ids, attention_mask, token_type_ids, Route(()), (), ())
+        has_mix = any(head.features == "mix" for head in self._heads)
+        with self._backbone.mount.routed(PassHooks(views, Route(()), gather=gather)):
+            layers = self._backbone.hidden_layers(batch, all_layers=has_mix)
+        pooled_BD = self._pool(layers, attention_mask, stacks, gather)
+        num_outputs_B = gather.own(torch.tensor([head.num_outputs for head in self._heads]))
+        other_BD = None if second is None else pooled_BD.index_select(0, second)
+        return self._answer(pooled_BD, other_BD, stacks, gather), num_outputs_B
+
+    def _pool(self, layers: Sequence[Tensor], mask_BT: Tensor, stacks: Mapping[str, Tensor], gather: Gather) -> Tensor:
+        """The vector each row's head reads: its own features, pooling and layer before the head."""
+
+        def features(kind: str) -> Tensor:
+            if kind == "last":
+                return layers[-1]
+            # ELMo's mix of all layers: a factor times their mean weighted by a softmax
+            weights_BK = gather.own(torch.softmax(stacks[head_part.MIX], -1) * stacks[head_part.MIX_SCALE])
+            return (torch.stack(list(layers), -1) @ weights_BK[:, None, :, None]).squeeze(-1)
+
+        def before_head(has_layer: bool) -> Tensor:
+            if not has_layer:
+                return vector_BD
+            weight_BDD, bias_BD = gather.own(stacks[head_part.HIDDEN_WEIGHT]), gather.own(stacks[head_part.HIDDEN_BIAS])
+            return torch.tanh((weight_BDD @ vector_BD.unsqueeze(-1)).squeeze(-1) + bias_BD)
+
+        states_BTD = gather.pick([head.features for head in self._heads], features)
+        vector_BD = gather.pick(
+            [head.pooling for head in self._heads], lambda pooling: self._backbone.pool(states_BTD, mask_BT, pooling)
+        )
+        return gather.pick([head.hidden != "none" for head in self._heads], before_head)
+
+    def _answer(
+        self, pooled_BD: Tensor, other_BD: Tensor | None, stacks: Mapping[str, Tensor], gather: Gather
+    ) -> Tensor:
+        """Logits as wide as the widest head: −∞ beyond a row's own, numbers on their target's scale."""
+        weight_BLD, bias_BL = gather.own(stacks[head_part.WEIGHT]), gather.own(stacks[head_part.BIAS])
+        logits_BL = (weight_BLD @ pooled_BD.unsqueeze(-1)).squeeze(-1) + bias_BL
+        if other_BD is not None:
+            features_BF1 = pair_features(pooled_BD, other_BD).unsqueeze(-1)
+            paired_BL = logits_BL + (gather.own(stacks[head_part.PAIR_WEIGHT]) @ features_BF1).squeeze(-1)
+            by_towers = {True: paired_BL, False: logits_BL}
+            logits_BL = gather.pick([head.has_towers for head in self._heads], by_towers.__getitem__)
+        means = [head.target_mean for head in self._heads]
+        deviations = [head.target_std for head in self._heads]
+        if set(means) != {0.0} or set(deviations) != {1.0}:
+            logits_BL = logits_BL * gather.value(deviations, logits_BL) + gather.value(means, logits_BL)
+        num_outputs_B1 = gather.value([head.num_outputs for head in self._heads], logits_BL)
+        is_own_BL = torch.arange(logits_BL.shape[-1]) < num_outputs_B1
+        # A gather takes −1 for the last task, and a GPU's anything: rows of no task must not look answered.
+        missing_B1 = ((gather.slots_B < 0) | (gather.slots_B >= len(self._heads))).unsqueeze(-1)
+        return logits_BL.masked_fill(~is_own_BL, -torch.inf).masked_fill(missing_B1, torch.nan)
 
 
 @contextmanager

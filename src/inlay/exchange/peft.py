@@ -18,20 +18,7 @@ from torch import Tensor
 
 from inlay.data import KINDS
 from inlay.errors import BadData, Unsupported, WrongBackbone
-from inlay.exchange import adapterhub
-from inlay.exchange.folder import (
-    Folder,
-    Foreign,
-    TaskToExport,
-    Weights,
-    dump_json,
-    read_json,
-    read_number,
-    read_weights,
-)
-from inlay.exchange.foreign_heads import check_classifier, describe_decisions, fold_targets, take_classifier
-from inlay.exchange.obstacles import Obstacle, find_settings, refuse
-from inlay.exchange.parts import LowRank, complete, join_low_ranks, name_layers
+from inlay.exchange import adapterhub, foreign, to_adapterhub
 from inlay.model import (
     CLASSIFIERS,
     DORA,
@@ -59,9 +46,8 @@ VERSION = "0.21.2"
 ROOT = "base_model.model."
 _MAGNITUDE = "lora_magnitude_vector"  # DoRA's
 
-# method -> setting -> the values at which it changes nothing, and its meaning otherwise
-_COMMON: dict[str, tuple[tuple[Any, ...], str]] = {"fan_in_fan_out": ((False, None), "weights stored transposed")}
-_NEUTRAL: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
+_COMMON: foreign.Neutral = {"fan_in_fan_out": ((False, None), "weights stored transposed")}
+_NEUTRAL: dict[str, foreign.Neutral] = {
     "LORA": {
         **_COMMON,
         "bias": (("none", None), "trained biases of the backbone"),
@@ -82,28 +68,21 @@ _NEUTRAL: dict[str, dict[str, tuple[tuple[Any, ...], str]]] = {
 }
 
 
-def read(folder: Path, backbone: Backbone) -> Foreign:
-    """The task in a folder that `save_pretrained` of a PEFT model wrote."""
-    config = read_json(folder / CONFIG)
+def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
+    """Read the task in a folder that `save_pretrained` of a PEFT model wrote."""
+    config = foreign.read_json(folder / CONFIG)
     kind = str(config.get("peft_type"))
     if kind not in _READERS:
         raise Unsupported(f"PEFT's method `{kind}`", f"Inlay reads: {', '.join(_READERS)}")
-    for key, (neutral, meaning) in _NEUTRAL[kind].items():
-        if key in config and config[key] not in neutral:
-            raise Unsupported(
-                f"{folder / CONFIG}: `{key}` is `{config[key]}`: {meaning}, which Inlay does not have",
-                f"train it with {key}={neutral[0]}",
-            )
-    weights = read_weights(folder, WEIGHTS)
-    if weights is None:
-        raise BadData(f"no weights: neither `{WEIGHTS[0]}` nor `{WEIGHTS[1]}`", "save the adapter again", path=folder)
+    foreign.check_settings(config, _NEUTRAL[kind], folder / CONFIG, "train it")
+    weights = foreign.read_weights(folder, WEIGHTS)
     locate = _PeftLocator(backbone.anatomy, weights)
     method, tensors = _READERS[kind](config, locate)
     head, head_tensors = _read_head(config, weights, backbone)
     weights.finish(backbone.anatomy.num_layers)
-    whole, num_added = complete(backbone, method, tensors)
+    whole, num_added = foreign.complete(backbone, method, tensors)
     note = f"{num_added} tensors are neutral: the folder adapts only some modules of its layers"
-    return Foreign(
+    return foreign.Foreign(
         method,
         head,
         {**whole, **head_tensors},
@@ -117,28 +96,28 @@ def read(folder: Path, backbone: Backbone) -> Foreign:
 class _PeftLocator:
     """PEFT's names for the modules of one backbone."""
 
-    def __init__(self, anatomy: Anatomy, weights: Weights) -> None:
+    def __init__(self, anatomy: Anatomy, weights: foreign.Weights) -> None:
         self.anatomy, self.weights = anatomy, weights
         family = find_family(anatomy.family)
         # A bare encoder's names begin with its stack, or with `embeddings`; a classifier's with the family's prefix.
         starts = {f"{family.prefix}.": f"{family.prefix}.", f"{family.stack}.": "", "embeddings.": ""}
-        known = [prefix for start, prefix in starts.items() for name in weights.names if name.startswith(ROOT + start)]
+        known = [prefix for start, prefix in starts.items() for name in weights.left if name.startswith(ROOT + start)]
         if not known:
             raise WrongBackbone(
-                f"{weights.path}: `{min(weights.names, default='nothing')}` is in no module of the backbone's family, "
+                f"{weights.path}: `{min(weights.left, default='nothing')}` is in no module of the backbone's family, "
                 f"`{anatomy.family}`",
                 "name the backbone it was trained on with `--backbone`",
             )
         self.prefix = known[0]
 
-    def has(self, path: str, item: str) -> bool:
-        return f"{ROOT}{self.prefix}{path}.{item}" in self.weights.names
+    def name(self, path: str, item: str) -> str:
+        return f"{ROOT}{self.prefix}{path}.{item}"
 
-    def shape(self, path: str, item: str) -> tuple[int, ...]:
-        return self.weights.shape(f"{ROOT}{self.prefix}{path}.{item}")
+    def has(self, path: str, item: str) -> bool:
+        return self.name(path, item) in self.weights.left
 
     def take(self, path: str, item: str, *shape: int | None) -> Tensor:
-        return self.weights.take(f"{ROOT}{self.prefix}{path}.{item}", *shape)
+        return self.weights.take(self.name(path, item), *shape)
 
     def linears(self, item: str) -> list[LinearSite]:
         """The linear layers that have a tensor called `item`."""
@@ -154,7 +133,8 @@ class _PeftLocator:
 
 def _method_of(name: str, sites: list[LinearSite], anatomy: Anatomy) -> MethodConfig:
     names = tuple(dict.fromkeys(site.name for site in sorted(sites, key=lambda site: site.layer)))
-    return MethodConfig(name=name, linears=names, layers=name_layers((s.layer for s in sites), anatomy.num_layers))
+    layers = foreign.name_layers([site.layer for site in sites], anatomy.num_layers)
+    return MethodConfig(name=name, linears=names, layers=layers)
 
 
 def _read_lora(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
@@ -162,9 +142,9 @@ def _read_lora(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[Resolve
     for site in sites:
         down = locate.take(site.path, "lora_A.weight", None, site.in_width)
         up = locate.take(site.path, "lora_B.weight", site.out_width, down.shape[0])
-        parts[site.key] = LowRank(down.T, up.T, _find_scale(config, locate.prefix + site.path, down.shape[0]))
+        parts[site.key] = foreign.LowRank(down.T, up.T, _find_scale(config, locate.prefix + site.path, down.shape[0]))
     name, ours = ("dora", DORA) if config.get("use_dora") else ("lora", LORA)
-    size, scale, tensors = join_low_ranks(parts, ours)
+    size, scale, tensors = foreign.join_low_ranks(parts, ours)
     for site in sites if ours is DORA else ():
         tensors[DORA.name(site.key, "magnitude")] = locate.take(site.path, _MAGNITUDE, site.out_width)
     return resolve_method(replace(_method_of(name, sites, locate.anatomy), size=size, alpha=scale * size)), tensors
@@ -177,15 +157,15 @@ def _find_scale(config: Mapping[str, Any], path: str, rank: int) -> float:
         matching = [key for key in patterns if re.match(rf"(.*\.)?({key})$", path)]
     except (re.error, TypeError):
         raise BadData(f"`alpha_pattern` is `{patterns}`, no patterns of names", "save the adapter again") from None
-    default = read_number(config, "lora_alpha", 8)
-    alpha = read_number(patterns, matching[0], default) if matching else default
+    default = foreign.read_number(config, "lora_alpha", 8)
+    alpha = foreign.read_number(patterns, matching[0], default) if matching else default
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _read_ia3(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
     tensors, sites = {}, locate.linears("ia3_l")
     for site in sites:
-        is_input = locate.shape(site.path, "ia3_l")[0] == 1
+        is_input = len(locate.weights.left[locate.name(site.path, "ia3_l")]) == 1
         if is_input != scales_input(site):
             raise Unsupported(
                 f"(IA)³ on the {'input' if is_input else 'output'} of `{site.path}`: Inlay multiplies the other side",
@@ -214,8 +194,10 @@ _READERS: dict[str, Callable[[Mapping[str, Any], _PeftLocator], tuple[ResolvedMe
 }
 
 
-def _read_head(config: Mapping[str, Any], weights: Weights, backbone: Backbone) -> tuple[HeadSpec, dict[str, Tensor]]:
-    if not any(name.startswith(f"{ROOT}classifier.") for name in weights.names):
+def _read_head(
+    config: Mapping[str, Any], weights: foreign.Weights, backbone: Backbone
+) -> tuple[HeadSpec, dict[str, Tensor]]:
+    if not any(name.startswith(f"{ROOT}classifier.") for name in weights.left):
         raise Unsupported(
             f"`{weights.path}` holds an adapter without a classifier, which answers nothing",
             "train it with task_type='SEQ_CLS', which saves the classifier too",
@@ -227,8 +209,8 @@ def _read_head(config: Mapping[str, Any], weights: Weights, backbone: Backbone) 
             f"the `task_type` `{config.get('task_type')}`, which does not say that the head classifies whole texts",
             "train it with task_type='SEQ_CLS'; if it does, set that in the folder's adapter_config.json",
         )
-    check_classifier("AutoModelForSequenceClassification", backbone)
-    return take_classifier(weights, backbone, ROOT)
+    foreign.check_classifier("AutoModelForSequenceClassification", backbone)
+    return foreign.take_classifier(weights, backbone, ROOT)
 
 
 _README = """A task of Inlay as an adapter of the `peft` library (written against 0.21.2).
@@ -245,12 +227,14 @@ Labels in order: {labels}
 {temperature}"""
 
 
-def write(task: TaskToExport, anatomy: Anatomy) -> Folder:
-    """The folder's files; a version that PEFT cannot express is refused with the reason and a way out."""
+def write(task: foreign.TaskToExport, anatomy: Anatomy) -> foreign.Folder:
+    """Return the folder's files; a version that PEFT cannot express is refused with the reason and a way out."""
+    from safetensors.torch import save
+
     _refuse_obstacles(task, anatomy)
     config, weights = _WRITERS[task.method.name](task, anatomy)
     modules, head = _write_head(task, anatomy)
-    about = {
+    config |= {
         "base_model_name_or_path": task.base,
         "task_type": "SEQ_CLS",
         "inference_mode": True,
@@ -258,66 +242,65 @@ def write(task: TaskToExport, anatomy: Anatomy) -> Folder:
         "peft_version": VERSION,
         "auto_mapping": None,
     }
-    from safetensors.torch import save
-
     plain = {f"{ROOT}{name}": tensor.contiguous().clone() for name, tensor in {**weights, **head}.items()}
-    labels = ", ".join(task.labels) or "none: it gives a number"
-    temperature = describe_decisions(task.head)
-    readme = _README.format(base=task.base, num_labels=task.head.num_outputs, labels=labels, temperature=temperature)
-    files = {CONFIG: dump_json({**config, **about}), WEIGHTS[0]: save(plain, {"format": "pt"}), "README.md": readme}
-    return Folder({name: text.encode() if isinstance(text, str) else text for name, text in files.items()})
+    readme = _README.format(
+        base=task.base,
+        num_labels=task.head.num_outputs,
+        labels=", ".join(task.labels) or "none: it gives a number",
+        temperature=foreign.describe_decisions(task.head),
+    )
+    content = save(plain, {"format": "pt"})
+    return foreign.Folder({CONFIG: foreign.dump_json(config), WEIGHTS[0]: content, "README.md": readme.encode()})
 
 
-Written = tuple[dict[str, Any], dict[str, Tensor]]
-
-
-def _refuse_obstacles(task: TaskToExport, anatomy: Anatomy) -> None:
+def _refuse_obstacles(task: foreign.TaskToExport, anatomy: Anatomy) -> None:
     """Refuse a version with all its obstacles, and name AdapterHub's format where that can express it."""
-    obstacles = [*_method_obstacles(task.method), *_head_obstacles(task.head, anatomy)]
-    has_model = anatomy.family in adapterhub.MODEL_CLASSES and task.method.name in adapterhub.METHODS
-    formats = ("adapterhub", "inlay") if has_model else ("inlay",)
-    needs_other = task.method.name not in _WRITERS or any(obstacle.options is None for obstacle in obstacles)
-    refuse(obstacles, formats=formats if needs_other else ())
-
-
-def _method_obstacles(method: ResolvedMethod) -> list[Obstacle]:
+    method = task.method
+    obstacles: list[foreign.Obstacle] = []
     if method.name not in _WRITERS:
         reason = f"PEFT has no method like `{method.name}`: it has {', '.join(_WRITERS)}"
-        return [Obstacle(reason, "--method lora")]
-    if method.name == "norms":
-        return []
-    return find_settings(method, {"norms": ("none", f"PEFT's {method.name} trains no layer norms")})
+        obstacles.append(foreign.Obstacle(reason, "--method lora"))
+    elif method.name != "norms" and method.norms != "none":
+        reason = f"PEFT's {method.name} trains no layer norms; this task has `norms` `{method.norms}`"
+        obstacles.append(foreign.Obstacle(reason, "--set method.norms=none"))
+    obstacles += _head_obstacles(task.head, anatomy)
+    has_model = anatomy.family in adapterhub.MODEL_CLASSES and method.name in to_adapterhub.WRITERS
+    formats = ("adapterhub", "inlay") if has_model else ("inlay",)
+    needs_other = method.name not in _WRITERS or any(obstacle.options is None for obstacle in obstacles)
+    foreign.refuse(obstacles, formats=formats if needs_other else ())
 
 
-def _head_obstacles(head: HeadSpec, anatomy: Anatomy) -> list[Obstacle]:
+def _head_obstacles(head: HeadSpec, anatomy: Anatomy) -> list[foreign.Obstacle]:
     """List why a head cannot be exported: it must be one that transformers' own classifier has."""
     form, keeps = CLASSIFIERS[anatomy.family], "PEFT keeps the head of transformers' own classifier"
     if isinstance(form, str):
-        return [Obstacle(f"{keeps}, which in the family `{anatomy.family}` has {form}")]
+        return [foreign.Obstacle(f"{keeps}, which in the family `{anatomy.family}` has {form}")]
     if KINDS[head.kind].head_type is None:
-        return [Obstacle(f"{keeps}, which has no kind `{head.kind}`")]
+        return [foreign.Obstacle(f"{keeps}, which has no kind `{head.kind}`")]
     found = []
     pooling = "cls" if form.hidden or head.hidden != "none" else "pooler"
     if head.pooling != pooling:
-        reason = f"{keeps}, which reads {_READS[pooling]}; this one has pooling `{head.pooling}`"
+        reads = "the first token" if pooling == "cls" else "the pooler"
+        reason = f"{keeps}, which reads {reads}; this one has pooling `{head.pooling}`"
         # A pooler that is trained with the task will do, also where the backbone's own was never trained.
-        found.append(Obstacle(reason, "--set train.hidden=pooler" if pooling == "pooler" else "--pooling cls"))
+        found.append(foreign.Obstacle(reason, "--set train.hidden=pooler" if pooling == "pooler" else "--pooling cls"))
     if form.hidden and head.hidden == "none":
         reason = f"{keeps}, which in the family `{anatomy.family}` has a tanh layer; this one has none"
-        found.append(Obstacle(reason, "--set train.hidden=tanh"))
+        found.append(foreign.Obstacle(reason, "--set train.hidden=tanh"))
     if head.has_towers:
         reason = f"{keeps}, which reads one text, or a pair as one; this one reads its texts apart (towers)"
-        found.append(Obstacle(reason, "--set data.pairs=joined"))
+        found.append(foreign.Obstacle(reason, "--set data.pairs=joined"))
     if head.features != "last":
         reason = f"{keeps}, which reads the last layer; this one has features `{head.features}`"
-        found.append(Obstacle(reason, "--set train.features=last"))
+        found.append(foreign.Obstacle(reason, "--set train.features=last"))
     return found
 
 
-_READS = {"cls": "the first token", "pooler": "the pooler"}
+Written = tuple[dict[str, Any], dict[str, Tensor]]
+"""config and weights"""
 
 
-def _write_lora(task: TaskToExport, anatomy: Anatomy) -> Written:
+def _write_lora(task: foreign.TaskToExport, anatomy: Anatomy) -> Written:
     method, prefix = task.method, find_family(anatomy.family).prefix
     rank, scale = int(method.size or 0), 1.0 if method.scale is None else method.scale
     alpha, weights = scale * rank, {}
@@ -335,7 +318,7 @@ def _write_lora(task: TaskToExport, anatomy: Anatomy) -> Written:
     return config, weights
 
 
-def _write_ia3(task: TaskToExport, anatomy: Anatomy) -> Written:
+def _write_ia3(task: foreign.TaskToExport, anatomy: Anatomy) -> Written:
     prefix, sites = find_family(anatomy.family).prefix, adapted_linears(anatomy, task.method)
     weights = {}
     for site in sites:
@@ -346,7 +329,7 @@ def _write_ia3(task: TaskToExport, anatomy: Anatomy) -> Written:
     return {**config, "feedforward_modules": wide, "fan_in_fan_out": False}, weights
 
 
-def _write_norms(task: TaskToExport, anatomy: Anatomy) -> Written:
+def _write_norms(task: foreign.TaskToExport, anatomy: Anatomy) -> Written:
     prefix, weights, targets = find_family(anatomy.family).prefix, {}, []
     for norm in trained_norms(anatomy, task.method):
         targets.append(f"{prefix}.{norm.path}")
@@ -358,12 +341,12 @@ def _write_norms(task: TaskToExport, anatomy: Anatomy) -> Written:
 _WRITERS = {"lora": _write_lora, "dora": _write_lora, "ia3": _write_ia3, "norms": _write_norms}
 
 
-def _write_head(task: TaskToExport, anatomy: Anatomy) -> tuple[list[str], dict[str, Tensor]]:
+def _write_head(task: foreign.TaskToExport, anatomy: Anatomy) -> tuple[list[str], dict[str, Tensor]]:
     """The modules to save, and their tensors."""
     head, form, family = task.head, CLASSIFIERS[anatomy.family], find_family(anatomy.family)
     assert not isinstance(form, str), "refused before"
     hidden = form.hidden or f"{family.prefix}.{family.pooler}.dense"
-    out_weight, out_bias = fold_targets(task)
+    out_weight, out_bias = foreign.fold_targets(task)
     weights = {f"{form.out}.weight": out_weight, f"{form.out}.bias": out_bias}
     if head.hidden == "none":
         return ["classifier"], weights

@@ -13,11 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.data import KINDS
-from inlay.exchange import adapterhub
-from inlay.exchange.folder import Folder, TaskToExport, dump_json
-from inlay.exchange.foreign_heads import describe_decisions, fold_targets
-from inlay.exchange.obstacles import Obstacle, find_settings, refuse
+from inlay.exchange import adapterhub, foreign
 from inlay.model import (
     BLOCK,
     BOTTLENECK,
@@ -68,27 +64,33 @@ _NEEDS: dict[str, tuple[Any, str]] = {
     "inner_norm": ("none", "AdapterHub has no norm inside the bottleneck"),
     "combine": ("add", "AdapterHub's adapters add"),
 }
-_KINDS = {name: kind.head_type for name, kind in KINDS.items() if kind.head_type is not None}
 
 
-def write(task: TaskToExport, anatomy: Anatomy) -> Folder:
-    """The folder's files; a version that AdapterHub cannot express is refused with the reason and a way out."""
+def write(task: foreign.TaskToExport, anatomy: Anatomy) -> foreign.Folder:
+    """Return the folder's files; a version that AdapterHub cannot express is refused with the reason and a way out."""
     _refuse_obstacles(task, anatomy)
     name = task.name.replace(".", "-")  # names of torch modules have no dots
-    config, weights, notes = _WRITERS[task.method.name](task, anatomy, name)
+    config, weights, notes = WRITERS[task.method.name](task, anatomy, name)
     if name != task.name:
         notes.append(f"the adapter is called {name}: the library's names have no dots")
     head_config, head_weights = _write_head(task, name)
-    about = _describe(task, anatomy, name)
-    readme = _README.format(name=name, base=task.base, temperature=describe_decisions(task.head))
+    about = {
+        "name": name,
+        "model_name": task.base,
+        "model_type": anatomy.family,
+        "model_class": adapterhub.MODEL_CLASSES[anatomy.family],
+        "hidden_size": anatomy.hidden_size,
+        "version": adapterhub.VERSION,
+    }
+    readme = _README.format(name=name, base=task.base, temperature=foreign.describe_decisions(task.head))
     files = {
-        adapterhub.CONFIG: dump_json({**about, "config": config}),
+        adapterhub.CONFIG: foreign.dump_json({**about, "config": config}),
         adapterhub.WEIGHTS[1]: _save(weights),
-        adapterhub.HEAD_CONFIG: dump_json({**about, "config": head_config}),
+        adapterhub.HEAD_CONFIG: foreign.dump_json({**about, "config": head_config}),
         adapterhub.HEAD_WEIGHTS[1]: _save(head_weights),
         "README.md": readme.encode(),
     }
-    return Folder(files, tuple(notes))
+    return foreign.Folder(files, tuple(notes))
 
 
 _README = """A task of Inlay as an adapter of the `adapters` library (written against 1.3.0).
@@ -104,67 +106,63 @@ The adapter and its prediction head are called `{name}`. Layer norms are those o
 {temperature}"""
 
 
-def _refuse_obstacles(task: TaskToExport, anatomy: Anatomy) -> None:
+def _refuse_obstacles(task: foreign.TaskToExport, anatomy: Anatomy) -> None:
     """Refuse a version with all its obstacles, and name the preset that avoids them where there is one."""
     if anatomy.family not in adapterhub.MODEL_CLASSES:
         reason = f"AdapterHub has no models of the family `{anatomy.family}`"
-        refuse([Obstacle(reason)], formats=("inlay",) if anatomy.has_decoder else ("inlay", "onnx"))
+        foreign.refuse([foreign.Obstacle(reason)], formats=("inlay",) if anatomy.has_decoder else ("inlay", "onnx"))
     obstacles = [*_method_obstacles(task.method), *_head_obstacles(task.head)]
-    presets = ["adapterhub-pfeiffer" if task.method.name == "pfeiffer" else "adapterhub-houlsby"]
+    preset = "adapterhub-pfeiffer" if task.method.name == "pfeiffer" else "adapterhub-houlsby"
     needs_other = any(obstacle.options is None for obstacle in obstacles)
-    refuse(
+    foreign.refuse(
         obstacles,
-        presets=presets if task.head.kind in _KINDS else (),
+        presets=(preset,) if task.head.kind in foreign.HEAD_TYPES else (),
         formats=("inlay",) if needs_other else (),
     )
 
 
-def _method_obstacles(method: ResolvedMethod) -> list[Obstacle]:
-    if method.name not in _WRITERS:
-        return [Obstacle(f"AdapterHub has no method like `{method.name}`: it has {', '.join(_WRITERS)}")]
-    found = find_settings(method, _NEEDS)
-    known = _LINEARS.get(method.name, {})
-    odd = [linear for linear in method.linears if known and linear not in known]
+def _method_obstacles(method: ResolvedMethod) -> list[foreign.Obstacle]:
+    if method.name not in WRITERS:
+        return [foreign.Obstacle(f"AdapterHub has no method like `{method.name}`: it has {', '.join(WRITERS)}")]
+    found = [
+        foreign.Obstacle(f"{reason}; this task has `{name}` `{getattr(method, name)}`", f"--set method.{name}={value}")
+        for name, (value, reason) in _NEEDS.items()
+        if getattr(method, name) != value
+    ]
+    known = _LINEARS.get(method.name, method.linears)
+    odd = [linear for linear in method.linears if linear not in known]
     if odd:
-        others = ",".join(linear for linear in method.linears if linear in known) or next(iter(known))
+        others = ",".join(linear for linear in method.linears if linear in known) or known[0]
         named = ", ".join(f"`{linear}`" for linear in odd)
         reason = f"AdapterHub's {method.name} cannot change the linear layer {named} as Inlay does"
-        found.append(Obstacle(reason, f"--set method.linears={others}"))
+        found.append(foreign.Obstacle(reason, f"--set method.linears={others}"))
     return found
 
 
-def _head_obstacles(head: HeadSpec) -> list[Obstacle]:
-    if head.kind not in _KINDS:
-        return [Obstacle(f"AdapterHub has no head of the kind `{head.kind}`: it can be {', '.join(_KINDS)}")]
-    found, reads = [], "they read the first token, or the pooler"
+def _head_obstacles(head: HeadSpec) -> list[foreign.Obstacle]:
+    if head.kind not in foreign.HEAD_TYPES:
+        reason = f"AdapterHub has no head of the kind `{head.kind}`: it can be {', '.join(foreign.HEAD_TYPES)}"
+        return [foreign.Obstacle(reason)]
     if head.is_written:
-        return [Obstacle("AdapterHub has no head that scores or writes texts")]
+        return [foreign.Obstacle("AdapterHub has no head that scores or writes texts")]
+    found = []
     if head.pooling == "mean":
-        found.append(Obstacle(f"AdapterHub's heads have no pooling `mean`: {reads}", "--pooling cls"))
+        reason = "AdapterHub's heads have no pooling `mean`: they read the first token, or the pooler"
+        found.append(foreign.Obstacle(reason, "--pooling cls"))
     if head.has_towers:
         reason = "AdapterHub's heads read one text, or a pair as one; this one reads its texts apart (towers)"
-        found.append(Obstacle(reason, "--set data.pairs=joined"))
+        found.append(foreign.Obstacle(reason, "--set data.pairs=joined"))
     if head.features != "last":
         reason = f"AdapterHub's heads have no features `{head.features}`: they read the last layer"
-        found.append(Obstacle(reason, "--set train.features=last"))
+        found.append(foreign.Obstacle(reason, "--set train.features=last"))
     return found
-
-
-def _describe(task: TaskToExport, anatomy: Anatomy, name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "model_name": task.base,
-        "model_type": anatomy.family,
-        "model_class": adapterhub.MODEL_CLASSES[anatomy.family],
-        "hidden_size": anatomy.hidden_size,
-        "version": adapterhub.VERSION,
-    }
 
 
 Written = tuple[dict[str, Any], dict[str, Tensor], list[str]]
+"""config of the architecture, weights, notes"""
 
 
-def _write_bottleneck(task: TaskToExport, anatomy: Anatomy, name: str) -> Written:
+def _write_bottleneck(task: foreign.TaskToExport, anatomy: Anatomy, name: str) -> Written:
     method, prefix = task.method, find_family(anatomy.family).prefix
     weights = {}
     for site, group in adapter_groups(anatomy, method).items():
@@ -200,33 +198,31 @@ def _find_factor(width: int, size: int) -> float:
     return factor
 
 
-def _left_out(task: TaskToExport, anatomy: Anatomy) -> list[int]:
+def _left_out(task: foreign.TaskToExport, anatomy: Anatomy) -> list[int]:
     return sorted(set(range(anatomy.num_layers)) - set(adapted_layers(anatomy, task.method)))
 
 
-_ATTENTION = {ours: theirs for theirs, ours in adapterhub.ATTENTION_LINEARS.items()}
 _LINEARS = {
-    "lora": {**_ATTENTION, "expand": "intermediate_lora", "contract": "output_lora"},
-    "ia3": {**_ATTENTION, "expand": "intermediate_lora"},
+    "lora": (*adapterhub.ATTENTION_LINEARS, *adapterhub.WIDE_LINEARS),
+    "ia3": (*adapterhub.ATTENTION_LINEARS, "expand"),
 }
-"""method -> the linear layers it can change there, by the library's own flags"""
+"""method -> the linear layers it can change there"""
 
 
-def _linear_config(task: TaskToExport, anatomy: Anatomy) -> dict[str, Any]:
+def _linear_config(task: foreign.TaskToExport, anatomy: Anatomy) -> dict[str, Any]:
     """The flags that say which linear layers are changed."""
-    linears = task.method.linears
-    attention = [_ATTENTION[linear] for linear in linears if linear in adapterhub.ATTENTION_LINEARS.values()]
+    letters, linears = adapterhub.ATTENTION_LINEARS, task.method.linears
+    attention = [letters[linear] for linear in linears if linear in letters]
     return {
         **_LINEAR,
         "selfattn_lora": bool(attention),
         "attn_matrices": attention,
-        "intermediate_lora": "expand" in linears,
-        "output_lora": "contract" in linears,
+        **{flag: linear in linears for linear, flag in adapterhub.WIDE_LINEARS.items()},
         "leave_out": _left_out(task, anatomy),
     }
 
 
-def _write_lora(task: TaskToExport, anatomy: Anatomy, name: str) -> Written:
+def _write_lora(task: foreign.TaskToExport, anatomy: Anatomy, name: str) -> Written:
     method, prefix = task.method, find_family(anatomy.family).prefix
     rank, scale = int(method.size or 0), 1.0 if method.scale is None else method.scale
     config = _linear_config(task, anatomy)
@@ -238,7 +234,7 @@ def _write_lora(task: TaskToExport, anatomy: Anatomy, name: str) -> Written:
     return config, weights, []
 
 
-def _write_ia3(task: TaskToExport, anatomy: Anatomy, name: str) -> Written:
+def _write_ia3(task: foreign.TaskToExport, anatomy: Anatomy, name: str) -> Written:
     prefix = find_family(anatomy.family).prefix
     config = _linear_config(task, anatomy)
     config |= {"r": 1, "alpha": 1, "composition_mode": "scale", "init_weights": "ia3"}
@@ -249,26 +245,24 @@ def _write_ia3(task: TaskToExport, anatomy: Anatomy, name: str) -> Written:
     return config, weights, []
 
 
-_WRITERS = {
-    "houlsby": _write_bottleneck,
-    "pfeiffer": _write_bottleneck,
-    "parallel": _write_bottleneck,
+WRITERS = {
+    **dict.fromkeys(("houlsby", "pfeiffer", "parallel"), _write_bottleneck),
     "lora": _write_lora,
     "ia3": _write_ia3,
 }
+"""the methods of ours that it has too"""
 
 
-def _write_head(task: TaskToExport, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _write_head(task: foreign.TaskToExport, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     head = task.head
-    out_weight, out_bias = fold_targets(task)
-    weights, layers = {f"heads.{name}.1.weight": out_weight, f"heads.{name}.1.bias": out_bias}, 1
-    if head.hidden != "none":
-        weights = {f"heads.{name}.4.weight": out_weight, f"heads.{name}.4.bias": out_bias}
+    out_weight, out_bias = foreign.fold_targets(task)
+    layers, last = (1, 1) if head.hidden == "none" else (2, 4)
+    weights = {f"heads.{name}.{last}.weight": out_weight, f"heads.{name}.{last}.bias": out_bias}
+    if layers == 2:
         weights[f"heads.{name}.1.weight"] = task.tensors[head_part.HIDDEN_WEIGHT]
         weights[f"heads.{name}.1.bias"] = task.tensors[head_part.HIDDEN_BIAS]
-        layers = 2
     config = {
-        "head_type": _KINDS[head.kind],
+        "head_type": foreign.HEAD_TYPES[head.kind],
         "num_labels": head.num_outputs,
         "layers": layers,
         "activation_function": "tanh",

@@ -1,4 +1,4 @@
-"""Requests and answers as data, and an answer in words. No torch.
+"""Requests, the versions that their tasks mean, and answers, as data and in words. No torch.
 
 An answer has one field that says what the task found (a label, labels, a number, entities, a text); the tables at the
 end of this file say how each of them looks in one cell.
@@ -6,16 +6,19 @@ end of this file say how each of them looks in one cell.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import BadConfig, InlayError, Unsupported
+from inlay.store import Manifest, Store, Version
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from inlay.model import Outcome
+
+_MOST_KNOWN = 10_000  # names whose version is remembered
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,53 @@ class Answer:
             return {"task": self.task, "error": self.error.to_json()}
         assert self.outcome is not None
         return {"task": self.task, "version": self.version, **self.outcome.to_json()}
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The version that a name stands for, and its manifest. `stamp` is the store's stamp of the name at that time."""
+
+    version: Version
+    manifest: Manifest
+    stamp: int | None = None
+
+
+class VersionLookup:
+    """Finds the version that a name means now. The store is read again only if the name's versions may have changed."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, Resolved] = {}
+
+    def find(self, task: str, found: dict[str, Resolved | InlayError]) -> Resolved:
+        """Return the version that `NAME`, `NAME@3` or `NAME@best` means; raise what is wrong with the name.
+
+        `found` has the names of a call, which mean one thing all through it; a new name is added.
+        """
+        if task not in found:
+            try:
+                found[task] = self._resolve(task)
+            except InlayError as error:
+                found[task] = error
+        answer = found[task]
+        if isinstance(answer, InlayError):
+            raise answer
+        return answer
+
+    def _resolve(self, task: str) -> Resolved:
+        stamp = self._store.stamp(task)  # taken first: a change after it shows in the next one
+        known = self._known.get(task)
+        if known is not None and known.stamp is not None and known.stamp == stamp:
+            return known
+        version = self._store.resolve(task)
+        if known is not None and known.version == version:
+            manifest = known.manifest
+        else:
+            manifest = self._store.manifest(version)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[task] = resolved = Resolved(version, manifest, stamp)
+        return resolved
 
 
 def check_confidence(min_confidence: float | None, kind: str | None = None) -> None:
@@ -85,16 +135,11 @@ def answer_words(about: Mapping[str, Any]) -> str:
     return cell or next(words for name, words in _EMPTY.items() if name in about)
 
 
-def entities_cell(entities: Sequence[Mapping[str, Any]]) -> str:
-    """Return entities in one cell: `Oslo (LOC)|Ada Lovelace (PER)`."""
-    return "|".join(f"{entity['text']} ({entity['label']})" for entity in entities)
-
-
 # The field an answer has -> how it looks in one cell.
 _CELLS: dict[str, Callable[[Any], str]] = {
     "labels": "|".join,
     "value": lambda value: f"{value:.6g}",
-    "entities": entities_cell,
+    "entities": lambda entities: "|".join(f"{entity['text']} ({entity['label']})" for entity in entities),
     "answer": str,
     "label": str,
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from inlay.data import Encoded, Reading, Split, encode_split
+from inlay.data import Reading, Split, encode_split
 from inlay.errors import BadData, InlayError, NotFinite, WrongBackbone
 from inlay.model import (
     Backbone,
@@ -28,8 +28,7 @@ from inlay.model import (
     find_precision,
     make_rows,
 )
-from inlay.serving.answers import Answer, Request, check_confidence
-from inlay.serving.lookup import Resolved, VersionLookup
+from inlay.serving.answers import Answer, Request, Resolved, VersionLookup, check_confidence
 from inlay.serving.passes import Passes
 from inlay.serving.precision import Drift, measure_drift
 from inlay.store import Manifest, Store, Version
@@ -61,19 +60,6 @@ class _Checked:
     manifest: Manifest
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Requests of a group that were tokenised together: their indices, their windows, and the texts of their places."""
-
-    indices: list[int]
-    encoded: Encoded
-    texts: list[str]
-
-
-_States = Mapping[str, HotVersion | InlayError]
-"""digest -> the version in its slot, or why it could not be loaded"""
-
-
 class Engine:
     """Holds up to `num_slots` versions ready on one backbone. `predict` answers for any number of tasks.
 
@@ -99,6 +85,7 @@ class Engine:
     ) -> None:
         self.backbone = backbone
         self.store = store
+        self.num_slots = num_slots
         self.drifts: dict[str, Drift] = {}
         self.num_tokens = 0
         self.on_compile: Callable[[str], None] = lambda what: None
@@ -110,22 +97,19 @@ class Engine:
         self._lookup = VersionLookup(store)
 
     @property
-    def num_slots(self) -> int:
-        """Return how many versions it can hold at once."""
-        return self._bank.num_slots
-
-    @property
     def is_compiled(self) -> bool:
         """Return whether rows go through captured programs from now on, as far as these take them."""
         return self._passes.is_compiled
 
-    def predict(self, requests: Sequence[Request], resolved: Mapping[str, Resolved] | None = None) -> list[Answer]:
+    def predict(
+        self, requests: Sequence[Request], resolved: Mapping[str, Resolved | InlayError] | None = None
+    ) -> list[Answer]:
         """Answer requests for any mix of tasks, in order; a bad one spoils no other.
 
-        `resolved` gives the versions of names that were looked up before.
+        `resolved` has the names that were looked up before.
         """
         answers: list[Answer | None] = [None] * len(requests)
-        versions: dict[str, Resolved | InlayError] = dict(resolved or {})
+        versions = dict(resolved or {})
         checked = []
         for position, request in enumerate(requests):
             try:
@@ -161,14 +145,7 @@ class Engine:
 
     def _check(self, request: Request, versions: dict[str, Resolved | InlayError]) -> Resolved:
         """Return the version that will answer a request; raise what is wrong with the request."""
-        if request.task not in versions:
-            try:
-                versions[request.task] = self._lookup.find(request.task)
-            except InlayError as error:
-                versions[request.task] = error
-        found = versions[request.task]
-        if isinstance(found, InlayError):
-            raise found
+        found = self._lookup.find(request.task, versions)
         if not isinstance(request.text, str) or not request.text.strip():
             raise BadData("the text is empty", "give a text with at least one character that is not white space")
         wants_pair = bool(found.manifest.extra.get("pairs"))
@@ -195,6 +172,7 @@ class Engine:
 
     def _answer(self, group: list[_Checked]) -> list[Answer]:
         """Answer the requests of a group: load their versions, then send all their rows through shared batches."""
+        # 1. load the versions; one that cannot be loaded is an error for its own requests
         states: dict[str, HotVersion | InlayError] = {}
         for item in group:
             if item.version.digest not in states:
@@ -202,60 +180,60 @@ class Engine:
                     states[item.version.digest] = self.load(item.version, item.manifest)
                 except InlayError as error:
                     states[item.version.digest] = error.with_traceback(None)
-        probes = self._unmeasured(states) if self._measures_drift else []
+        # 2. answer them, and along with them the probes of versions whose drift is not known yet
+        unmeasured = [
+            hot
+            for hot in states.values()
+            if isinstance(hot, HotVersion)
+            and self._measures_drift
+            and hot.manifest.probes
+            and hot.version.reference not in self.drifts
+        ]
+        probes = [
+            _Checked(-1, Request(hot.version.reference, probe.text, probe.pair), hot.version, hot.manifest)
+            for hot in unmeasured
+            for probe in hot.manifest.probes
+        ]
         outputs = self._outputs(group + probes, states)
-        if probes:
-            self._note_drifts(probes, [outputs[len(group) + i] for i in range(len(probes))])
+        # 3. measure the drifts
+        num_read = len(group)
+        for hot in unmeasured:
+            answered = [outputs[num_read + index] for index in range(len(hot.manifest.probes))]
+            num_read += len(answered)
+            self.drifts[hot.version.reference] = measure_drift(
+                hot.manifest.probes, answered, hot.spec.head, hot.manifest.labels
+            )
         return [_phrase(item, states[item.version.digest], outputs.get(i)) for i, item in enumerate(group)]
 
-    def _outputs(self, group: list[_Checked], states: _States) -> dict[int, Output]:
+    def _outputs(self, group: list[_Checked], states: Mapping[str, HotVersion | InlayError]) -> dict[int, Output]:
         """Return the outputs of the requests whose version was loaded, by their index in the group."""
-        pieces = list(self._encode(group, states))
-        rows: list[Row] = []
-        for piece in pieces:
-            owners = [states[group[piece.indices[owner]].version.digest] for owner in piece.encoded.owners]
-            slots = [state.slot for state in owners if isinstance(state, HotVersion)]
-            rows += make_rows(piece.encoded, slots)
-        self.num_tokens += sum(row.num_tokens for row in rows)
-        self._passes.on_compile = self.on_compile
-        logits = iter(self._passes.logits(rows))
-        outputs: dict[int, Output] = {}
-        for piece in pieces:
-            found = collect_outputs(piece.encoded, list(itertools.islice(logits, len(piece.encoded))), piece.texts)
-            outputs |= dict(zip(piece.indices, found, strict=True))
-        return outputs
-
-    def _encode(self, group: list[_Checked], states: _States) -> Iterator[_Piece]:
-        """Tokenise the requests whose version was loaded, together where they are read alike."""
+        # 1. gather the requests that are read alike
+        slots: dict[int, int] = {}
         alike: dict[tuple[Reading, bool], list[int]] = {}
         for index, item in enumerate(group):
             state = states[item.version.digest]
             if isinstance(state, HotVersion):
+                slots[index] = state.slot
                 alike.setdefault((state.reading, item.request.pair is not None), []).append(index)
+        # 2. tokenise those together; a request is as many rows as it has windows
+        rows: list[Row] = []
+        pieces = []
         for (reading, has_pairs), indices in alike.items():
             texts = [group[index].request.text for index in indices]
             pairs = [group[index].request.pair or "" for index in indices] if has_pairs else None
             encoded = encode_split(self.backbone.tokenizer, Split(texts, pairs, None, []), reading)
-            yield _Piece(indices, encoded, pairs or texts)
-
-    def _unmeasured(self, states: _States) -> list[_Checked]:
-        """Return the probes of versions whose drift is not known yet: they are answered along with the requests."""
-        return [
-            _Checked(-1, Request(hot.version.reference, probe.text, probe.pair), hot.version, hot.manifest)
-            for hot in states.values()
-            if isinstance(hot, HotVersion) and hot.version.reference not in self.drifts
-            for probe in hot.manifest.probes
-        ]
-
-    def _note_drifts(self, probes: Sequence[_Checked], outputs: Sequence[Output]) -> None:
-        """Measure the drift of each version whose probes were answered."""
-        found = iter(outputs)
-        for version, items in itertools.groupby(probes, key=lambda item: item.version):
-            hot = self._hot[version.digest]
-            answered = [next(found) for _ in items]
-            self.drifts[version.reference] = measure_drift(
-                hot.manifest.probes, answered, hot.spec.head, hot.manifest.labels
-            )
+            rows += make_rows(encoded, [slots[indices[owner]] for owner in encoded.owners])
+            pieces.append((indices, encoded, pairs or texts))
+        # 3. send all rows through shared batches
+        self.num_tokens += sum(row.num_tokens for row in rows)
+        self._passes.on_compile = self.on_compile
+        logits = iter(self._passes.logits(rows))
+        # 4. join each request's windows
+        outputs: dict[int, Output] = {}
+        for indices, encoded, texts in pieces:
+            found = collect_outputs(encoded, list(itertools.islice(logits, len(encoded))), texts)
+            outputs |= dict(zip(indices, found, strict=True))
+        return outputs
 
 
 def _phrase(item: _Checked, state: HotVersion | InlayError, output: Output | None) -> Answer:
@@ -263,20 +241,18 @@ def _phrase(item: _Checked, state: HotVersion | InlayError, output: Output | Non
     if isinstance(state, InlayError):
         return Answer(item.request.task, error=state)
     assert output is not None
+    reference = item.version.reference
     if not output.is_finite:
-        return Answer(item.request.task, error=_not_finite(item.version))
+        error = NotFinite(
+            f"the outputs of `{reference}` are not finite for this text",
+            f"check it with `inlay verify {reference}`; a lower precision may overflow, "
+            "otherwise train the task again with a smaller `--lr`",
+        )
+        return Answer(item.request.task, error=error)
     head = find_head(state.spec.head.kind)
     outcome = head.answer(output, state.spec.head, state.manifest.labels)
     outcome = head.abstain(outcome, item.request.min_confidence)
-    return Answer(item.request.task, item.version.reference, outcome, output.flat)
-
-
-def _not_finite(version: Version) -> NotFinite:
-    return NotFinite(
-        f"the outputs of `{version.reference}` are not finite for this text",
-        f"check it with `inlay verify {version.reference}`; a lower precision may overflow, "
-        "otherwise train the task again with a smaller `--lr`",
-    )
+    return Answer(item.request.task, reference, outcome, output.flat)
 
 
 def find_reading(manifest: Manifest) -> Reading:

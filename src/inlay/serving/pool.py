@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inlay.errors import BadData, InlayError
-from inlay.serving.answers import Answer, Request
-from inlay.serving.lookup import Resolved, VersionLookup
+from inlay.serving.answers import Answer, Request, Resolved, VersionLookup
 from inlay.store import Store
 
 if TYPE_CHECKING:
@@ -59,54 +58,49 @@ class EnginePool:
         self.drifts: dict[str, Drift] = {}
         self._engines: dict[str, Engine | InlayError] = {}
         self._lookup = VersionLookup(store)
-        self._versions: dict[str, Resolved | InlayError] = {}  # those of the next answers, or of the present ones
+        self._versions: dict[str, Resolved | InlayError] = {}  # those of the next answers
 
     def find_version(self, task: str) -> Resolved:
         """Return the version that a name means in the next call of `answer`; raise what is wrong with the name."""
-        if task not in self._versions:
-            try:
-                self._versions[task] = self._lookup.find(task)
-            except InlayError as error:
-                self._versions[task] = error
-        found = self._versions[task]
-        if isinstance(found, InlayError):
-            raise found
-        return found
+        return self._lookup.find(task, self._versions)
 
     def answer(self, rows: Sequence[InputRow]) -> list[Answer]:
         """Answer rows in order. A name means one version for all of them."""
-        try:
-            return self._answer(rows)
-        finally:
-            self._versions.clear()  # the next rows are answered by what the names mean then
-
-    def _answer(self, rows: Sequence[InputRow]) -> list[Answer]:
+        versions, self._versions = self._versions, {}  # the next rows are answered by what the names mean then
         answers: list[Answer | None] = [None] * len(rows)
         # 1. group the rows by the backbone that their task stands on
         groups: dict[str, list[tuple[int, Request]]] = {}
         for position, row in enumerate(rows):
             task = row.task or self._task or ""
             try:
-                backbone = self._check(row, task).manifest.backbone["name"]
+                backbone = self._check(row, task, versions).manifest.backbone["name"]
                 request = Request(task, row.text, row.pair, self._min_confidence)
                 groups.setdefault(backbone, []).append((position, request))
             except InlayError as error:
                 answers[position] = self._fail(row, task, error)
         # 2. answer each group by its engine
         for backbone, items in groups.items():
-            found = self._ask(backbone, [request for _, request in items])
+            requests = [request for _, request in items]
+            engine = self._find_engine(backbone, len({request.task for request in requests}))
+            if isinstance(engine, InlayError):
+                found = [Answer(request.task, error=engine) for request in requests]
+            else:
+                before = engine.num_tokens
+                found = engine.predict(requests, versions)
+                self.num_tokens += engine.num_tokens - before
+                self.drifts |= engine.drifts
             for (position, _), answer in zip(items, found, strict=True):
                 failed = answer.error
                 answers[position] = answer if failed is None else self._fail(rows[position], answer.task, failed)
         return [answer for answer in answers if answer is not None]
 
-    def _check(self, row: InputRow, task: str) -> Resolved:
+    def _check(self, row: InputRow, task: str, versions: dict[str, Resolved | InlayError]) -> Resolved:
         """Return the version that will answer a row; raise what is wrong with the row."""
         if row.error is not None:
             raise row.error
         if not task:
             raise BadData("the row names no task", "fill in its `task` column, or name a TASK")
-        found = self.find_version(task)
+        found = self._lookup.find(task, versions)
         wants_pair = bool(found.manifest.extra.get("pairs"))
         if self._file is not None and wants_pair != (row.pair is not None):
             if wants_pair:
@@ -125,17 +119,6 @@ class EnginePool:
         if self._file is not None and getattr(error, "line", None) is None:
             error = error.at(self._file, row.line)
         return Answer(task, error=error)
-
-    def _ask(self, backbone: str, requests: list[Request]) -> list[Answer]:
-        tasks = {request.task for request in requests}
-        engine = self._find_engine(backbone, len(tasks))
-        if isinstance(engine, InlayError):
-            return [Answer(request.task, error=engine) for request in requests]
-        before = engine.num_tokens
-        answers = engine.predict(requests, {task: self.find_version(task) for task in tasks})
-        self.num_tokens += engine.num_tokens - before
-        self.drifts |= engine.drifts
-        return answers
 
     def _find_engine(self, backbone: str, num_tasks: int) -> Engine | InlayError:
         """Return the engine of a backbone, with a slot for each of the tasks up to `MOST_SLOTS`."""

@@ -27,12 +27,14 @@ from inlay.model import (
 )
 from inlay.serving.answers import Request
 from inlay.serving.engine import Engine, check_backbone, find_reading
-from inlay.store import Manifest, Store, Version
+from inlay.store import Store, Version
 
 CANONICAL_TOLERANCE = 1e-4
 """tolerance of canonical answers on another machine or with other libraries, as a share of the largest logit"""
 ENGINE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """the same for answers in a mixed batch, by the backbone's precision"""
+_MixedAnswers = dict[str, list[Tensor] | InlayError]
+"""reference -> the answers to the version's probes in a batch of all versions, or the error that took their place"""
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,13 @@ def verify(
 
     `on_check` is called with each finding as it is made.
     """
-    engine = engine or Engine(backbone, store)
-    prover = _Prover(store, canonical_backbone(backbone), backbone, _mixed_answers(versions, engine, store))
+    mixed = _mixed_answers(versions, engine or Engine(backbone, store), store)
+    environment = canonical_environment()
+    canonical_backbone(backbone)  # is loaded once; what prevents that prevents every check, and is raised here
     checks = []
     for version in versions:
         try:
-            check = prover.check(version)
+            check = _check(version, backbone, store, mixed, environment)
         except InlayError as error:
             check = Check(version, problem=str(error))
         checks.append(check)
@@ -76,7 +79,7 @@ def verify(
     return checks
 
 
-def _mixed_answers(versions: Sequence[Version], engine: Engine, store: Store) -> dict[str, list[Tensor] | InlayError]:
+def _mixed_answers(versions: Sequence[Version], engine: Engine, store: Store) -> _MixedAnswers:
     """Answer every version's probes through the engine, in batches that mix all the versions."""
     requests = []
     owners = []
@@ -87,7 +90,7 @@ def _mixed_answers(versions: Sequence[Version], engine: Engine, store: Store) ->
             continue  # the check of that version will find and report it
         requests += [Request(version.reference, probe.text, probe.pair) for probe in probes]
         owners += [version.reference] * len(probes)
-    found: dict[str, list[Tensor] | InlayError] = {}
+    found: _MixedAnswers = {}
     for owner, answer in zip(owners, engine.predict(requests), strict=True):
         if answer.error is not None or answer.logits is None:
             found[owner] = answer.error or InlayError("no answer")
@@ -96,55 +99,47 @@ def _mixed_answers(versions: Sequence[Version], engine: Engine, store: Store) ->
     return found
 
 
-class _Prover:
-    """Checks one version after the other against what it answered when it was published."""
-
-    def __init__(
-        self, store: Store, plain: Backbone, backbone: Backbone, mixed: dict[str, list[Tensor] | InlayError]
-    ) -> None:
-        self._store, self._plain, self._backbone, self._mixed = store, plain, backbone, mixed
-        self._environment = canonical_environment()
-        self._tolerance = ENGINE_TOLERANCE[next(backbone.model.parameters()).dtype]
-
-    def check(self, version: Version) -> Check:
-        """Compare a version's probes with its answers now, alone and in a mixed batch; raise what prevents it."""
-        # 1. bytes and backbone
-        self._store.check(version)
-        manifest = self._store.manifest(version)
-        check_backbone(version, manifest, self._backbone)
-        mixed = self._mixed[version.reference]
-        if isinstance(mixed, InlayError):
-            raise mixed
-        # 2. the probes' answers now
-        expected = [torch.tensor(probe.logits) for probe in manifest.probes]
-        alone = self._answer_alone(version, manifest)
-        is_exact = (self._store.sidecar(version) or {}).get("environment") == self._environment
-        canonical = _difference(expected, alone)
-        through = _difference(expected, mixed)
-        if find_head(manifest.kind).reads == "nothing" and self._tolerance > CANONICAL_TOLERANCE:
-            through = 0.0  # in bf16 a near tie may be decided otherwise, and the text goes on from there
-        # 3. the first problem, if there is one
-        problem = ""
-        if is_exact and any(not torch.equal(a, b) for a, b in zip(expected, alone, strict=True)):
-            problem = f"a probe's canonical answer is not the published one to the last bit (off by {canonical:.2g})"
-        elif not canonical <= CANONICAL_TOLERANCE:  # so that NaN is a problem too
-            problem = f"a probe's canonical answer is off by {canonical:.2g} of its size"
-        elif not through <= self._tolerance:
-            problem = f"a probe's answer in a mixed batch is off by {through:.2g} of its size"
-        elif KINDS[manifest.kind].is_classifier and any(
-            int(a.argmax()) != int(b.argmax()) and float(a.max() - a[int(b.argmax())]) > self._tolerance
-            for a, b in zip(expected, mixed, strict=True)
-        ):
-            problem = "a probe gets another label in a mixed batch"
-        return Check(version, is_exact, canonical, through, problem)
-
-    def _answer_alone(self, version: Version, manifest: Manifest) -> list[Tensor]:
-        texts = [probe.text for probe in manifest.probes]
-        pairs = [probe.pair or "" for probe in manifest.probes] if manifest.extra.get("pairs") else None
-        encoded = encode_split(self._plain.tokenizer, Split(texts, pairs, None, []), find_reading(manifest))
-        spec = SlotSpec.from_stored(manifest.method, manifest.head)
-        logits = infer_canonically(self._plain, spec, self._store.load(version).tensors, make_rows(encoded))
-        return [output.flat for output in collect_outputs(encoded, logits, texts)]
+def _check(
+    version: Version, backbone: Backbone, store: Store, mixed: _MixedAnswers, environment: dict[str, str]
+) -> Check:
+    """Compare a version's probes with its answers now, alone and in a mixed batch; raise what prevents it."""
+    # 1. bytes and backbone
+    store.check(version)
+    manifest = store.manifest(version)
+    check_backbone(version, manifest, backbone)
+    in_batch = mixed[version.reference]
+    if isinstance(in_batch, InlayError):
+        raise in_batch
+    # 2. the probes' answers now, alone on the canonical path
+    plain, probes = canonical_backbone(backbone), manifest.probes
+    texts = [probe.text for probe in probes]
+    pairs = [probe.pair or "" for probe in probes] if manifest.extra.get("pairs") else None
+    encoded = encode_split(plain.tokenizer, Split(texts, pairs, None, []), find_reading(manifest))
+    spec = SlotSpec.from_stored(manifest.method, manifest.head)
+    logits = infer_canonically(plain, spec, store.load(version).tensors, make_rows(encoded))
+    alone = [output.flat for output in collect_outputs(encoded, logits, texts)]
+    # 3. how far they are from the published ones
+    expected = [torch.tensor(probe.logits) for probe in probes]
+    is_exact = (store.sidecar(version) or {}).get("environment") == environment
+    tolerance = ENGINE_TOLERANCE[next(backbone.model.parameters()).dtype]
+    canonical = _difference(expected, alone)
+    through = _difference(expected, in_batch)
+    if find_head(manifest.kind).reads == "nothing" and tolerance > CANONICAL_TOLERANCE:
+        through = 0.0  # in bf16 a near tie may be decided otherwise, and the text goes on from there
+    # 4. the first problem, if there is one
+    problem = ""
+    if is_exact and any(not torch.equal(a, b) for a, b in zip(expected, alone, strict=True)):
+        problem = f"a probe's canonical answer is not the published one to the last bit (off by {canonical:.2g})"
+    elif not canonical <= CANONICAL_TOLERANCE:  # so that NaN is a problem too
+        problem = f"a probe's canonical answer is off by {canonical:.2g} of its size"
+    elif not through <= tolerance:
+        problem = f"a probe's answer in a mixed batch is off by {through:.2g} of its size"
+    elif KINDS[manifest.kind].is_classifier and any(
+        int(a.argmax()) != int(b.argmax()) and float(a.max() - a[int(b.argmax())]) > tolerance
+        for a, b in zip(expected, in_batch, strict=True)
+    ):
+        problem = "a probe gets another label in a mixed batch"
+    return Check(version, is_exact, canonical, through, problem)
 
 
 def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:

@@ -125,7 +125,12 @@ class Store:
         `best` has the best dev value of the latest version's metric, among versions measured on the same dev rows. Of
         equals it is the earliest, so that a version stays the best until it is beaten.
         """
-        return self._find(*form.parse_reference(reference)).version
+        name, selector = form.parse_reference(reference)
+        number = self._pick(name, selector)
+        info = self._info(name, number)
+        if info is None:  # removed while we looked
+            raise self._unknown_version(name, number)
+        return info.version
 
     def stamp(self, reference: str) -> int | None:
         """Return a number that changes whenever the meaning of a reference may have; None if it is too early to tell.
@@ -266,18 +271,15 @@ class Store:
         digest = hashlib.sha256(content).hexdigest()
         notes = None if sidecar is None else json.dumps(sidecar, sort_keys=True, indent=1).encode()
         with self._locked(exclusive=False):
-            self._keep_object(digest, content)
+            path = self._object_path(digest)
+            if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+                sync_directory(path.parent)  # whoever wrote it may have died before doing so
+            else:
+                write_atomically(path, content)  # also mends a damaged object: the name says what the bytes must be
             if notes is not None:
                 with suppress(FileExistsError):
                     write_once(self._sidecar_path(digest), notes)
             return self._refer(name, digest, len(content), Summary.of(manifest))
-
-    def _keep_object(self, digest: str, content: bytes) -> None:
-        path = self._object_path(digest)
-        if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
-            sync_directory(path.parent)  # whoever wrote it may have died before doing so
-        else:
-            write_atomically(path, content)  # also mends a damaged object: the name says what the bytes must be
 
     def _refer(self, name: str, digest: str, size_bytes: int, summary: Summary) -> Version:
         published_at = datetime.now(UTC).isoformat(timespec="seconds")
@@ -294,13 +296,6 @@ class Store:
                 write_once(self._reference_path(name, version.number), info.to_json().encode())
                 return version
 
-    def _find(self, name: str, selector: str | None) -> VersionInfo:
-        number = self._pick(name, selector)
-        info = self._info(name, number)
-        if info is None:  # removed while we looked
-            raise self._unknown_version(name, number)
-        return info
-
     def _pick(self, name: str, selector: str | None) -> int:
         """Return the number a selector means, without opening references if possible."""
         numbers, _ = self._numbers(name)
@@ -308,13 +303,10 @@ class Store:
             raise self._unknown_task(name)
         if selector is None:
             return numbers[-1]
-        if selector == "best":
-            return self._best(name)
-        if int(selector) not in numbers:
-            raise self._unknown_version(name, int(selector))
-        return int(selector)
-
-    def _best(self, name: str) -> int:
+        if selector != "best":
+            if int(selector) not in numbers:
+                raise self._unknown_version(name, int(selector))
+            return int(selector)
         task = TaskInfo(name, tuple(self.versions(name)))
         if task.best is None:
             metric = task.latest.summary.metric

@@ -1,0 +1,410 @@
+"""What the readers and writers of other libraries' folders share: files, heads, adapters of unequal sizes, refusals.
+
+Pickled weights are read by torch's safe loader only, which builds tensors and nothing else. A tensor that no one asked
+for is an error: weights that Inlay cannot place would otherwise be dropped, and the answers be wrong without a word.
+
+Other libraries let every layer have its own size, and any set of layers; a slot has one size and a rectangle of layers
+and places. Both come together exactly: zero columns change no answer, nor does an adapter that adds nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import struct
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inlay.data import CLASSIFICATION, KINDS, find_kind_of_head
+from inlay.errors import BadData, Unsupported, WrongBackbone
+from inlay.model import (
+    BOTTLENECK,
+    CLASSIFIERS,
+    LORA,
+    Backbone,
+    HeadSpec,
+    LoraPart,
+    ResolvedMethod,
+    find_family,
+    layout,
+)
+from inlay.model import head as head_part
+from inlay.store import DRAFT_PREFIX, sync_directory
+
+Linear = tuple[Tensor, Tensor]
+"""weight [out, in] and bias [out]"""
+Neutral = Mapping[str, tuple[tuple[Any, ...], str]]
+"""setting -> the values at which it changes nothing, and its meaning otherwise"""
+HEAD_TYPES = {name: kind.head_type for name, kind in KINDS.items() if kind.head_type is not None}
+"""kind -> AdapterHub's type of its head; a classification of one label is its regression"""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A task as another library's folder describes it, in Inlay's terms."""
+
+    method: ResolvedMethod
+    head: HeadSpec
+    tensors: dict[str, Tensor]
+    labels: tuple[str, ...]
+    """empty where the folder does not name them"""
+    library: str
+    """which library wrote it, and its version where it says so"""
+    base: str
+    """the backbone the folder names"""
+    notes: tuple[str, ...] = ()
+    """decisions made on the way, to be shown"""
+
+
+@dataclass(frozen=True)
+class TaskToExport:
+    """A version on its way into another library's folder."""
+
+    name: str
+    method: ResolvedMethod
+    head: HeadSpec
+    labels: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+    base: str
+    """the name that the other library loads the backbone from"""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """The files for another library, and the decisions made on the way."""
+
+    files: dict[str, bytes]
+    notes: tuple[str, ...] = ()
+
+
+class Weights:
+    """The tensors of one file, by name. `take` hands each out once; `finish` refuses if any is left."""
+
+    def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
+        self.path = path
+        self.left = dict(tensors)
+
+    def take(self, name: str, *shape: int | None) -> Tensor:
+        """The tensor as float32; None in `shape` fits any length."""
+        if name not in self.left:
+            raise BadData(
+                f"it lacks the tensor `{name}`, which its config asks for",
+                "save the adapter again; if it is whole, it belongs to another backbone: name that with `--backbone`",
+                path=self.path,
+            )
+        tensor = self.left.pop(name)
+        if len(tensor.shape) != len(shape) or any(b not in (None, a) for a, b in zip(tensor.shape, shape, strict=True)):
+            wanted = " × ".join("any" if size is None else str(size) for size in shape)
+            raise WrongBackbone(
+                f"`{name}` is {' × '.join(map(str, tensor.shape))}; this backbone needs {wanted}",
+                "name the backbone it was trained on with `--backbone`",
+            )
+        return tensor.to(torch.float32)
+
+    def finish(self, num_layers: int) -> None:
+        """Refuse tensors that nobody took."""
+        if not self.left:
+            return
+        name = min(self.left)
+        more = f" and {len(self.left) - 1} more" if len(self.left) > 1 else ""
+        raise Unsupported(
+            f"{self.path}: Inlay has no place for the tensor `{name}`{more}, and without it answers would be wrong",
+            f"if its layer is beyond this backbone's {num_layers}, name the right backbone with `--backbone`; "
+            "otherwise train the task again without that part",
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        tree = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadData(f"not JSON: {error}", "save the adapter again", path=path) from None
+    if not isinstance(tree, dict):
+        raise BadData("not a JSON object", "save the adapter again", path=path)
+    return tree
+
+
+def read_number(tree: Mapping[str, Any], key: str, default: float) -> float:
+    value = tree.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise BadData(f"`{key}` is `{value}`, which is no number", "save the adapter again")
+    return float(value)
+
+
+def check_settings(config: Mapping[str, Any], neutral: Neutral, path: Path, advice: str) -> None:
+    """Refuse every setting that Inlay has no equal of; `path` is where it stands, and `advice` begins the hint."""
+    for key, (values, meaning) in neutral.items():
+        if key in config and config[key] not in values:
+            raise Unsupported(
+                f"{path}: `{key}` is `{config[key]}`: {meaning}, which Inlay does not have",
+                f"{advice} with {key}={values[0]}",
+            )
+
+
+def read_weights(folder: Path, names: Sequence[str]) -> Weights:
+    """Read the weights in the first of `names` that exists."""
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise BadData(f"no weights: neither `{names[0]}` nor `{names[1]}`", "save the adapter again", path=folder)
+    tensors = _load_safetensors(path) if path.suffix == ".safetensors" else _load_pickled(path)
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise BadData(f"the tensor `{name}` holds {tensor.dtype}", "save it as floating point", path=path)
+        if not torch.isfinite(tensor).all():
+            raise BadData(f"the tensor `{name}` holds values that are no numbers", "train it again", path=path)
+    return Weights(path, tensors)
+
+
+def _load_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise BadData(f"not a safetensors file: {error}", "copy or save it again", path=path) from None
+
+
+_UNREADABLE = (
+    *(UnpicklingError, struct.error, RuntimeError, OSError, EOFError),
+    *(ValueError, LookupError, AttributeError, TypeError, AssertionError),
+)
+"""the errors of torch's loader on bytes that are not a file of named tensors"""
+
+
+def _load_pickled(path: Path) -> dict[str, Tensor]:
+    try:
+        with path.open("rb") as file:
+            start = file.read(2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, of pickle protocols it did not write
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except PermissionError as error:
+        raise BadData(f"it cannot be read: {error.strerror}", "make the file readable", path=path) from None
+    except _UNREADABLE as error:
+        # Not torch's own words: they advise to load the file with its code.
+        # torch's own files begin as a zip, or as a pickle of protocol 2 or later.
+        if isinstance(error, UnpicklingError) and start.startswith((b"PK", b"\x80")):
+            reason = "it holds more than plain tensors, so it was refused: nothing in it was run"
+            raise BadData(reason, "save it with safetensors, or plain tensors only", path=path) from None
+        raise BadData("the file is damaged or cut short", "copy or save it again", path=path) from None
+    if not isinstance(tensors, dict) or not all(
+        isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
+    ):
+        raise BadData("it holds something else than named tensors", "save plain tensors only", path=path)
+    return tensors
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """LoRA's update of one linear layer: `scale · x·down·up`."""
+
+    down_DR: Tensor
+    up_RE: Tensor
+    scale: float
+
+
+def join_bottlenecks(parts: Mapping[str, Mapping[str, Tensor]]) -> tuple[int, dict[str, Tensor]]:
+    """Return the common size, and a slot's tensors; `parts` has each site's, by its key and the name in a block."""
+    size = max(len(part["down_bias"]) for part in parts.values())
+    tensors = {}
+    for key, part in parts.items():
+        missing = size - len(part["down_bias"])
+        padding = {"down": (0, missing), "down_bias": (0, missing), "up": (0, 0, 0, missing), "up_bias": (0, 0)}
+        for item, tensor in part.items():
+            tensors[BOTTLENECK.name(key, item)] = F.pad(tensor, padding[item])
+    return size, tensors
+
+
+def join_low_ranks(parts: Mapping[str, LowRank], ours: LoraPart = LORA) -> tuple[int, float, dict[str, Tensor]]:
+    """Return the common rank and scale, and a slot's tensors; `parts` has those of each linear layer, by its key.
+
+    Where scales differ, the first that is not 0 stands for all and the ratio goes into the other layers' `up`.
+    """
+    size = max(part.down_DR.shape[1] for part in parts.values())
+    scale = next((part.scale for part in parts.values() if part.scale), 1.0)
+    tensors = {}
+    for key, part in parts.items():
+        missing = size - part.down_DR.shape[1]
+        up = part.up_RE if part.scale == scale else part.up_RE * (part.scale / scale)
+        tensors[ours.name(key, "down")] = F.pad(part.down_DR, (0, missing))
+        tensors[ours.name(key, "up")] = F.pad(up, (0, 0, 0, missing))
+    return size, scale, tensors
+
+
+def complete(
+    backbone: Backbone, method: ResolvedMethod, tensors: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], int]:
+    """Fill the method's places that the folder lacks with neutral tensors; return all tensors and how many are new."""
+    whole = dict(tensors)
+    for spec in layout(backbone.anatomy, method):
+        if spec.name not in whole and spec.start == "backbone":
+            whole[spec.name] = backbone.own_tensor(spec.name)
+        elif spec.name not in whole:
+            whole[spec.name] = torch.full(spec.shape, float(spec.start == "ones"))
+    return {name: tensor.contiguous() for name, tensor in whole.items()}, len(whole) - len(tensors)
+
+
+def name_layers(layers: Iterable[int], num_layers: int) -> str:
+    """Write layers as `method.layers` has them."""
+    found = sorted(set(layers))
+    return "all" if found == list(range(num_layers)) else ",".join(map(str, found))
+
+
+def check_classifier(model_class: str, backbone: Backbone) -> None:
+    """Refuse the head of a model class that Inlay's heads cannot be."""
+    family = backbone.anatomy.family
+    if not model_class.endswith("ForSequenceClassification"):
+        raise Unsupported(f"the head of a `{model_class}`", "Inlay reads those that classify whole texts")
+    if isinstance(reason := CLASSIFIERS[family], str):
+        raise Unsupported(
+            f"transformers' own classifier of the family `{family}` has {reason}, which Inlay's heads do not have",
+            "train it in `adapters` with a flexible head (`AutoAdapterModel`), or anew in Inlay",
+        )
+
+
+def take_classifier(weights: Weights, backbone: Backbone, prefix: str = "") -> tuple[HeadSpec, dict[str, Tensor]]:
+    """Take the head of transformers' own sequence classifier. One output is a number, several are classes."""
+    form, width = CLASSIFIERS[backbone.anatomy.family], backbone.hidden_size
+    assert not isinstance(form, str), "checked before"
+    out = _take_linear(weights, f"{prefix}{form.out}", None, width)
+    hidden, pooling = None, "cls"
+    family = find_family(backbone.anatomy.family)
+    trained_pooler = f"{prefix}{family.prefix}.{family.pooler}.dense"
+    if form.hidden:
+        hidden = _take_linear(weights, f"{prefix}{form.hidden}", width, width)
+    elif f"{trained_pooler}.weight" in weights.left:
+        hidden = _take_linear(weights, trained_pooler, width, width)
+    else:
+        pooling = "pooler"
+        if not backbone.has_pooler:
+            raise Unsupported(
+                f"the head reads the pooler, which the backbone `{backbone.name}` lacks",
+                "train it with the pooler among `modules_to_save`, or on a backbone that has one",
+            )
+    return _join_head(CLASSIFICATION, pooling, out, hidden)
+
+
+def take_flexible_head(
+    config: Mapping[str, Any], weights: Weights, backbone: Backbone
+) -> tuple[HeadSpec, dict[str, Tensor]]:
+    """Take the head of AdapterHub's model classes: dropout and a linear layer, or two with an activation between."""
+    inner, width = config["config"], backbone.hidden_size
+    head_type = inner.get("head_type")
+    if head_type not in HEAD_TYPES.values():
+        known = ", ".join(dict.fromkeys(HEAD_TYPES.values()))
+        raise Unsupported(f"a prediction head of the type `{head_type}`", f"known: {known}")
+    num_layers, act = inner.get("layers"), inner.get("activation_function")
+    if num_layers not in (1, 2) or (num_layers == 2 and act != "tanh"):
+        raise Unsupported(
+            f"a prediction head of {num_layers} layers with the activation `{act}`",
+            "Inlay's heads have one layer, or two with tanh between: train it with layers=1",
+        )
+    if inner.get("use_pooler") and not backbone.has_pooler:
+        raise Unsupported(f"the head reads the pooler, which the backbone `{backbone.name}` lacks", "use_pooler=False")
+    prefix, last = f"heads.{config.get('name')}", 1 if num_layers == 1 else 4
+    out = weights.take(f"{prefix}.{last}.weight", None, width)
+    bias = weights.take(f"{prefix}.{last}.bias", out.shape[0]) if inner.get("bias", True) else out.new_zeros(len(out))
+    hidden = _take_linear(weights, f"{prefix}.1", width, width) if num_layers == 2 else None
+    return _join_head(head_type, "pooler" if inner.get("use_pooler") else "cls", (out, bias), hidden)
+
+
+def _take_linear(weights: Weights, name: str, num_out: int | None, num_in: int) -> Linear:
+    weight = weights.take(f"{name}.weight", num_out, num_in)
+    return weight, weights.take(f"{name}.bias", len(weight))
+
+
+def _join_head(head_type: str, pooling: str, out: Linear, hidden: Linear | None) -> tuple[HeadSpec, dict[str, Tensor]]:
+    kind = find_kind_of_head(head_type, len(out[0]))
+    assert kind is not None
+    tensors = {head_part.WEIGHT: out[0], head_part.BIAS: out[1]}
+    if hidden is not None:
+        tensors |= {head_part.HIDDEN_WEIGHT: hidden[0], head_part.HIDDEN_BIAS: hidden[1]}
+    return HeadSpec(kind, len(out[0]), pooling, hidden="none" if hidden is None else "tanh"), tensors
+
+
+def read_labels(ids: Any, num_outputs: int) -> tuple[str, ...]:
+    """Read the labels of a `label2id`, in order; none where it names none."""
+    if not ids or num_outputs == 1:
+        return ()
+    if not isinstance(ids, Mapping) or sorted(ids.values()) != list(range(num_outputs)):
+        raise BadData(f"`label2id` names {len(ids)} labels for {num_outputs} outputs", "name them with `--labels`")
+    return tuple(sorted(ids, key=lambda label: ids[label]))
+
+
+def fold_targets(task: TaskToExport) -> Linear:
+    """Fold the target's scale into the output layer: other libraries expect the number, not its standard score."""
+    std, mean = task.head.target_std, task.head.target_mean
+    return task.tensors[head_part.WEIGHT] * std, task.tensors[head_part.BIAS] * std + mean
+
+
+def describe_decisions(head: HeadSpec) -> str:
+    """Describe for a README how logits become answers; "" where that is done the usual way."""
+    said = ""
+    if head.temperature != 1:
+        divided = f"For probabilities Inlay divides the logits by its temperature, {head.temperature:.6g}"
+        said += f"\n{divided}; this format has no place for it.\n"
+    if head.thresholds is not None:
+        cuts = ", ".join(f"{cut:.6g}" for cut in head.thresholds)
+        applies = "A label applies from these logits on, label by label"
+        if KINDS[head.kind].is_classifier:
+            applies = "The second label is the answer if its logit exceeds the first one's by more than"
+        said += f"\n{applies}: {cuts} (tuned on dev rows; this format has no place for it).\n"
+    return said
+
+
+def dump_json(tree: Mapping[str, Any]) -> bytes:
+    """Write JSON as these libraries do."""
+    return json.dumps(tree, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+
+
+@contextmanager
+def drafted(folder: Path) -> Iterator[Path]:
+    """A folder to write into that gets its name at the end of the block: complete, or not at all."""
+    draft = folder.absolute().parent / f"{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
+    try:
+        draft.mkdir()
+        yield draft
+        for path in draft.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(draft)
+        os.replace(draft, folder)  # an empty folder may stand there
+        sync_directory(draft.parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """A part of a version that a format has no place for."""
+
+    reason: str
+    options: str | None = None
+    """options of `inlay train` that avoid it; None where none do"""
+
+
+def refuse(obstacles: Sequence[Obstacle], *, presets: Sequence[str] = (), formats: Sequence[str] = ()) -> None:
+    """Refuse with every reason at once; the hint has the options, presets and formats that avoid them all."""
+    if not obstacles:
+        return
+    first, *more = [obstacle.reason for obstacle in obstacles]
+    message = f"{first}; and {len(more)} more: {'; '.join(more)}" if more else first
+    options = [obstacle.options for obstacle in obstacles]
+    recipes = [f"--preset {preset}" for preset in presets]
+    if None not in options:
+        recipes.insert(0, " ".join(dict.fromkeys(filter(None, options))))
+    ways = {"train it with": recipes, "use": [f"--format {name}" for name in formats]}
+    hints = [f"{verb} `{'` or `'.join(choices)}`" for verb, choices in ways.items() if choices]
+    raise Unsupported(message, ", or ".join(hints))

@@ -17,42 +17,30 @@ from inlay.cli import screen
 from inlay.cli.app import Border, Command, make_typer
 from inlay.threads import spin_briefly
 
+_BASELINE = "Score cheap models on a task: TF-IDF, and a linear model on frozen vectors."
+_EXPORT = "Write a version as a file for another store, or a folder for another library."
 COMMANDS = {
-    "train": Command(
-        "Train", "train", "train", "Train a task on a frozen backbone and publish it.", takes_several=True
-    ),
-    "sweep": Command(
-        "Train", "sweep", "sweep", "Train a grid of settings as one cohort and publish the best.", takes_several=True
-    ),
-    "multitask": Command(
-        "Train", "multitask", "multitask", "Train several tasks as one run that shares parameters.", takes_several=True
-    ),
-    "materialize": Command(
-        "Train", "materialize", "materialize", "Turn the tasks of a run that shares parameters into ordinary ones."
-    ),
-    "plan": Command("Train", "plan", "plan", "Estimate what a run would cost, beside full fine-tuning."),
-    "suggest": Command("Train", "suggest", "suggest", "Rank the store's tasks as starting points for new data."),
-    "baseline": Command(
-        "Train", "baseline", "baseline", "Score cheap models on a task: TF-IDF, and a linear model on frozen vectors."
-    ),
-    "study": Command("Train", "study", "study", "Reproduce published tables and figures."),
-    "presets": Command("Train", "presets", "presets", "List the presets and what each sets."),
-    "stream": Command("Train", "stream", "stream", "Train every data file that appears in a folder."),
-    "predict": Command("Use", "predict", "predict", "Answer texts, lines from stdin, or a file of any length."),
-    "evaluate": Command("Use", "evaluate", "evaluate", "Score a task on labelled rows."),
-    "tasks": Command("Keep", "tasks", "tasks", "List the tasks and the parameters each adds."),
-    "show": Command("Keep", "show", "show", "Show all there is to know of a version."),
-    "verify": Command("Keep", "verify", "verify", "Prove that published versions still stand."),
-    "export": Command(
-        "Keep", "export", "export", "Write a version as a file for another store, or a folder for another library."
-    ),
-    "import": Command(
-        "Keep", "import_", "import_", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."
-    ),
-    "remove": Command("Keep", "remove", "remove", "Drop a version, or a task with all its versions."),
-    "gc": Command("Keep", "gc", "gc", "Delete the bytes that no version needs."),
-    "backbone": Command("Set up", "backbone", "app", "List, fetch and describe backbones."),
-    "doctor": Command("Set up", "doctor", "doctor", "Check the environment, the backbones and the store."),
+    "train": Command("Train", "Train a task on a frozen backbone and publish it.", takes_several=True),
+    "sweep": Command("Train", "Train a grid of settings as one cohort and publish the best.", takes_several=True),
+    "multitask": Command("Train", "Train several tasks as one run that shares parameters.", takes_several=True),
+    "materialize": Command("Train", "Turn the tasks of a run that shares parameters into ordinary ones."),
+    "plan": Command("Train", "Estimate what a run would cost, beside full fine-tuning."),
+    "suggest": Command("Train", "Rank the store's tasks as starting points for new data."),
+    "baseline": Command("Train", _BASELINE),
+    "study": Command("Train", "Reproduce published tables and figures."),
+    "presets": Command("Train", "List the presets and what each sets."),
+    "stream": Command("Train", "Train every data file that appears in a folder."),
+    "predict": Command("Use", "Answer texts, lines from stdin, or a file of any length."),
+    "evaluate": Command("Use", "Score a task on labelled rows."),
+    "tasks": Command("Keep", "List the tasks and the parameters each adds."),
+    "show": Command("Keep", "Show all there is to know of a version."),
+    "verify": Command("Keep", "Prove that published versions still stand."),
+    "export": Command("Keep", _EXPORT),
+    "import": Command("Keep", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."),
+    "remove": Command("Keep", "Drop a version, or a task with all its versions."),
+    "gc": Command("Keep", "Delete the bytes that no version needs."),
+    "backbone": Command("Set up", "List, fetch and describe backbones."),
+    "doctor": Command("Set up", "Check the environment, the backbones and the store."),
 }
 
 

@@ -9,6 +9,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from importlib import import_module
+from keyword import iskeyword
 from typing import Any, NamedTuple
 
 import typer
@@ -23,11 +24,9 @@ _UsageError: Any = typer.BadParameter.__base__  # click's; newer typers include 
 
 
 class Command(NamedTuple):
-    """A command's module and function, and the line that lists it: the first of its docstring."""
+    """A command's place in the list, and the line that lists it: the first of its docstring."""
 
     panel: str
-    module: str
-    function: str
     summary: str
     takes_several: bool = False
     """whether it may run in several processes that `torchrun` started"""
@@ -71,10 +70,10 @@ class Border(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:
         """Return the command that was asked for, with its options, and its arguments."""
         self.get_command(ctx, args[0])
-        entry, size = self.table[args[0]], current_process().size
-        if size > 1 and not entry.takes_several:
+        size = current_process().size
+        if size > 1 and not self.table[args[0]].takes_several:
             raise BadConfig(f"`{args[0]}` runs in one process, not in {size}", "call it without `torchrun`")
-        return args[0], load_command(args[0], entry), args[1:]
+        return args[0], load_command(args[0]), args[1:]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands, a section for each group."""
@@ -121,14 +120,18 @@ def _describe_os_error(error: OSError) -> InlayError:
     return InlayError(f"{where}{error.strerror or error}", hint)
 
 
-def load_command(name: str, entry: Command) -> Any:
-    """Import a command's module and return the command with its options."""
-    found = getattr(import_module(f"inlay.cli.{entry.module}"), entry.function)
-    if not isinstance(found, typer.Typer):
-        alone = make_typer()
-        alone.command(name, cls=GroupedCommand, help=_unwrap(found.__doc__))(found)
-        found = alone
-    command = typer.main.get_command(found)
+def load_command(name: str) -> Any:
+    """Import the module of a command, which is named as the command, and return the command with its options."""
+    function = f"{name}_" if iskeyword(name) else name
+    module = import_module(f"inlay.cli.{function}")
+    group = getattr(module, "app", None)
+    if group is None:
+        found = getattr(module, function)
+        # One line for each paragraph of the docstring: the terminal's width decides where lines end.
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in found.__doc__.split("\n\n"))
+        group = make_typer()
+        group.command(name, cls=GroupedCommand, help=text)(found)
+    command = typer.main.get_command(group)
     command.name = name
     return command
 
@@ -142,8 +145,3 @@ def make_typer(**settings: Any) -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         **settings,
     )
-
-
-def _unwrap(text: str | None) -> str:
-    """Return a docstring with one line for each paragraph, so that the terminal's width decides where lines end."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n"))

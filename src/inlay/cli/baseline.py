@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from inlay.training import ProbeResult
 
 
-@command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "set_")))
+@command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "assignments")))
 def baseline(
     run: RunOptions,
     chars: Annotated[bool, typer.Option("--chars", help="count n-grams of 3 to 5 letters too, not only words")] = False,

@@ -46,7 +46,7 @@ _DRY = typer.Option("--dry-run", help="tell what it would take, and train nothin
     RunFlags(
         panels=("Rows", "Method", "Tasks", "Training"),
         without=("start",),
-        shared=("backbone", "preset", "config", "set_"),
+        shared=("backbone", "preset", "config", "assignments"),
         defaults={"method.name": _METHOD},
     ),
     fit=("max_cohort", *MEMORY, "spread"),

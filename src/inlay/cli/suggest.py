@@ -23,7 +23,7 @@ _FEW_ROWS = 50
 """with fewer rows than this, the score is mostly chance"""
 
 
-@command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "set_")))
+@command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "assignments")))
 def suggest(
     run: RunOptions,
     rows: Annotated[int, typer.Option("--rows", metavar="N", min=8, help="rows of the data to look at, at most")] = 256,

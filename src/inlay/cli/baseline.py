@@ -9,7 +9,7 @@ import typer
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, command_options
-from inlay.cli.label_errors import put_label_errors
+from inlay.cli.folds import put_label_errors
 from inlay.cli.screen import Column
 from inlay.cli.train import load_task, put_metrics
 from inlay.errors import Unsupported

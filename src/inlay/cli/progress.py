@@ -13,7 +13,7 @@ from inlay.cli.rooms import model, training
 from inlay.settings import FitSettings
 
 _MANY_TEXTS = 500  # with fewer texts, the backbone's lower layers are done before a bar could be read
-_LONG_SECONDS = 1.0  # shorter compilations are not reported
+_LONG_SECONDS = 1.0  # shorter compilations are not reported: they were read back from the cache
 _MANY_ROWS = 10_000  # fewer rows are tokenised before a bar could be read
 
 
@@ -73,9 +73,7 @@ class TrainingProgress:
                 self._meter.log(message)
             case training.CompileStarted(what):
                 self._meter.wait(what)
-            case training.CompileEnded(what, seconds) if (
-                seconds >= _LONG_SECONDS
-            ):  # else it was read back from the cache
+            case training.CompileEnded(what, seconds) if seconds >= _LONG_SECONDS:
                 self._meter.log(f"{what}: {screen.duration(seconds)}")
             case training.RowsEncoded(num_done, num_rows) if num_rows >= _MANY_ROWS:
                 self._meter.update(num_done, title="tokenising", total=num_rows)
@@ -141,7 +139,9 @@ class TrainingProgress:
         done = cohort.left_steps + taken
         done += sum(parked.progress.step for parked in queue.parked)
         rate = self._num_rows / max(time.perf_counter() - self._began, 1e-9)
-        text = f"loss {_mean_loss(members)}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
+        losses = [member.progress.losses[-1] for member in members if member.is_active and member.progress.losses]
+        loss = f"{sum(losses) / len(losses):.3f}" if losses else "-"
+        text = f"loss {loss}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
         if len(queue.runs) == 1:
             epoch, epochs = members[0].progress.epoch, members[0].num_stages
             name = "" if self._is_alone else f"{_describe(members[0])}  "
@@ -164,11 +164,6 @@ def _describe_cohort(cohort: training.Cohort) -> str:
 def _describe(member: training.AnyMember) -> str:
     method, train = member.run.config.method, member.run.config.train
     return f"{screen.name_method(method.name, method.size)}  lr {train.lr:g}  seed {train.seed}"
-
-
-def _mean_loss(members: Sequence[training.AnyMember]) -> str:
-    losses = [member.progress.losses[-1] for member in members if member.is_active and member.progress.losses]
-    return f"{sum(losses) / len(losses):.3f}" if losses else "-"
 
 
 def _note_truncation(member: training.Member, meter: screen.Meter) -> None:

@@ -52,7 +52,7 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
         screen.emit_json({"is_well": not missing, "findings": [vars(finding) for finding in findings]})
     else:
         screen.emit_table(
-            [Column(""), Column("state"), Column("detail", is_flexible=True)],
+            ["", "state", Column("detail", is_flexible=True)],
             [[finding.what, finding.state, finding.detail] for finding in findings],
         )
     if missing:

@@ -16,6 +16,7 @@ from inlay.cli.flags import (
     DeviceOption,
     JsonOption,
     RunOptions,
+    SetOption,
     StoreOption,
     command_options,
     config_help,
@@ -58,10 +59,7 @@ def stream(
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE.toml", help="settings of files that bring none")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="any setting, such as train.warmup=0.2; may be repeated"),
-    ] = None,
+    assignments: SetOption = None,
     backbone: Annotated[
         str | None,
         typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name [default: minilm]"),
@@ -78,7 +76,9 @@ def stream(
     """
     flags = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     given = {key: value for key, value in flags.items() if value is not None}
-    settings = RunOptions(backbone=backbone, config=config, assignments=set_, flags=given).resolve(open_store(store))
+    settings = RunOptions(backbone=backbone, config=config, assignments=assignments, flags=given).resolve(
+        open_store(store)
+    )
     settle_s, every_s = parse_duration(settle, "--settle"), parse_duration(every, "--every")
     check_device_name(device)
     if not folder.is_dir():

@@ -11,6 +11,7 @@ from inlay import serving
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.rooms import model
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, StoreDamaged
 from inlay.store import Store, Version
@@ -80,14 +81,15 @@ def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, 
     for name, members in groups.items():
         try:
             frozen = open_backbone(name, device)
-            with screen.Meter(f"verifying on {frozen.name}", len(members)) as meter:
-                found = serving.verify(
-                    members, frozen, store, lambda check, meter=meter: meter.advance(1, check.version.reference)
-                )
-            checks |= {check.version: check for check in found}
+            checks |= {check.version: check for check in _check_on(frozen, store, members)}
         except InlayError as error:
             checks |= {version: serving.Check(version, problem=str(error)) for version in members}
     return [checks[version] for version in versions]
+
+
+def _check_on(frozen: model.Backbone, store: Store, versions: Sequence[Version]) -> list[serving.Check]:
+    with screen.Meter(f"verifying on {frozen.name}", len(versions)) as meter:
+        return serving.verify(versions, frozen, store, lambda check: meter.advance(1, check.version.reference))
 
 
 def _put_checks(checks: Sequence[serving.Check]) -> None:

@@ -90,9 +90,7 @@ def _export_graph(
     versions = [kept.resolve(reference) for reference in references]
     opened = open_backbone(backbone or kept.manifest(versions[0]).backbone["name"], "cpu")
     with screen.working("tracing and checking the graph"):
-        from inlay.exchange import export_onnx
-
-        made = export_onnx(kept, references, opened, output)
+        made = exchange.export_onnx(kept, references, opened, output)
     names = [version.reference for version in made.versions]
     report = {**dataclasses.asdict(made), "folder": str(made.folder), "versions": names}
     checked = f"{screen.count(made.num_probes, 'probe')} answered in onnxruntime, within {made.difference:.0e}"

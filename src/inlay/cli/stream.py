@@ -76,9 +76,8 @@ def stream(
     """
     flags = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     given = {key: value for key, value in flags.items() if value is not None}
-    settings = RunOptions(backbone=backbone, config=config, assignments=assignments, flags=given).resolve(
-        open_store(store)
-    )
+    kept = open_store(store)
+    settings = RunOptions(backbone=backbone, config=config, assignments=assignments, flags=given).resolve(kept)
     settle_s, every_s = parse_duration(settle, "--settle"), parse_duration(every, "--every")
     check_device_name(device)
     if not folder.is_dir():
@@ -88,7 +87,7 @@ def stream(
     from inlay.stream import StreamSettings, watch_folder
 
     watch = StreamSettings(together=together, settle_s=settle_s, every_s=every_s, once=once, fit=effort)
-    result = watch_folder(folder, loaded, open_store(store), settings, watch, lambda event: _show(event, as_json=json))
+    result = watch_folder(folder, loaded, kept, settings, watch, lambda event: _show(event, as_json=json))
     if once and result.is_interrupted:
         raise KeyboardInterrupt("not everything is done; the same command goes on where it was")
     if not json:

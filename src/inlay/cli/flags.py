@@ -200,7 +200,7 @@ class RunOptions:
     def resolve_rows(self, config: RunConfig, task: str) -> RunConfig:
         """Return the settings of a multi-task run, with those of one task's own rows laid over them."""
         tables = {} if self.config is None else _take_own(read_tree(self.config))
-        given = [own for item in self.assignments or () if (own := _split_own(item))]
+        given = [pair for item in self.assignments or () if (pair := _split_own(item))]
         for name in (*tables, *(name for name, _ in given)):
             if name not in self.tasks:
                 raise UnknownName("task", name, self.tasks)

@@ -106,14 +106,14 @@ def put_label_errors(found: data.LabelErrors, judge: str, file: Path | None = No
         f"{screen.count(len(found.errors))} of {rows} may be labelled wrongly: {judge} surely says something else"
     )
     has_files = len({error.path for error in found.errors}) > 1
-    columns = ["file"] * has_files + [*numbers("line"), "given", "likely", *numbers("probability")]
+    places = [Column("file")] * has_files + numbers("line")
     cells = []
     for error in found.errors[:_MOST_SHOWN]:
         place = [Path(error.path).name] * has_files + [str(error.line)]
         said = [screen.shorten(error.given, 24), screen.shorten(error.likely, 24), screen.score(error.probability)]
         text = error.text if error.pair is None else f"{error.text} / {error.pair}"
         cells.append([*place, *said, screen.shorten(text, _WIDTH)])
-    screen.emit_table([*columns, Column("text", is_flexible=True)], cells)
+    screen.emit_table([*places, "given", "likely", *numbers("probability"), Column("text", is_flexible=True)], cells)
     left = len(found.errors) - _MOST_SHOWN
     if left > 0:
         screen.emit(f"and {left:,} more, less suspicious, in {'the output of --json' if file is None else file}")

@@ -52,8 +52,8 @@ def materialize(
         (item,) = made
         renamed = dataclasses.replace(item.run, task=dataclasses.replace(item.run.task, name=name))
         made = [dataclasses.replace(item, run=renamed)]
-    tasks = [finish_task(item, frozen, opened, publish=True) for item in made]
-    report: dict[str, Any] = {"run": folder.name, "folder": str(folder), "tasks": tasks}
+    published = [finish_task(item, frozen, opened, publish=True) for item in made]
+    report: dict[str, Any] = {"run": folder.name, "folder": str(folder), "tasks": published}
     screen.emit_json(report) if json else put_report(report)
 
 

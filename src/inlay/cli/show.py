@@ -150,5 +150,5 @@ def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
                 info.version.digest[:12],
             ]
         )
-    titles = ["version", "published", *numbers(f"dev {metric}"), "method", *numbers("parameters", "size"), "digest"]
-    screen.emit_table(titles, rows)
+    score, sizes = numbers(f"dev {metric}"), numbers("parameters", "size")
+    screen.emit_table(["version", "published", *score, "method", *sizes, "digest"], rows)

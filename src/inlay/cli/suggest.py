@@ -59,8 +59,8 @@ def suggest(
 def _put_suggestions(found: explore.Suggestions, run: RunOptions, store: Path | None) -> None:
     scores = numbers(f"probed {found.metric}", "gain", "variance explained")
     cells = [_cells(item, item.reference) for item in found.ranked]
-    titles = [Column("start", is_flexible=True), "kind", "method", *scores]
-    screen.emit_table(titles, [*cells, _cells(found.plain, "(the backbone)")])
+    cells.append(_cells(found.plain, "(the backbone)"))
+    screen.emit_table([Column("start", is_flexible=True), "kind", "method", *scores], cells)
     for reference, why in found.refused.items():
         screen.log(f"{reference} cannot be a start: {why}", "yellow")
     if found.num_rows < _FEW_ROWS:

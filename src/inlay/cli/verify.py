@@ -33,7 +33,12 @@ def verify(
     """
     check_device_name(device)
     kept = open_store(store)
-    versions = _choose(kept, references or [])
+    versions: list[Version] = []
+    for reference in references or ():
+        named = [kept.resolve(reference)] if "@" in reference else [info.version for info in kept.versions(reference)]
+        versions += [version for version in named if version not in versions]
+    if not references:
+        versions = [info.version for task in kept.ledger() for info in task.versions]
     checks = [] if not versions else _check_all(kept, versions, backbone, device)
     fallen = [check for check in checks if not check.stands]
     if json:
@@ -57,16 +62,6 @@ def verify(
             f"{len(fallen)} of {screen.count(len(checks), 'version')} do not stand, "
             f"such as `{fallen[0].version.reference}`: {fallen[0].problem}"
         )
-
-
-def _choose(store: Store, references: Sequence[str]) -> list[Version]:
-    if not references:
-        return [info.version for task in store.ledger() for info in task.versions]
-    chosen: dict[Version, None] = {}
-    for reference in references:
-        found = [store.resolve(reference)] if "@" in reference else [i.version for i in store.versions(reference)]
-        chosen |= dict.fromkeys(found)
-    return list(chosen)
 
 
 def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, device: str) -> list[serving.Check]:

@@ -111,7 +111,10 @@ def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) ->
 def _rank_run(run: Run, result: Result, axes: Sequence[str]) -> RankedRun:
     # A run that diverged after a good epoch is not a candidate: its settings are not stable.
     score = None if result.status == "diverged" else result.dev_metric
-    values = {key: _look_up(run.config, key) for key in axes}
+    values = {}
+    for key in axes:
+        section, _, name = key.partition(".")
+        values[key] = getattr(getattr(run.config, section), name)
     seed = run.config.train.seed
     return RankedRun(run.id, values, seed, score, result.best_epoch, result.status, result.message)
 
@@ -130,8 +133,3 @@ def _summarise(items: Sequence[RankedRun], sign: int) -> RankedSetting:
 
 def _order(score: float | None, sign: int) -> float:
     return math.inf if score is None or math.isnan(score) else -sign * score
-
-
-def _look_up(config: RunConfig, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)

@@ -58,11 +58,7 @@ def make_run(
     nearest one.
     """
     store = store or Store()
-    own = {field.name for field in dataclasses.fields(MethodConfig)}
-    tree: dict[str, dict[str, Any]] = {"method": {}, "train": {}}
-    for key, value in settings.items():
-        key = "name" if key == "method" else key
-        tree["method" if key in own else "train"][key] = value
+    tree = _sort_settings(settings)
     if config is None:
         config = training.inherit(tree["train"]["start"], store) if tree["train"].get("start") else RunConfig()
     config = config if preset is None else apply_preset(preset, config)
@@ -83,13 +79,8 @@ def make_joint_run(
     … `start` names the finished run of `store` that this one goes on from, whose method it then has. Train it with
     `fit`, make its tasks ordinary ones with `materialize`, and publish those.
     """
-    store, own = store or Store(), {field.name for field in dataclasses.fields(MethodConfig)}
-    shared = {field.name for field in dataclasses.fields(JointConfig)}
-    tree: dict[str, dict[str, Any]] = {"method": {}, "train": {}, "joint": {}}
-    for key, value in settings.items():
-        key = "name" if key == "method" else key
-        value = _list_pairs(value) if key in ("weights", "like") else value
-        tree["joint" if key in shared else "method" if key in own else "train"][key] = value
+    store = store or Store()
+    tree = _sort_settings(settings, {"joint": JointConfig})
     folder = store.run_folder(tree["joint"]["start"]) if tree["joint"].get("start") else None
     if config is None:
         config = RunConfig(method=MethodConfig("hyperformer++"))
@@ -99,11 +90,19 @@ def make_joint_run(
     return training.make_joint_run(tasks, config, backbone, start=start)
 
 
-def _list_pairs(value: Any) -> Any:
-    """`{"cola": 2}` and `"cola=2,rte=1"` as settings have them: `["cola=2", …]`."""
-    if isinstance(value, Mapping):
-        return [f"{key}={item}" for key, item in value.items()]
-    return value.split(",") if isinstance(value, str) else value
+def _sort_settings(settings: Mapping[str, Any], more: Mapping[str, type] = {}) -> dict[str, dict[str, Any]]:
+    """Sort settings by their section: those that no other section knows are of `train`, which refuses unknown ones."""
+    sections = {**more, "method": MethodConfig}
+    tree: dict[str, dict[str, Any]] = {name: {} for name in (*sections, "train")}
+    for key, value in settings.items():
+        key = "name" if key == "method" else key
+        if key in ("weights", "like") and isinstance(value, Mapping):  # `{"cola": 2}`
+            value = [f"{name}={item}" for name, item in value.items()]
+        elif key in ("weights", "like") and isinstance(value, str):  # `"cola=2,rte=1"`
+            value = value.split(",")
+        known = (name for name, kind in sections.items() if key in {item.name for item in dataclasses.fields(kind)})
+        tree[next(known, "train")][key] = value
+    return tree
 
 
 def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Trained]:

@@ -12,21 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from inlay import serving
-from inlay.cli import screen
+from inlay.cli import flags, screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.flags import (
-    BackboneOption,
-    ConfidenceOption,
-    DeviceOption,
-    JsonOption,
-    PrecisionOption,
-    StoreOption,
-    TaskArgument,
-    TextOption,
-    check_precision,
-    config_help,
-    open_store,
-)
 from inlay.cli.output import open_rows
 from inlay.cli.rooms import data, model, training
 from inlay.cli.screen import Column, Rate, numbers
@@ -34,7 +21,12 @@ from inlay.errors import BadConfig, BadData, NotFinite
 from inlay.settings import DataConfig
 from inlay.store import Manifest, Store, Version
 
+_MERGE = "read spellings of a known label (case, blanks, punctuation) as that label"
 _MOST_LABELS = 20  # most labels of a confusion matrix on the screen
+
+
+def _column(flag: str, key: str, metavar: str = "COLUMN") -> Any:
+    return typer.Option(flag, metavar=metavar, show_default=False, help=flags.config_help(key))
 
 
 @dataclass(frozen=True)
@@ -51,32 +43,24 @@ class Evaluation:
 
 
 def evaluate(
-    task: TaskArgument,
+    task: flags.TaskArgument,
     data: Annotated[str, typer.Argument(metavar="DATA", help="labelled file, folder, glue/NAME, extra/NAME, hub:NAME")],
-    text: TextOption = None,
-    pair: Annotated[str | None, typer.Option("--pair", metavar="COLUMN", help=config_help("data.pair"))] = None,
-    label: Annotated[str | None, typer.Option("--label", metavar="COLUMN", help=config_help("data.label"))] = None,
-    split: Annotated[str | None, typer.Option("--split", metavar="COLUMN", help=config_help("data.split"))] = None,
-    on_bad_row: Annotated[
-        str,
-        typer.Option("--on-bad-row", metavar="refuse|skip", show_default=False, help=config_help("data.on_bad_row")),
-    ] = "refuse",
-    merge_labels: Annotated[
-        bool,
-        typer.Option(
-            "--merge-labels", help="read spellings of a known label (case, blanks, punctuation) as that label"
-        ),
-    ] = False,
-    data_root: Annotated[str | None, typer.Option("--data-root", metavar="DIR", help=config_help("data.root"))] = None,
+    text: flags.TextOption = None,
+    pair: Annotated[str | None, _column("--pair", "data.pair")] = None,
+    label: Annotated[str | None, _column("--label", "data.label")] = None,
+    split: Annotated[str | None, _column("--split", "data.split")] = None,
+    on_bad_row: Annotated[str, _column("--on-bad-row", "data.on_bad_row", "refuse|skip")] = "refuse",
+    merge_labels: Annotated[bool, typer.Option("--merge-labels", help=_MERGE)] = False,
+    data_root: Annotated[str | None, _column("--data-root", "data.root", "DIR")] = None,
     errors: Annotated[
         Path | None, typer.Option("--errors", metavar="FILE", help="write the rows it got wrong as CSV, TSV or JSONL")
     ] = None,
-    min_confidence: ConfidenceOption = None,
-    backbone: BackboneOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    min_confidence: flags.ConfidenceOption = None,
+    backbone: flags.BackboneOption = None,
+    device: flags.DeviceOption = "auto",
+    precision: flags.PrecisionOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
 ) -> None:
     """Score a task on labelled rows.
 
@@ -87,8 +71,8 @@ def evaluate(
     # 1. refuse what cannot be, before anything is loaded
     check_device_name(device)
     serving.check_confidence(min_confidence)
-    device = check_precision(precision, device)
-    kept = open_store(store)
+    device = flags.check_precision(precision, device)
+    kept = flags.open_store(store)
     version = kept.resolve(task)
     manifest = kept.manifest(version)
     if precision == "int8":

@@ -10,19 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.cli import screen
+from inlay.cli import flags, screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.flags import (
-    MEMORY,
-    DeviceOption,
-    JsonOption,
-    RunFlags,
-    RunOptions,
-    StoreOption,
-    command_options,
-    name_of,
-    open_store,
-)
 from inlay.cli.plan import describe_times, describe_totals
 from inlay.cli.progress import fit_runs
 from inlay.cli.rooms import data, model, training
@@ -39,17 +28,17 @@ _OF_ONE_TASK = {"dev": "FILE", "test": "FILE", "labels": "A,B"}
 _DRY = typer.Option("--dry-run", help="tell what it would take, and train nothing")
 
 
-@command_options(
-    RunFlags(
+@flags.command_options(
+    flags.RunFlags(
         panels=("Rows", "Method", "Tasks", "Training"),
         without=("start",),
         shared=("backbone", "preset", "config", "assignments"),
         defaults={"method.name": _METHOD},
     ),
-    fit=("max_cohort", *MEMORY, "spread"),
+    fit=("max_cohort", *flags.MEMORY, "spread"),
 )
 def multitask(
-    run: RunOptions,
+    run: flags.RunOptions,
     effort: FitSettings,
     data: Annotated[list[str] | None, _TASKS] = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="runs, seeds counted up, as a cohort")] = 1,
@@ -59,9 +48,9 @@ def multitask(
     ] = True,
     publish: PublishOption = True,
     resume: ResumeOption = True,
-    device: DeviceOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    device: flags.DeviceOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
 ) -> None:
     """Train several tasks as one run that shares parameters, and publish each.
 
@@ -74,7 +63,7 @@ def multitask(
     one. A new task goes on from a run with --from-run: `--trained task` trains nothing but its embedding (and its head)
     on the hypernetwork as it is, and has a learning rate of its own.
     """
-    ready = _prepare(run, data or (), open_store(store), device, seeds)
+    ready = _prepare(run, data or (), flags.open_store(store), device, seeds)
     if dry_run:
         _forecast(ready, effort, measured=measure, as_json=json)
         return
@@ -105,7 +94,7 @@ class _Ready:
         return self.store.run_folder(self.runs[0].id).parent
 
 
-def _find_config(run: RunOptions, store: Store) -> RunConfig:
+def _find_config(run: flags.RunOptions, store: Store) -> RunConfig:
     """Return the settings, laid over the method and backbone of the run that this one starts from, if any."""
     named = dataclasses.replace(run, task="multitask")
     config = named.resolve(base=RunConfig(method=MethodConfig(_METHOD)))
@@ -117,7 +106,7 @@ def _find_config(run: RunOptions, store: Store) -> RunConfig:
     return dataclasses.replace(config, joint=dataclasses.replace(config.joint, start=folder.name))
 
 
-def _prepare(run: RunOptions, data: Sequence[str], store: Store, device: str, seeds: int) -> _Ready:
+def _prepare(run: flags.RunOptions, data: Sequence[str], store: Store, device: str, seeds: int) -> _Ready:
     check_device_name(device)
     named = [_read_name(item) for item in data]
     run = dataclasses.replace(run, tasks=[name for name, _ in named])
@@ -154,7 +143,7 @@ def _prepare(run: RunOptions, data: Sequence[str], store: Store, device: str, se
     return _Ready(runs, backbone, store)
 
 
-def _check_preset(run: RunOptions, config: RunConfig, backbone: model.Backbone) -> None:
+def _check_preset(run: flags.RunOptions, config: RunConfig, backbone: model.Backbone) -> None:
     """Refuse a preset of encoders on a seq2seq backbone: it sets a pooling that the user did not give."""
     if run.preset is None or not backbone.is_seq2seq:
         return
@@ -182,7 +171,7 @@ def _read_name(item: str) -> tuple[str, str]:
     """Split `NAME=DATA`; data without a name is named after itself."""
     name, equals, source = item.partition("=")
     is_named = bool(equals) and "/" not in name and not Path(item).exists()
-    return (name, source) if is_named else (name_of(item), item)
+    return (name, source) if is_named else (flags.name_of(item), item)
 
 
 def _describe(run: training.JointRun, backbone: model.Backbone, seeds: int) -> None:

@@ -14,19 +14,8 @@ from typing import Annotated, Any
 import typer
 
 from inlay import serving
-from inlay.cli import screen
+from inlay.cli import flags, screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.flags import (
-    BackboneOption,
-    ConfidenceOption,
-    DeviceOption,
-    JsonOption,
-    PrecisionOption,
-    StoreOption,
-    TextOption,
-    check_precision,
-    open_store,
-)
 from inlay.cli.output import Writer, open_rows, standard_rows
 from inlay.cli.rooms import data
 from inlay.cli.screen import Rate
@@ -47,7 +36,7 @@ def predict(
         list[str] | None,
         typer.Option("--pair", metavar="TEXT|COLUMN", help="second text, once per TEXT; with --input its column"),
     ] = None,
-    text: TextOption = None,
+    text: flags.TextOption = None,
     file: Annotated[
         Path | None,
         typer.Option(
@@ -60,15 +49,15 @@ def predict(
             "--output", "-o", metavar="FILE", help="CSV, TSV or JSONL file to write; default: JSON lines on stdout"
         ),
     ] = None,
-    min_confidence: ConfidenceOption = None,
+    min_confidence: flags.ConfidenceOption = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="fail if any row could not be answered, not only if none could")
     ] = False,
-    backbone: BackboneOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    backbone: flags.BackboneOption = None,
+    device: flags.DeviceOption = "auto",
+    precision: flags.PrecisionOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
 ) -> None:
     """Answer texts, lines from stdin, or a file of any length.
 
@@ -84,10 +73,10 @@ def predict(
     serving.check_confidence(min_confidence)
     asked = PredictInput(task, texts or [], pair or [], file, text)
     asked.check()
-    device = check_precision(precision, device)
+    device = flags.check_precision(precision, device)
     # 2. find the task's version: it says whether lines of stdin are pairs
     pool = serving.EnginePool(
-        open_store(store),
+        flags.open_store(store),
         lambda name: open_backbone(backbone or name, device),
         task=task,
         file=file if asked.is_file else None,

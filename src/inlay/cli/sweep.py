@@ -8,19 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.cli import screen
-from inlay.cli.flags import (
-    MEMORY,
-    DeviceOption,
-    JsonOption,
-    RunFlags,
-    RunOptions,
-    StoreOption,
-    command_options,
-    config_help,
-    flag_name,
-    open_store,
-)
+from inlay.cli import flags, screen
 from inlay.cli.progress import fit_runs
 from inlay.cli.rooms import explore, training
 from inlay.cli.screen import numbers
@@ -31,12 +19,12 @@ _AXES = ("method", "size", "lr", "epochs", "batch_size")
 
 
 def _grid(flag: str, key: str) -> Any:
-    return typer.Option(flag, metavar="A,B,…", rich_help_panel="Grid", help=config_help(key))
+    return typer.Option(flag, metavar="A,B,…", rich_help_panel="Grid", help=flags.config_help(key))
 
 
-@command_options(RunFlags(without=_AXES), fit=("max_cohort", *MEMORY, "spread"))
+@flags.command_options(flags.RunFlags(without=_AXES), fit=("max_cohort", *flags.MEMORY, "spread"))
 def sweep(
-    run: RunOptions,
+    run: flags.RunOptions,
     effort: FitSettings,
     lr: Annotated[str | None, _grid("--lr", "train.lr")] = None,
     size: Annotated[str | None, _grid("--size", "method.size")] = None,
@@ -49,9 +37,9 @@ def sweep(
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,
-    device: DeviceOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    device: flags.DeviceOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
 ) -> None:
     """Train a grid of settings as one cohort and publish the best.
 
@@ -60,13 +48,13 @@ def sweep(
     """
     given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     axes = explore.parse_axes(given | {"train.batch_size": batch_size})
-    opened = open_store(store)
+    opened = flags.open_store(store)
     grid = explore.make_grid(run.resolve(opened), axes, seeds)  # impossible values are refused before anything is read
     ready = prepare(grid[0], opened, device, name)
     runs = [training.make_run(ready.run.task, config, ready.backbone, opened) for config in grid]
     for text in ready.run.start.notes:
         screen.detail(text)
-    parts = [f"{len(values)} of {flag_name(key)}" for key, values in axes.items() if len(values) > 1]
+    parts = [f"{len(values)} of {flags.flag_name(key)}" for key, values in axes.items() if len(values) > 1]
     product = " × ".join([*parts, screen.count(seeds, "seed")])
     screen.detail(f"sweep: {screen.count(len(runs), 'run')}: {product}")
     settings = dataclasses.replace(effort, restart=not resume)
@@ -90,7 +78,7 @@ def _put_ranking(ranking: explore.Ranking) -> None:
     """Print runs from best to worst, and settings by their mean if there are several seeds."""
     several = [key for key in ranking.axes if len({str(item.values[key]) for item in ranking.runs}) > 1]
     keys = several or list(ranking.axes)
-    heads = numbers(*(flag_name(key).replace("_", " ") for key in keys))
+    heads = numbers(*(flags.flag_name(key).replace("_", " ") for key in keys))
     if ranking.num_seeds > 1:
         rows = []
         for setting in ranking.settings:

@@ -10,20 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from inlay.cli import flags, screen
 from inlay.cli import folds as cross_validation
-from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.budget import read_budget
-from inlay.cli.flags import (
-    MEMORY,
-    DeviceOption,
-    JsonOption,
-    RunFlags,
-    RunOptions,
-    StoreOption,
-    command_options,
-    open_store,
-)
 from inlay.cli.progress import fit_runs
 from inlay.cli.rooms import data, model, training
 from inlay.settings import FitSettings, MethodConfig, RunConfig
@@ -48,9 +38,9 @@ BudgetOption = Annotated[
 ]
 
 
-@command_options(RunFlags(), fit=(*MEMORY, "spread"))
+@flags.command_options(flags.RunFlags(), fit=(*flags.MEMORY, "spread"))
 def train(
-    run: RunOptions,
+    run: flags.RunOptions,
     effort: FitSettings,
     budget: BudgetOption = None,
     show_examples: Annotated[int, typer.Option("--show-examples", metavar="N", help="print N encoded rows first")] = 0,
@@ -58,9 +48,9 @@ def train(
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,
-    device: DeviceOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    device: flags.DeviceOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
 ) -> None:
     """Train a task on a frozen backbone and publish it.
 
@@ -70,7 +60,7 @@ def train(
     the worst are halved away, and the best goes on alone.
     """
     spend = read_budget(budget, folds)
-    opened = open_store(store)
+    opened = flags.open_store(store)
     asked = run.resolve(opened)
     ready = prepare(asked, opened, device, name)
     describe_run(ready.run, ready.backbone)
@@ -154,10 +144,10 @@ def describe_run(run: training.Run, backbone: model.Backbone) -> None:
     screen.detail(f"training: {', '.join(parts)}, {width}, on {backbone.device}")
 
 
-def _describe_suspects(result: training.Result, given: RunOptions) -> list[str]:
+def _describe_suspects(result: training.Result, given: flags.RunOptions) -> list[str]:
     """Return a note that some rows may be labelled wrongly, with the command that lists them."""
-    flags = {key: value for key, value in given.flags.items() if key.startswith("data.")}
-    words = dataclasses.replace(given, preset=None, flags=flags).words()
+    of_rows = {key: value for key, value in given.flags.items() if key.startswith("data.")}
+    words = dataclasses.replace(given, preset=None, flags=of_rows).words()
     suspects = next(iter(result.history), {}).get("suspects", {})
     return data.describe_suspects(suspects, shlex.join(["inlay", "baseline", *words]))
 

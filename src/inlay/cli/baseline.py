@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated
 
 import typer
@@ -57,7 +58,7 @@ def baseline(
             )
     if json:
         more = {} if probed is None else {"probe": probed.to_json()}
-        screen.emit_json({**found.to_json(), "notes": [*task.notes, *found.notes], **more})
+        screen.emit_json({**dataclasses.asdict(found), "notes": [*task.notes, *found.notes], **more})
     elif probed is not None:
         _put_probe(probed)
         if probed.label_errors is not None:

@@ -229,7 +229,14 @@ class RunOptions:
     def _lay(self, config: RunConfig) -> RunConfig:
         """Lay everything that was given over `config`, from weak to strong."""
         if self.config is not None:
-            config = _read_config(self.config, config, has_own=bool(self.tasks))
+            if not self.config.is_file():
+                hint = "see the config.toml of any run folder for an example"
+                raise Missing(f"no config file `{self.config}`", hint)
+            settings = read_tree(self.config)
+            if self.tasks:
+                _take_own(settings)
+            preset = settings.pop("preset", None)
+            config = overlay(config if preset is None else apply_preset(str(preset), config), settings)
         if self.preset is not None:
             config = apply_preset(self.preset, config)
         tree: dict[str, Any] = {"backbone": self.backbone or config.backbone, "data": {}}
@@ -257,16 +264,6 @@ def _take_own(tree: dict[str, Any]) -> dict[str, Any]:
     for name in own:
         del tree["data"][name]
     return own
-
-
-def _read_config(path: Path, config: RunConfig, *, has_own: bool = False) -> RunConfig:
-    if not path.is_file():
-        raise Missing(f"no config file `{path}`", "see the config.toml of any run folder for an example")
-    tree = read_tree(path)
-    if has_own:
-        _take_own(tree)
-    preset = tree.pop("preset", None)
-    return overlay(config if preset is None else apply_preset(str(preset), config), tree)
 
 
 @dataclass(frozen=True)

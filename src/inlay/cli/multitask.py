@@ -107,6 +107,7 @@ def _find_config(run: flags.RunOptions, store: Store) -> RunConfig:
 
 
 def _prepare(run: flags.RunOptions, data: Sequence[str], store: Store, device: str, seeds: int) -> _Ready:
+    # 1. settle whose rows are read, and how: nothing is read before all of it can be
     check_device_name(device)
     named = [_read_name(item) for item in data]
     run = dataclasses.replace(run, tasks=[name for name, _ in named])
@@ -128,12 +129,14 @@ def _prepare(run: flags.RunOptions, data: Sequence[str], store: Store, device: s
     for name, source in named:
         common = dataclasses.replace(config, task=name, data=dataclasses.replace(config.data, source=source))
         configs.append(run.resolve_rows(common, name))
+    # 2. read the rows, load the backbone, and find the run that this one starts from
     tasks = [_load_part(each) for each in configs]
     backbone = open_backbone(config.backbone, device)
     _check_preset(run, config, backbone)
     start = training.Start()
     if config.joint.start is not None:
         start = training.start_from(training.find_run(config.joint.start, store), config, tasks)
+    # 3. make a run for every seed
     sources = [each.data for each in configs]
     runs = []
     for seed in range(config.train.seed, config.train.seed + seeds):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
 from typing import Annotated, Any
@@ -50,7 +51,9 @@ def suggest(
     if not found.ranked and not found.refused:
         raise Missing(f"no task in {kept.root} was trained on `{backbone.name}`", "name another with `--backbone`")
     if json:
-        screen.emit_json({**found.to_json(), "next": _next_command(found, run, store), "notes": list(task.notes)})
+        screen.emit_json(
+            {**dataclasses.asdict(found), "next": _next_command(found, run, store), "notes": list(task.notes)}
+        )
     else:
         screen.log()
         _put_suggestions(found, run, store)

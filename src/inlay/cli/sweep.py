@@ -66,7 +66,7 @@ def sweep(
     best = next(result for result in results if result.run_id == ranking.best.run_id)
     report = finish_run(chosen, best, name, publish=publish)
     if json:
-        screen.emit_json({**ranking.to_json(), "best": report})
+        screen.emit_json({**dataclasses.asdict(ranking), "best": report})
     else:
         screen.log()
         _put_ranking(ranking)

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli import folds as cross_validation
 from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.budget import read_budget
+from inlay.cli.folds import cross_validate, describe_report
 from inlay.cli.progress import fit_runs
 from inlay.cli.rooms import data, model, training
 from inlay.settings import FitSettings, MethodConfig, RunConfig
@@ -66,7 +66,7 @@ def train(
     describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     settings = dataclasses.replace(effort, restart=not resume)
-    validated = None if folds is None else cross_validation.cross_validate(ready, folds, settings)
+    validated = None if folds is None else cross_validate(ready, folds, settings)
     if spend is None:
         was_finished = ready.is_finished
         result = fit_runs([ready.run], ready.backbone, ready.runs_folder, settings)[0]
@@ -197,7 +197,7 @@ def put_report(ready: training.PreparedRun, report: Mapping[str, Any], store: Pa
         pairs["probe"] = f"{scores}: {report['metric']} of a linear model on the frozen backbone, where it began"
     pairs["trained"] = f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"
     if "folds" in report:
-        pairs["folds"] = cross_validation.describe_report(report["folds"], ready.run.task)
+        pairs["folds"] = describe_report(report["folds"], ready.run.task)
     if (rising := report["still_rising"]) is not None:
         took = screen.duration(rising["seconds"])
         pairs["rising"] = f"dev was still rising: `--epochs {rising['epochs']}` would take about {took}"

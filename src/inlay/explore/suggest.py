@@ -12,10 +12,8 @@ and the prediction for row i without row i is y_i − (y_i − ŷ_i) / (1 − H_
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,10 +56,6 @@ class Suggestions:
     ranked: tuple[Suggestion, ...]
     refused: dict[str, str]
     """candidate -> why it cannot be a start"""
-
-    def to_json(self) -> dict[str, Any]:
-        """The ranking as data."""
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True)

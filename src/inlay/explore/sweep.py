@@ -58,10 +58,6 @@ class Ranking:
         """The run with the best dev score."""
         return self.runs[0]
 
-    def to_json(self) -> dict[str, Any]:
-        """The ranking as data."""
-        return dataclasses.asdict(self)
-
 
 def parse_axes(given: Mapping[str, str | None]) -> dict[str, list[str]]:
     """Config key -> the values of a comma list such as `1e-4,3e-4`; keys that were not given are left out."""

@@ -51,9 +51,8 @@ def suggest(
     if not found.ranked and not found.refused:
         raise Missing(f"no task in {kept.root} was trained on `{backbone.name}`", "name another with `--backbone`")
     if json:
-        screen.emit_json(
-            {**dataclasses.asdict(found), "next": _next_command(found, run, store), "notes": list(task.notes)}
-        )
+        more = {"next": _next_command(found, run, store), "notes": list(task.notes)}
+        screen.emit_json({**dataclasses.asdict(found), **more})
     else:
         screen.log()
         _put_suggestions(found, run, store)

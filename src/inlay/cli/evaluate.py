@@ -133,6 +133,7 @@ def _evaluate(
     tensors = store.load(version, manifest=manifest).tensors
     spec = model.SlotSpec.from_stored(manifest.method, manifest.head)
     model.check_slot(spec, frozen)
+    judge_split = training.judge_split  # imported now: that takes a second, which is no part of the rate
     done = 0
     began = time.perf_counter()
     with screen.Meter("evaluating", len(rows)) as meter:
@@ -142,7 +143,7 @@ def _evaluate(
             done += num_rows
             meter.update(min(done, len(rows)), f"{done / (time.perf_counter() - began):,.0f} rows/s")
 
-        found = training.judge_split(spec, tensors, frozen, rows, serving.find_reading(manifest), on_batch)
+        found = judge_split(spec, tensors, frozen, rows, serving.find_reading(manifest), on_batch)
     _check_finite(version, found, rows)
     rate = Rate(len(rows), found.num_tokens, time.perf_counter() - began)
     answer = model.find_head(manifest.kind).answer

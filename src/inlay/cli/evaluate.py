@@ -128,7 +128,6 @@ def _read_rows(source: str, config: DataConfig, version: Version, manifest: Mani
 def _evaluate(
     store: Store, version: Version, manifest: Manifest, rows: data.Split, frozen: model.Backbone
 ) -> Evaluation:
-    """Score a version on rows, on a backbone of any precision."""
     serving.check_backbone(version, manifest, frozen)
     tensors = store.load(version, manifest=manifest).tensors
     spec = model.SlotSpec.from_stored(manifest.method, manifest.head)
@@ -153,7 +152,6 @@ def _evaluate(
 
 
 def _check_finite(version: Version, found: training.SplitOutputs, rows: data.Split) -> None:
-    """Refuse to score outputs that are NaN or infinite."""
     lost = [row for row, output in enumerate(found.outputs) if not output.is_finite]
     if lost:
         raise NotFinite(
@@ -201,7 +199,6 @@ def _compare(plain: Evaluation, int8: Evaluation) -> dict[str, Any]:
 
 
 def _put_change(change: Mapping[str, Any]) -> None:
-    """Print what int8 changed, as a table and a line."""
     screen.emit()
     rows = [
         [name, screen.score(found["float32"]), screen.score(found["int8"]), f"{found['difference']:+.4f}"]

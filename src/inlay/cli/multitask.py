@@ -222,7 +222,6 @@ def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bo
 
 
 def _put_counts(made: training.JointPlan) -> None:
-    """Print what follows from the shapes of a multi-task run."""
     screen.log()
     rows = [
         [
@@ -248,7 +247,6 @@ def _put_counts(made: training.JointPlan) -> None:
 
 
 def _put_down(run: training.JointRun, result: training.Result, ready: _Ready, *, publish: bool) -> dict[str, Any]:
-    """Publish every task as an ordinary one; return them as data."""
     trained = training.materialize(run, result, ready.backbone)
     tasks = [finish_task(item, ready.backbone, ready.store, publish=publish) for item in trained]
     tested = [(item["test"] or {}).get(item["metric"]) for item in tasks]

@@ -99,7 +99,6 @@ def describe_times(totals: training.Totals) -> dict[str, str]:
 
 
 def _put_measured(made: training.RunPlan, run: training.Run) -> None:
-    """Print time and memory, if steps were measured."""
     screen.emit()
     if made.token_budget is None or made.truncated_share is None:
         screen.emit_pairs({"time": "not measured", "memory": "not measured"})

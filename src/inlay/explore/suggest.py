@@ -228,7 +228,6 @@ def _choose(store: Store, backbone: Backbone, references: Sequence[str] | None) 
 def _load(
     versions: Sequence[Version], backbone: Backbone, store: Store, data_digest: str
 ) -> tuple[list[_Candidate], dict[str, str]]:
-    """The versions that can be starts, and why the others cannot."""
     found, refused = [], {}
     for version in versions:
         try:

@@ -10,50 +10,40 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.data import Task, make_task
-from inlay.data import load_task as _load_task
+from inlay import data as data_room
+from inlay import serving, training
 from inlay.errors import BadConfig
 from inlay.model import Backbone
 from inlay.serving import Check
-from inlay.serving import Engine as _Engine
-from inlay.serving import verify as _verify
-from inlay.settings import DataConfig, JointConfig, MethodConfig, RunConfig, apply_preset, from_tree, overlay
-from inlay.store import Store, Version
-from inlay.training import (
-    Emit,
+from inlay.settings import (
+    DataConfig,
     FitSettings,
-    JointRun,
-    Result,
-    Run,
-    Start,
-    Trained,
-    ignore,
-    inherit,
-    read_method,
-    start_from,
+    JointConfig,
+    MethodConfig,
+    RunConfig,
+    apply_preset,
+    from_tree,
+    overlay,
 )
-from inlay.training import fit as _fit
-from inlay.training import make_joint_run as _make_joint_run
-from inlay.training import make_run as _make_run
-from inlay.training import materialize as _materialize
-from inlay.training import publish as _publish
+from inlay.store import Store, Version
+from inlay.training import Emit, JointRun, Result, Run, Start, Trained, ignore
 
 if TYPE_CHECKING:
     import pandas
 
 
-def load_task(data: str | Path | pandas.DataFrame, *, name: str, **settings: Any) -> Task:
+def load_task(data: str | Path | pandas.DataFrame, *, name: str, **settings: Any) -> data_room.Task:
     """A task from a file, a folder, `glue/NAME`, `extra/NAME`, `hub:NAME` or a DataFrame.
 
     `settings` are those of `DataConfig`: `text`, `pair`, `label`, `kind`, `dev`, `test_share` …
     """
     if isinstance(data, str | Path):
-        return _load_task(from_tree(DataConfig, {"source": str(data), **settings}, "data."), name)
-    return make_task(data, name, from_tree(DataConfig, settings, "data."))
+        return data_room.load_task(from_tree(DataConfig, {"source": str(data), **settings}, "data."), name)
+    return data_room.make_task(data, name, from_tree(DataConfig, settings, "data."))
 
 
 def make_run(
-    task: Task,
+    task: data_room.Task,
     backbone: Backbone,
     config: RunConfig | None = None,
     *,
@@ -68,19 +58,15 @@ def make_run(
     nearest one.
     """
     store = store or Store()
-    own = {field.name for field in dataclasses.fields(MethodConfig)}
-    tree: dict[str, dict[str, Any]] = {"method": {}, "train": {}}
-    for key, value in settings.items():
-        key = "name" if key == "method" else key
-        tree["method" if key in own else "train"][key] = value
+    tree = _sort_settings(settings)
     if config is None:
-        config = inherit(tree["train"]["start"], store) if tree["train"].get("start") else RunConfig()
+        config = training.inherit(tree["train"]["start"], store) if tree["train"].get("start") else RunConfig()
     config = config if preset is None else apply_preset(preset, config)
-    return _make_run(task, overlay(config, tree), backbone, store)
+    return training.make_run(task, overlay(config, tree), backbone, store)
 
 
 def make_joint_run(
-    tasks: Sequence[Task],
+    tasks: Sequence[data_room.Task],
     backbone: Backbone,
     config: RunConfig | None = None,
     *,
@@ -93,27 +79,30 @@ def make_joint_run(
     … `start` names the finished run of `store` that this one goes on from, whose method it then has. Train it with
     `fit`, make its tasks ordinary ones with `materialize`, and publish those.
     """
-    store, own = store or Store(), {field.name for field in dataclasses.fields(MethodConfig)}
-    shared = {field.name for field in dataclasses.fields(JointConfig)}
-    tree: dict[str, dict[str, Any]] = {"method": {}, "train": {}, "joint": {}}
-    for key, value in settings.items():
-        key = "name" if key == "method" else key
-        value = _list_pairs(value) if key in ("weights", "like") else value
-        tree["joint" if key in shared else "method" if key in own else "train"][key] = value
+    store = store or Store()
+    tree = _sort_settings(settings, {"joint": JointConfig})
     folder = store.run_folder(tree["joint"]["start"]) if tree["joint"].get("start") else None
     if config is None:
         config = RunConfig(method=MethodConfig("hyperformer++"))
-        config = config if folder is None else dataclasses.replace(config, method=read_method(folder))
+        config = config if folder is None else dataclasses.replace(config, method=training.read_method(folder))
     config = overlay(config, tree)
-    start = Start() if folder is None else start_from(folder, config, tasks)
-    return _make_joint_run(tasks, config, backbone, start=start)
+    start = Start() if folder is None else training.start_from(folder, config, tasks)
+    return training.make_joint_run(tasks, config, backbone, start=start)
 
 
-def _list_pairs(value: Any) -> Any:
-    """`{"cola": 2}` and `"cola=2,rte=1"` as settings have them: `["cola=2", …]`."""
-    if isinstance(value, Mapping):
-        return [f"{key}={item}" for key, item in value.items()]
-    return value.split(",") if isinstance(value, str) else value
+def _sort_settings(settings: Mapping[str, Any], more: Mapping[str, type] = {}) -> dict[str, dict[str, Any]]:
+    """Sort settings by their section: those that no other section knows are of `train`, which refuses unknown ones."""
+    sections = {**more, "method": MethodConfig}
+    tree: dict[str, dict[str, Any]] = {name: {} for name in (*sections, "train")}
+    for key, value in settings.items():
+        key = "name" if key == "method" else key
+        if key in ("weights", "like") and isinstance(value, Mapping):  # `{"cola": 2}`
+            value = [f"{name}={item}" for name, item in value.items()]
+        elif key in ("weights", "like") and isinstance(value, str):  # `"cola=2,rte=1"`
+            value = value.split(",")
+        known = (name for name, kind in sections.items() if key in {item.name for item in dataclasses.fields(kind)})
+        tree[next(known, "train")][key] = value
+    return tree
 
 
 def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Trained]:
@@ -123,7 +112,7 @@ def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Train
             f"the result is that of run `{result.run_id}`, not of `{run.id}`",
             "give a run with what `fit` returned for it",
         )
-    return _materialize(run, result, backbone)
+    return training.materialize(run, result, backbone)
 
 
 def fit(
@@ -138,7 +127,7 @@ def fit(
     `emit` is called with every event (`inlay.training.events`): steps, scored epochs, runs that ended.
     """
     folder = (store or Store()).root / "runs"
-    return _fit(runs, backbone, folder, settings or FitSettings(), emit)
+    return training.fit(runs, backbone, folder, settings or FitSettings(), emit)
 
 
 def publish(
@@ -150,10 +139,10 @@ def publish(
             f"a run of several tasks (`{', '.join(part.name for part in run.parts)}`) is published task by task",
             "`for item in materialize(run, result, backbone): publish(item.run, item.result, backbone)`",
         )
-    return _publish(run, result, backbone, store or Store(), name)
+    return training.publish(run, result, backbone, store or Store(), name)
 
 
-class Engine(_Engine):
+class Engine(serving.Engine):
     """Answers requests for any mix of the store's tasks on one backbone.
 
     On a GPU it compiles by itself once it has had enough to answer; `is_compiled=True` does so from the first request
@@ -181,4 +170,4 @@ def verify(backbone: Backbone, store: Store | None = None) -> list[Check]:
         for info in task.versions
         if info.summary.backbone["fingerprint"] == backbone.fingerprint
     ]
-    return _verify(versions, backbone, store)
+    return serving.verify(versions, backbone, store)

@@ -28,14 +28,15 @@ class InlayError(Exception):
 
     def at(self, path: str | Path, line: int) -> InlayError:
         """Return the same error with the file and line it is about."""
-        same = type(self).__new__(type(self))  # the constructors of subclasses differ, their attributes do not
-        same.__dict__ |= self.__dict__ | {"message": f"{path}:{line}: {self.message}"}
-        return same
+        return self._with_message(f"{path}:{line}: {self.message}")
 
     def of(self, task: str) -> InlayError:
         """Return the same error with the task it is about, of several."""
-        same = type(self).__new__(type(self))
-        same.__dict__ |= self.__dict__ | {"message": f"task `{task}`: {self.message}"}
+        return self._with_message(f"task `{task}`: {self.message}")
+
+    def _with_message(self, message: str) -> InlayError:
+        same = type(self).__new__(type(self))  # the constructors of subclasses differ, their attributes do not
+        same.__dict__ |= self.__dict__ | {"message": message}
         return same
 
     def to_json(self) -> dict[str, str | None]:

@@ -1,10 +1,18 @@
-"""Names of a package that are imported when they are first used, so that importing the package costs nothing."""
+"""Modules and names that are imported when they are first used, so that naming them costs nothing."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
+
+
+class LazyModule(ModuleType):
+    """A module that is imported when one of its names is first used."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 def import_lazily(package: str, homes: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:

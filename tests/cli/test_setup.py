@@ -86,7 +86,7 @@ def test_thousand_tasks_are_listed_in_half_a_second_without_torch(mail: Mail) ->
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command_has_help_and_is_listed_by_the_first_words_of_its_docstring(inlay: Inlay, name: str) -> None:
-    command = load_command(name, COMMANDS[name])
+    command = load_command(name)
     assert command.help.startswith(COMMANDS[name].summary.rstrip("."))
     ended = inlay(name, "--help")
     assert ended.status == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -80,5 +81,5 @@ def test_ranking_is_plain_data() -> None:
     import json
 
     runs, results = zip(outcome(1e-3, 0, 0.9), outcome(1e-2, 0, 0.8), strict=True)
-    data = json.loads(json.dumps(rank(runs, results, ["train.lr"]).to_json()))
+    data = json.loads(json.dumps(dataclasses.asdict(rank(runs, results, ["train.lr"]))))
     assert data["runs"][0]["values"] == {"train.lr": 1e-3}

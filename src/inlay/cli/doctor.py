@@ -10,9 +10,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from inlay.caches import find_others_folder, open_compiled
 from inlay.cli import screen
 from inlay.cli.backbone import describe_built_in
 from inlay.cli.flags import JsonOption, StoreOption, open_store
+from inlay.cli.rooms import data, model
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, Missing
 from inlay.store import Store
@@ -31,6 +33,7 @@ _NEEDED = (
     *("torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "pyarrow", "scikit-learn", "scipy"),
     *("matplotlib", "typer", "rich"),
 )
+# Optional package -> the extra it belongs to.
 _EXTRAS = {
     "datasets": "[hub]: Hugging Face datasets by name",
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "[onnx]: tasks as one ONNX graph"),
@@ -39,8 +42,12 @@ _EXTRAS = {
 
 def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
     """Check the environment, the backbones and the store."""
-    findings = [_check_python(), _check_inlay(), *map(_check_package, _NEEDED), *map(_check_extra, _EXTRAS)]
-    findings += [
+    is_old = sys.version_info < (3, 11)
+    python = f"{platform.python_version()} at {sys.executable}"
+    findings = [
+        Diagnosis("python", "missing" if is_old else "ok", python),
+        Diagnosis("inlay", "ok", f"{screen.own_version()} at {Path(__file__).parents[1]}"),
+        *(_check_package(name) for name in (*_NEEDED, *_EXTRAS)),
         *_check_machine(),
         *_check_backbones(),
         _check_store(open_store(store)),
@@ -52,34 +59,22 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
         screen.emit_json({"is_well": not missing, "findings": [vars(finding) for finding in findings]})
     else:
         screen.emit_table(
-            [Column(""), Column("state"), Column("detail", is_flexible=True)],
+            ["", "state", Column("detail", is_flexible=True)],
             [[finding.what, finding.state, finding.detail] for finding in findings],
         )
     if missing:
         raise Missing(f"needed, but missing: {', '.join(item.what for item in missing)}", missing[0].detail)
 
 
-def _check_python() -> Diagnosis:
-    is_old = sys.version_info < (3, 11)
-    return Diagnosis("python", "missing" if is_old else "ok", f"{platform.python_version()} at {sys.executable}")
-
-
-def _check_inlay() -> Diagnosis:
-    return Diagnosis("inlay", "ok", f"{screen.own_version()} at {Path(__file__).parents[1]}")
-
-
 def _check_package(name: str) -> Diagnosis:
+    extra = _EXTRAS.get(name)
     try:
-        return Diagnosis(name, "ok", importlib.metadata.version(name))
+        version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
+        if extra is not None:
+            return Diagnosis(name, "absent", f"{extra}; optional")
         return Diagnosis(name, "missing", f"install it: {sys.executable} -m pip install {name}")
-
-
-def _check_extra(name: str) -> Diagnosis:
-    try:
-        return Diagnosis(name, "ok", f"{importlib.metadata.version(name)}  {_EXTRAS[name]}")
-    except importlib.metadata.PackageNotFoundError:
-        return Diagnosis(name, "absent", f"{_EXTRAS[name]}; optional")
+    return Diagnosis(name, "ok", version if extra is None else f"{version}  {extra}")
 
 
 def _check_machine() -> list[Diagnosis]:
@@ -100,11 +95,11 @@ def _check_machine() -> list[Diagnosis]:
 
 def _check_backbones() -> list[Diagnosis]:
     try:
-        from inlay.model import BUILT_IN
+        built_in = model.BUILT_IN
     except (ImportError, OSError) as error:
         return [Diagnosis("backbones", "missing", f"the model room cannot be imported: {error}")]
     findings = []
-    for name, entry in BUILT_IN.items():
+    for name, entry in built_in.items():
         about = describe_built_in(name, entry)
         if about["state"] == "installed":
             findings.append(Diagnosis(f"backbone {name}", "ok", about["folder"]))
@@ -130,9 +125,7 @@ def _check_store(store: Store) -> Diagnosis:
 
 def _check_cache() -> Diagnosis:
     try:
-        from inlay.data import open_tokens
-
-        cache = open_tokens()
+        cache = data.open_tokens()
     except ImportError as error:
         return Diagnosis("cache", "missing", f"the data room cannot be imported: {error}")
     except InlayError as error:
@@ -144,8 +137,6 @@ def _check_cache() -> Diagnosis:
 
 
 def _check_compiled() -> Diagnosis:
-    from inlay.caches import find_others_folder, open_compiled
-
     what, other = "compiled programs", find_others_folder()
     if other is not None:
         return Diagnosis(what, "ok", f"{other}, by $TORCHINDUCTOR_CACHE_DIR; `inlay gc` leaves it alone")
@@ -154,8 +145,7 @@ def _check_compiled() -> Diagnosis:
     except InlayError as error:
         return Diagnosis(what, "missing", str(error))
     if not cache.limit_bytes:
-        return Diagnosis(
-            what, "absent", "not kept by Inlay: $INLAY_CACHE_BYTES is 0, so torch uses a folder of its own"
-        )
+        off = "not kept by Inlay: $INLAY_CACHE_BYTES is 0, so torch uses a folder of its own"
+        return Diagnosis(what, "absent", off)
     used, limit = screen.size(cache.usage().num_bytes), screen.size(cache.limit_bytes)
     return Diagnosis(what, "ok", f"{cache.folder} ({used}; cut to {limit} when a process begins to compile)")

@@ -7,41 +7,26 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from inlay.cli import screen
+from inlay import serving
+from inlay.cli import flags, screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.flags import (
-    BackboneOption,
-    ConfidenceOption,
-    DeviceOption,
-    JsonOption,
-    PrecisionOption,
-    StoreOption,
-    TextOption,
-    check_precision,
-    config_help,
-    open_store,
-)
 from inlay.cli.output import open_rows
-from inlay.cli.screen import Column, Rate
+from inlay.cli.rooms import data, model, training
+from inlay.cli.screen import Column, Rate, numbers
 from inlay.errors import BadConfig, BadData, NotFinite
-from inlay.serving import check_confidence
 from inlay.settings import DataConfig
+from inlay.store import Manifest, Store, Version
 
-if TYPE_CHECKING:
-    from inlay.data import Report, Split
-    from inlay.model import Backbone, Outcome
-    from inlay.store import Manifest, Store, Version
-    from inlay.training import SplitOutputs as Found
-
+_MERGE = "read spellings of a known label (case, blanks, punctuation) as that label"
 _MOST_LABELS = 20  # most labels of a confusion matrix on the screen
 
-TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")]
-PairOption = Annotated[str | None, typer.Option("--pair", metavar="COLUMN", help=config_help("data.pair"))]
-LabelOption = Annotated[str | None, typer.Option("--label", metavar="COLUMN", help=config_help("data.label"))]
+
+def _column(flag: str, key: str, metavar: str = "COLUMN") -> Any:
+    return typer.Option(flag, metavar=metavar, show_default=False, help=flags.config_help(key))
 
 
 @dataclass(frozen=True)
@@ -50,40 +35,32 @@ class Evaluation:
 
     version: Version
     manifest: Manifest
-    split: Split
-    outcomes: list[Outcome]
-    report: Report
-    found: Found
+    split: data.Split
+    outcomes: list[model.Outcome]
+    report: data.Report
+    found: training.SplitOutputs
     rate: Rate
 
 
 def evaluate(
-    task: TaskArgument,
+    task: flags.TaskArgument,
     data: Annotated[str, typer.Argument(metavar="DATA", help="labelled file, folder, glue/NAME, extra/NAME, hub:NAME")],
-    text: TextOption = None,
-    pair: PairOption = None,
-    label: LabelOption = None,
-    split: Annotated[str | None, typer.Option("--split", metavar="COLUMN", help=config_help("data.split"))] = None,
-    on_bad_row: Annotated[
-        str,
-        typer.Option("--on-bad-row", metavar="refuse|skip", show_default=False, help=config_help("data.on_bad_row")),
-    ] = "refuse",
-    merge_labels: Annotated[
-        bool,
-        typer.Option(
-            "--merge-labels", help="read spellings of a known label (case, blanks, punctuation) as that label"
-        ),
-    ] = False,
-    data_root: Annotated[str | None, typer.Option("--data-root", metavar="DIR", help=config_help("data.root"))] = None,
+    text: flags.TextOption = None,
+    pair: Annotated[str | None, _column("--pair", "data.pair")] = None,
+    label: Annotated[str | None, _column("--label", "data.label")] = None,
+    split: Annotated[str | None, _column("--split", "data.split")] = None,
+    on_bad_row: Annotated[str, _column("--on-bad-row", "data.on_bad_row", "refuse|skip")] = "refuse",
+    merge_labels: Annotated[bool, typer.Option("--merge-labels", help=_MERGE)] = False,
+    data_root: Annotated[str | None, _column("--data-root", "data.root", "DIR")] = None,
     errors: Annotated[
         Path | None, typer.Option("--errors", metavar="FILE", help="write the rows it got wrong as CSV, TSV or JSONL")
     ] = None,
-    min_confidence: ConfidenceOption = None,
-    backbone: BackboneOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    min_confidence: flags.ConfidenceOption = None,
+    backbone: flags.BackboneOption = None,
+    device: flags.DeviceOption = "auto",
+    precision: flags.PrecisionOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
 ) -> None:
     """Score a task on labelled rows.
 
@@ -93,20 +70,20 @@ def evaluate(
     """
     # 1. refuse what cannot be, before anything is loaded
     check_device_name(device)
-    check_confidence(min_confidence)
-    device = check_precision(precision, device)
-    kept = open_store(store)
+    serving.check_confidence(min_confidence)
+    device = flags.check_precision(precision, device)
+    kept = flags.open_store(store)
     version = kept.resolve(task)
     manifest = kept.manifest(version)
     if precision == "int8":
-        _check_int8_task(manifest)
+        model.check_spec(model.SlotSpec.from_stored(manifest.method, manifest.head))
     # 2. read the rows
     merge = merge_labels or bool(manifest.extra.get("merge_labels"))
     config = DataConfig(
         text=text, pair=pair, label=label, split=split, on_bad_row=on_bad_row, root=data_root, merge_labels=merge
     )
     rows = _read_rows(data, config, version, manifest)
-    check_confidence(min_confidence, manifest.kind)
+    serving.check_confidence(min_confidence, manifest.kind)
     # 3. score them, in int8 too if that is asked for
     frozen = open_backbone(backbone or manifest.backbone["name"], device)
     found = _evaluate(kept, version, manifest, rows, frozen)
@@ -116,9 +93,7 @@ def evaluate(
     screen.log(found.rate.describe())
     change = None
     if precision == "int8":
-        from inlay.model import quantize
-
-        plain, found = found, _evaluate(kept, version, manifest, rows, quantize(frozen))
+        plain, found = found, _evaluate(kept, version, manifest, rows, model.quantize(frozen))
         screen.log(f"int8: {found.rate.describe()}")
         change = _compare(plain, found)
     # 4. tell
@@ -128,25 +103,18 @@ def evaluate(
         num_wrong = _write_mistakes(found, errors)
         screen.log(f"wrote {screen.count(num_wrong, 'mistake')} to {errors}")
     if json:
-        _put_json(found, change)
+        about = {"task": version.name, "version": version.reference, "metric": manifest.metric}
+        about |= found.rate.to_json() | ({} if change is None else {"int8": change})
+        screen.emit_json({**about, **found.report.to_json(), "notes": list(found.split.notes)})
         return
     _put_report(found)
     if change is not None:
         _put_change(change)
 
 
-def _check_int8_task(manifest: Manifest) -> None:
-    """Refuse a task that int8 cannot answer, before its rows are read."""
-    from inlay.model import SlotSpec, check_spec
-
-    check_spec(SlotSpec.from_stored(manifest.method, manifest.head))
-
-
-def _read_rows(data: str, config: DataConfig, version: Version, manifest: Manifest) -> Split:
+def _read_rows(source: str, config: DataConfig, version: Version, manifest: Manifest) -> data.Split:
     """Read labelled rows; refuse single texts for a task that reads pairs, and the other way round."""
-    from inlay.data import read_split
-
-    rows = read_split(data, manifest.labels, manifest.kind, config)
+    rows = data.read_split(source, manifest.labels, manifest.kind, config)
     wants = bool(manifest.extra.get("pairs"))
     if wants != (rows.pairs is not None):
         has, needs = ("single texts", "pairs") if wants else ("pairs", "single texts")
@@ -157,16 +125,14 @@ def _read_rows(data: str, config: DataConfig, version: Version, manifest: Manife
     return rows
 
 
-def _evaluate(store: Store, version: Version, manifest: Manifest, rows: Split, frozen: Backbone) -> Evaluation:
-    """Score a version on rows, on a backbone of any precision."""
-    from inlay.model import SlotSpec, check_slot, find_head
-    from inlay.serving import check_backbone, find_reading
-    from inlay.training import judge_split
-
-    check_backbone(version, manifest, frozen)
+def _evaluate(
+    store: Store, version: Version, manifest: Manifest, rows: data.Split, frozen: model.Backbone
+) -> Evaluation:
+    serving.check_backbone(version, manifest, frozen)
     tensors = store.load(version, manifest=manifest).tensors
-    spec = SlotSpec.from_stored(manifest.method, manifest.head)
-    check_slot(spec, frozen)
+    spec = model.SlotSpec.from_stored(manifest.method, manifest.head)
+    model.check_slot(spec, frozen)
+    judge_split = training.judge_split  # imported now: that takes a second, which is no part of the rate
     done = 0
     began = time.perf_counter()
     with screen.Meter("evaluating", len(rows)) as meter:
@@ -176,17 +142,16 @@ def _evaluate(store: Store, version: Version, manifest: Manifest, rows: Split, f
             done += num_rows
             meter.update(min(done, len(rows)), f"{done / (time.perf_counter() - began):,.0f} rows/s")
 
-        found = judge_split(spec, tensors, frozen, rows, find_reading(manifest), on_batch)
+        found = judge_split(spec, tensors, frozen, rows, serving.find_reading(manifest), on_batch)
     _check_finite(version, found, rows)
     rate = Rate(len(rows), found.num_tokens, time.perf_counter() - began)
-    answer = find_head(manifest.kind).answer
+    answer = model.find_head(manifest.kind).answer
     outcomes = [answer(output, spec.head, manifest.labels) for output in found.outputs]
-    report = _report(manifest, rows, found.predictions(manifest.labels))
-    return Evaluation(version, manifest, rows, outcomes, dataclasses.replace(report, ece=found.ece), found, rate)
+    report = dataclasses.replace(_make_report(manifest, rows, found), ece=found.ece)
+    return Evaluation(version, manifest, rows, outcomes, report, found, rate)
 
 
-def _check_finite(version: Version, found: Found, rows: Split) -> None:
-    """Refuse to score outputs that are NaN or infinite."""
+def _check_finite(version: Version, found: training.SplitOutputs, rows: data.Split) -> None:
     lost = [row for row, output in enumerate(found.outputs) if not output.is_finite]
     if lost:
         raise NotFinite(
@@ -196,25 +161,22 @@ def _check_finite(version: Version, found: Found, rows: Split) -> None:
         )
 
 
-def _report(manifest: Manifest, rows: Split, predictions: Any) -> Report:
-    from inlay.data import evaluate_report
-
+def _make_report(manifest: Manifest, rows: data.Split, found: training.SplitOutputs) -> data.Report:
     assert rows.targets is not None
-    return evaluate_report(manifest.kind, manifest.labels, rows.targets, predictions, unseen=rows.unseen)
+    predictions = found.predictions(manifest.labels)
+    return data.evaluate_report(manifest.kind, manifest.labels, rows.targets, predictions, unseen=rows.unseen)
 
 
 def _leave_out_unsure(found: Evaluation, min_confidence: float) -> Evaluation:
     """Return the evaluation of the rows that are sure enough to be answered, with their share."""
-    from inlay.model import find_head
-
-    head = find_head(found.manifest.kind)
+    head = model.find_head(found.manifest.kind)
     outcomes = [head.abstain(outcome, min_confidence) for outcome in found.outcomes]
     sure = [row for row, outcome in enumerate(outcomes) if not outcome.abstained]
     if not sure:
         raise BadConfig(f"no row is as sure as {min_confidence:g}", "give a smaller `--min-confidence`")
     rows = found.split.take(sure)
     outputs = found.found.take(sure)
-    report = _report(found.manifest, rows, outputs.predictions(found.manifest.labels))
+    report = _make_report(found.manifest, rows, outputs)
     report = dataclasses.replace(report, ece=found.report.ece, coverage=len(sure) / len(outcomes))
     answered = [outcomes[row] for row in sure]
     return dataclasses.replace(found, split=rows, outcomes=answered, report=report, found=outputs)
@@ -222,8 +184,6 @@ def _leave_out_unsure(found: Evaluation, min_confidence: float) -> Evaluation:
 
 def _compare(plain: Evaluation, int8: Evaluation) -> dict[str, Any]:
     """Return what int8 changed: every metric before and after, the number of changed answers, the seconds."""
-    from inlay.serving import is_changed
-
     metrics = {}
     for name, before in plain.report.metrics.items():
         after = int8.report.metrics[name].value
@@ -231,7 +191,7 @@ def _compare(plain: Evaluation, int8: Evaluation) -> dict[str, Any]:
     outputs = zip(plain.found.outputs, int8.found.outputs, strict=True)
     return {
         "metrics": metrics,
-        "num_changed": sum(map(is_changed, plain.outcomes, int8.outcomes)),
+        "num_changed": sum(map(serving.is_changed, plain.outcomes, int8.outcomes)),
         "num_rows": len(plain.outcomes),
         "largest_logit_change": max(float((a.flat - b.flat).abs().max()) for a, b in outputs),
         "seconds": {"float32": plain.rate.seconds, "int8": int8.rate.seconds},
@@ -239,32 +199,21 @@ def _compare(plain: Evaluation, int8: Evaluation) -> dict[str, Any]:
 
 
 def _put_change(change: Mapping[str, Any]) -> None:
-    """Print what int8 changed, as a table and a line."""
     screen.emit()
-    columns = [Column("precision"), *(Column(title, is_number=True) for title in ("float32", "int8", "difference"))]
     rows = [
         [name, screen.score(found["float32"]), screen.score(found["int8"]), f"{found['difference']:+.4f}"]
         for name, found in change["metrics"].items()
     ]
-    screen.emit_table(columns, rows)
+    screen.emit_table(["precision", *numbers("float32", "int8", "difference")], rows)
     changed = f"{change['num_changed']:,} of {screen.count(change['num_rows'], 'row')} changed their answer"
     screen.emit(f"{changed}; the largest change of a logit is {change['largest_logit_change']:.2g}")
-
-
-def _put_json(found: Evaluation, change: Mapping[str, Any] | None) -> None:
-    """Print the scores as data, with what int8 changed."""
-    version = found.version
-    about = {"task": version.name, "version": version.reference, "metric": found.manifest.metric}
-    about |= found.rate.to_json() | ({} if change is None else {"int8": change})
-    screen.emit_json({**about, **found.report.to_json(), "notes": list(found.split.notes)})
 
 
 def _put_report(judged: Evaluation) -> None:
     """Print the metrics, then the scores of every label and the confusion matrix, where there are any."""
     report = judged.report
     screen.log()
-    names = sorted(report.metrics, key=lambda name: name != judged.manifest.metric)
-    for name in names:
+    for name in sorted(report.metrics, key=lambda name: name != judged.manifest.metric):
         found = report.metrics[name]
         low, high = screen.score(found.low), screen.score(found.high)
         screen.emit(f"{name} {screen.score(found.value)}  (95% interval {low} to {high})")
@@ -275,12 +224,12 @@ def _put_report(judged: Evaluation) -> None:
         screen.emit(f"coverage {screen.score(report.coverage)}  ({screen.count(report.num_rows, 'row')} answered)")
     if report.labels:
         screen.emit()
-        numbers = [Column(title, is_number=True) for title in ("precision", "recall", "f1", "rows")]
         cells = [
             [item.label, *map(screen.score, (item.precision, item.recall, item.f1)), screen.count(item.support)]
             for item in report.labels
         ]
-        screen.emit_table([Column("label", is_flexible=True), *numbers], cells)
+        columns = numbers("precision", "recall", "f1", "rows")
+        screen.emit_table([Column("label", is_flexible=True), *columns], cells)
     if report.confusion is not None:
         _put_confusion(judged.manifest.labels, report.unseen, report.confusion)
 
@@ -291,21 +240,18 @@ def _put_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: 
     if len(labels) > _MOST_LABELS:
         screen.emit(f"the confusion matrix of {len(labels)} labels is in the output of --json")
         return
-    heads = [Column("true \\ predicted", is_flexible=True)]
-    heads += [Column(screen.shorten(label, 12), is_number=True) for label in labels]
+    heads = numbers(*(screen.shorten(label, 12) for label in labels))
     true = zip((*labels, *unseen), confusion, strict=True)
     rows = [[label, *map(screen.count, cells[: len(labels)])] for label, cells in true]
-    screen.emit_table(heads, rows)
+    screen.emit_table([Column("true \\ predicted", is_flexible=True), *heads], rows)
 
 
 def _write_mistakes(judged: Evaluation, path: Path) -> int:
     """Write the rows the version got wrong, in their order; for numbers every row, the worst first."""
-    from inlay.data import KINDS
-
     rows = judged.split
     labels = (*judged.manifest.labels, *rows.unseen)
     assert rows.targets is not None
-    mistakes = KINDS[judged.manifest.kind].find_mistakes(judged.outcomes, rows.targets, labels, rows.texts)
+    mistakes = data.KINDS[judged.manifest.kind].find_mistakes(judged.outcomes, rows.targets, labels, rows.texts)
     found: list[tuple[float, dict[str, Any]]] = []
     for position, (outcome, mistake) in enumerate(zip(judged.outcomes, mistakes, strict=True)):
         if mistake is not None:

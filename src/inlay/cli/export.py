@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from inlay.cli import screen
 from inlay.cli.backbone import open_backbone
 from inlay.cli.flags import BackboneOption, JsonOption, StoreOption, open_store
+from inlay.cli.rooms import exchange
 from inlay.errors import BadConfig, UnknownName
-
-if TYPE_CHECKING:
-    from inlay.store import Store, Version
+from inlay.store import Store, Version
 
 FORMATS = ("inlay", "adapterhub", "peft", "onnx")
 """the values of `--format`; all but `inlay` come from the exchange room, which is too heavy to import for its list"""
@@ -76,9 +75,7 @@ def _export_folder(
     """Write a version as a folder of another library; return what was written, as data and in words."""
     target = output or Path(f"{version.name}-{format_name}")
     opened = open_backbone(backbone or str(kept.manifest(version).backbone["name"]), "cpu")
-    from inlay.exchange import export_folder
-
-    folder = export_folder(version.reference, kept, opened, format_name, target)
+    folder = exchange.export_folder(version.reference, kept, opened, format_name, target)
     files = {name: len(content) for name, content in folder.files.items()}
     about = {"version": version.reference, "folder": str(target), "files": files, "notes": list(folder.notes)}
     return about, f"{version.reference} is in {target}; how to load it is in {target / 'README.md'}"
@@ -93,9 +90,7 @@ def _export_graph(
     versions = [kept.resolve(reference) for reference in references]
     opened = open_backbone(backbone or kept.manifest(versions[0]).backbone["name"], "cpu")
     with screen.working("tracing and checking the graph"):
-        from inlay.exchange import export_onnx
-
-        made = export_onnx(kept, references, opened, output)
+        made = exchange.export_onnx(kept, references, opened, output)
     names = [version.reference for version in made.versions]
     report = {**dataclasses.asdict(made), "folder": str(made.folder), "versions": names}
     checked = f"{screen.count(made.num_probes, 'probe')} answered in onnxruntime, within {made.difference:.0e}"

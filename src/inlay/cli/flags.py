@@ -20,6 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
+from inlay.cli.rooms import model, training
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName, Unsupported
 from inlay.processes import check_shared
 from inlay.settings import PRESETS, FitSettings, RunConfig, apply_preset, overlay, read_tree, split_list
@@ -48,8 +49,6 @@ FLAGS |= {
         *("joint.start", "joint.like", "joint.trained"),
     ),
 }
-SHARED = ("data", "task", "backbone", "preset", "config", "set_")
-_FIELDS = {name: name for name in SHARED} | {"set_": "assignments"}
 # Config key -> its parameter, and its option, where these are not named after the field.
 _FLAG_NAMES = {"method.name": "method", "data.root": "data_root", "joint.start": "from_run"}
 _FLAGS = {"train.start": "--from", "joint.start": "--from-run"}
@@ -63,6 +62,25 @@ _SIZES = {"prefix_bytes": "--reuse-memory", "prefix_file_bytes": "--reuse-disk"}
 def _option(kind: Any, *words: str, **settings: Any) -> Any:
     return Annotated[kind, typer.Option(*words, **settings)]
 
+
+_FILES = "CSV, TSV, JSONL or Parquet file, CoNLL columns, SQuAD JSON"
+_DATA = typer.Argument(metavar="DATA", help=f"{_FILES}, folder, glue/NAME, extra/NAME or hub:NAME")
+_BACKBONES = "built-in name, folder or hub name  [default: minilm]"
+_RECIPES = f"all settings of a published recipe: {', '.join(PRESETS)}"
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="any setting, such as train.warmup=0.2; may be repeated"),
+]
+# Options of a run that are no config key's flag -> their types; None by default.
+_SHARED: dict[str, Any] = {
+    "data": Annotated[str | None, _DATA],
+    "task": _option(str | None, "--task", help="name of the task; default: after the data"),
+    "backbone": _option(str | None, "--backbone", metavar="NAME", help=_BACKBONES),
+    "preset": _option(str | None, "--preset", metavar="NAME", help=_RECIPES),
+    "config": _option(Path | None, "--config", metavar="FILE.toml", help="settings of the run from a file"),
+    "assignments": SetOption,
+}
+SHARED = tuple(_SHARED)
 
 # Field of FitSettings -> its flag; the defaults are the fields' own.
 _FIT_FLAGS: dict[str, Any] = {
@@ -114,6 +132,7 @@ _FIT_FLAGS: dict[str, Any] = {
 REUSE = ("reuse_prefix", *_SIZES)
 MEMORY = ("token_budget", *REUSE, "checkpointing", "threads")
 
+TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")]
 StoreOption = Annotated[
     Path | None,
     typer.Option("--store", metavar="DIR", help="folder of the store; default: $INLAY_HOME, or ~/.inlay"),
@@ -125,8 +144,6 @@ BackboneOption = Annotated[
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="auto|cpu|cuda", help="where to compute; auto uses a GPU if there is one")
 ]
-
-
 TextOption = Annotated[
     str | None, typer.Option("--text", metavar="COLUMN", help="column of the text; default: recognised by name")
 ]
@@ -174,18 +191,16 @@ class RunOptions:
         """
         config = self._lay(base)
         if config.train.start and store is not None:
-            from inlay.training import check_method, inherit
-
-            inherited = inherit(config.train.start, store)
+            inherited = training.inherit(config.train.start, store)
             config = self._lay(inherited)
-            check_method(config.method, inherited.method, config.train.start[0])
+            training.check_method(config.method, inherited.method, config.train.start[0])
         task = self.task or (config.task if config.task != RunConfig().task else name_of(config.data.source))
         return dataclasses.replace(config, task=task)
 
     def resolve_rows(self, config: RunConfig, task: str) -> RunConfig:
         """Return the settings of a multi-task run, with those of one task's own rows laid over them."""
         tables = {} if self.config is None else _take_own(read_tree(self.config))
-        given = [_read_own(item) for item in self.assignments or () if _is_own(item)]
+        given = [pair for item in self.assignments or () if (pair := _split_own(item))]
         for name in (*tables, *(name for name, _ in given)):
             if name not in self.tasks:
                 raise UnknownName("task", name, self.tasks)
@@ -214,7 +229,14 @@ class RunOptions:
     def _lay(self, config: RunConfig) -> RunConfig:
         """Lay everything that was given over `config`, from weak to strong."""
         if self.config is not None:
-            config = _read_config(self.config, config, has_own=bool(self.tasks))
+            if not self.config.is_file():
+                hint = "see the config.toml of any run folder for an example"
+                raise Missing(f"no config file `{self.config}`", hint)
+            settings = read_tree(self.config)
+            if self.tasks:
+                _take_own(settings)
+            preset = settings.pop("preset", None)
+            config = overlay(config if preset is None else apply_preset(str(preset), config), settings)
         if self.preset is not None:
             config = apply_preset(self.preset, config)
         tree: dict[str, Any] = {"backbone": self.backbone or config.backbone, "data": {}}
@@ -223,21 +245,16 @@ class RunOptions:
         for key, value in self.flags.items():
             section, name = key.split(".")
             tree.setdefault(section, {})[name] = value
-        assignments = [item for item in self.assignments or () if not (self.tasks and _is_own(item))]
+        assignments = [item for item in self.assignments or () if not (self.tasks and _split_own(item))]
         return overlay(config, tree).override(assignments)
 
 
-def _is_own(assignment: str) -> bool:
-    """Return whether an assignment is about the rows of one task: `data.NAME.KEY=VALUE`."""
-    key = assignment.partition("=")[0].strip()
-    return key.startswith("data.") and key.count(".") > 1
-
-
-def _read_own(assignment: str) -> tuple[str, str]:
-    """Split `data.NAME.KEY=VALUE` into the task and `KEY=VALUE`."""
+def _split_own(assignment: str) -> tuple[str, str] | None:
+    """Split `data.NAME.KEY=VALUE`, a setting of one task's rows, into the task and `KEY=VALUE`; None for all others."""
     key, equals, value = assignment.partition("=")
-    name, _, setting = key.strip().removeprefix("data.").rpartition(".")
-    return name, f"{setting}{equals}{value}"
+    section, _, rest = key.strip().partition(".")
+    task, dot, setting = rest.rpartition(".")
+    return (task, f"{setting}{equals}{value}") if section == "data" and dot else None
 
 
 def _take_own(tree: dict[str, Any]) -> dict[str, Any]:
@@ -247,16 +264,6 @@ def _take_own(tree: dict[str, Any]) -> dict[str, Any]:
     for name in own:
         del tree["data"][name]
     return own
-
-
-def _read_config(path: Path, config: RunConfig, *, has_own: bool = False) -> RunConfig:
-    if not path.is_file():
-        raise Missing(f"no config file `{path}`", "see the config.toml of any run folder for an example")
-    tree = read_tree(path)
-    if has_own:
-        _take_own(tree)
-    preset = tree.pop("preset", None)
-    return overlay(config if preset is None else apply_preset(str(preset), config), tree)
 
 
 @dataclass(frozen=True)
@@ -279,21 +286,23 @@ class RunFlags:
 
     def parameters(self) -> list[inspect.Parameter]:
         """Return the parameters that typer reads."""
-        keys = self.keys().values()
-        general = [item for item in _shared_parameters() if item.name in self.shared]
-        return general + [
-            _flag_parameter(key, panel, self.defaults.get(key))
-            for panel in self.panels
-            for key in FLAGS[panel]
-            if key in keys
-        ]
+        parameters = [_parameter(name, _SHARED[name], None) for name in SHARED if name in self.shared]
+        for panel in self.panels:
+            for key in FLAGS[panel]:
+                if flag_name(key) not in self.without:
+                    kind = _flag_type(key, panel, config_help(key, self.defaults.get(key)))
+                    parameters.append(_parameter(flag_name(key), kind, None))
+        return parameters
 
     def take(self, values: dict[str, Any]) -> RunOptions:
         """Take the values of these options out of what typer read."""
-        flags = {key: _read_flag(key, values.pop(name)) for name, key in self.keys().items()}
-        given = {key: value for key, value in flags.items() if value is not None}
-        general = {_FIELDS[name]: values.pop(name) for name in SHARED if name in self.shared}
-        return RunOptions(**general, flags=given)
+        given = {}
+        for name, key in self.keys().items():
+            value = values.pop(name)
+            if value is not None:
+                is_list = typing.get_origin(_find_field(key)[1]) is tuple
+                given[key] = split_list(value) if is_list else value
+        return RunOptions(**{name: values.pop(name) for name in self.shared}, flags=given)
 
 
 def command_options(
@@ -341,7 +350,7 @@ def option_name(key: str) -> str:
 
 def config_help(key: str, default: Any = None) -> str:
     """Return the help line of a config field, with its default or the one that is given."""
-    item = _config_field(key)
+    item, _ = _find_field(key)
     text, default = item.metadata["help"] + _MORE_HELP.get(key, ""), default or item.default
     if default in (None, (), "", "auto") or "default" in text:
         return text
@@ -356,9 +365,7 @@ def check_precision(precision: str, device: str) -> str:
         return device
     if device.startswith("cuda"):
         raise Unsupported("int8 on a GPU", "int8 is for answering on a CPU: use `--device cpu`, or leave it out")
-    from inlay.model import check_int8
-
-    check_int8("cpu")
+    model.check_int8("cpu")
     return "cpu"
 
 
@@ -367,70 +374,26 @@ def open_store(folder: Path | None) -> Store:
     return Store(folder)
 
 
-def _shared_parameters() -> list[inspect.Parameter]:
-    files = "CSV, TSV, JSONL or Parquet file, CoNLL columns, SQuAD JSON"
-    data = typer.Argument(metavar="DATA", help=f"{files}, folder, glue/NAME, extra/NAME or hub:NAME")
-    made = {
-        "data": Annotated[str | None, data],
-        "task": Annotated[str | None, typer.Option("--task", help="name of the task; default: after the data")],
-        "backbone": Annotated[
-            str | None,
-            typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name  [default: minilm]"),
-        ],
-        "preset": Annotated[
-            str | None,
-            typer.Option("--preset", metavar="NAME", help=f"all settings of a published recipe: {', '.join(PRESETS)}"),
-        ],
-        "config": Annotated[
-            Path | None, typer.Option("--config", metavar="FILE.toml", help="settings of the run from a file")
-        ],
-        "set_": Annotated[
-            list[str] | None,
-            typer.Option("--set", metavar="KEY=VALUE", help="any setting, such as train.warmup=0.2; may be repeated"),
-        ],
-    }
-    return [_parameter(name, annotation, None) for name, annotation in made.items()]
+_hints_of = functools.cache(typing.get_type_hints)
 
 
-def _flag_parameter(key: str, panel: str, default: str | None) -> inspect.Parameter:
-    item, name = _config_field(key), flag_name(key)
-    kind = _plain_type(key)
+def _find_field(key: str) -> tuple[dataclasses.Field[Any], Any]:
+    """Return the config field of a key, and its type."""
+    section, _, name = key.partition(".")
+    kind = _hints_of(RunConfig)[section]
+    return next(item for item in dataclasses.fields(kind) if item.name == name), _hints_of(kind)[name]
+
+
+def _flag_type(key: str, panel: str, text: str) -> Any:
+    """Return what typer reads for a flag: every flag is optional, and a list is one text with commas."""
+    item, hint = _find_field(key)
+    kind = next(option for option in typing.get_args(hint) or (hint,) if option in (int, float, str))
     metavar = "|".join(item.metadata["choices"]) or _METAVARS.get(key)
-    option = typer.Option(option_name(key), help=config_help(key, default), metavar=metavar, rich_help_panel=panel)
-    return _parameter(name, Annotated[kind | None, option], None)
+    return _option(kind | None, option_name(key), help=text, metavar=metavar, rich_help_panel=panel)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
-
-
-def _config_field(key: str) -> dataclasses.Field[Any]:
-    section, _, name = key.partition(".")
-    return next(item for item in dataclasses.fields(_section(section)) if item.name == name)
-
-
-@functools.cache
-def _section(name: str) -> type[Any]:
-    return typing.get_type_hints(RunConfig)[name]
-
-
-@functools.cache
-def _section_hints(name: str) -> dict[str, Any]:
-    return typing.get_type_hints(_section(name))
-
-
-def _plain_type(key: str) -> type[Any]:
-    """Return the type typer reads: a list is one text with commas, and every flag is optional."""
-    section, _, name = key.partition(".")
-    hint = _section_hints(section)[name]
-    options = [option for option in typing.get_args(hint) or (hint,) if option in (int, float, str)]
-    return options[0]
-
-
-def _read_flag(key: str, value: Any) -> Any:
-    section, _, name = key.partition(".")
-    is_list = typing.get_origin(_section_hints(section)[name]) is tuple
-    return split_list(value) if is_list and value is not None else value
 
 
 def name_of(source: str) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from inlay.caches import CompiledCache, open_compiled
 from inlay.cli import screen
 from inlay.cli.flags import JsonOption, StoreOption, open_store
-
-if TYPE_CHECKING:
-    from inlay.caches import CompiledCache
-    from inlay.data import ArrayCache
+from inlay.cli.rooms import data
 
 
 def gc(
@@ -29,11 +27,8 @@ def gc(
     texts never exceeds it; the cache of programs is cut to it when a process begins to compile. --cache empties both,
     except for programs used within the hour: a process may still be writing them.
     """
-    from inlay.caches import open_compiled
-    from inlay.data import open_tokens
-
-    caches: dict[str, ArrayCache | CompiledCache]
-    caches = {"tokenised texts": open_tokens(), "compiled programs": open_compiled()}
+    caches: dict[str, data.ArrayCache | CompiledCache]
+    caches = {"tokenised texts": data.open_tokens(), "compiled programs": open_compiled()}
     report = open_store(store).gc(dry_run=dry_run)
     before = {what: each.usage().num_files for what, each in caches.items()}
     held = {what: each.clear(dry_run=dry_run) if cache else each.usage() for what, each in caches.items()}

@@ -10,6 +10,7 @@ import typer
 from inlay.cli import screen
 from inlay.cli.backbone import open_backbone
 from inlay.cli.flags import JsonOption, StoreOption, open_store
+from inlay.cli.rooms import exchange
 from inlay.errors import BadConfig
 from inlay.settings import split_list
 
@@ -43,11 +44,9 @@ def import_(
                 raise BadConfig(f"`{option}` is for folders; a file has it inside", f"leave `{option}` out")
         version, notes = kept.import_(path, name), tuple[str, ...]()
     else:
-        from inlay.exchange import Wishes, import_folder, named_backbone
-
-        wishes = Wishes(name, None if labels is None else split_list(labels), kind, max_length)
-        opened = open_backbone(backbone or named_backbone(path), "cpu")
-        imported = import_folder(path, opened, kept, wishes)
+        wishes = exchange.Wishes(name, None if labels is None else split_list(labels), kind, max_length)
+        opened = open_backbone(backbone or exchange.named_backbone(path), "cpu")
+        imported = exchange.import_folder(path, opened, kept, wishes)
         version, notes = imported.version, (f"made by {imported.library} for {imported.base}", *imported.notes)
     if json:
         screen.emit_json({"version": version.reference, "digest": version.digest, "notes": list(notes)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,14 +12,10 @@ from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.multitask import finish_task, put_report
+from inlay.cli.rooms import data, model, training
 from inlay.cli.train import load_task
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.settings import RunConfig
-
-if TYPE_CHECKING:
-    from inlay.data import Task
-    from inlay.model import Backbone
-    from inlay.training import Run, Trained
 
 _RUN = typer.Argument(metavar="RUN", help="id of a run that `inlay multitask` trained, or its task (`cola`, `cola@1`)")
 _PARTS = typer.Argument(
@@ -43,21 +39,21 @@ def materialize(
     """
     check_device_name(device)
     opened = open_store(store)
-    from inlay.training import find_run, read_materialized, read_parts
-
-    folder = find_run(run, opened)
-    chosen = _choose_parts(read_parts(folder), tasks or ())
+    folder = training.find_run(run, opened)
+    chosen = _choose_parts(training.read_parts(folder), tasks or ())
     if name is not None:
         opened.check_name(name)
         if len(chosen) != 1:
             raise BadConfig(f"`--name {name}` for {len(chosen)} tasks", "name one task: `inlay materialize RUN TASK`")
     read = [_load_part(config, folder.name) for config in chosen]
     frozen = _open_backbone(backbone, chosen[0].backbone, device)
-    made = read_materialized(folder, read, frozen)
+    made = training.read_materialized(folder, read, frozen)
     if name is not None:
-        made = [dataclasses.replace(item, run=_renamed(item, name)) for item in made]
-    report: dict[str, Any] = {"run": folder.name, "folder": str(folder)}
-    report["tasks"] = [finish_task(item, frozen, opened, publish=True) for item in made]
+        (item,) = made
+        renamed = dataclasses.replace(item.run, task=dataclasses.replace(item.run.task, name=name))
+        made = [dataclasses.replace(item, run=renamed)]
+    published = [finish_task(item, frozen, opened, publish=True) for item in made]
+    report: dict[str, Any] = {"run": folder.name, "folder": str(folder), "tasks": published}
     screen.emit_json(report) if json else put_report(report)
 
 
@@ -69,12 +65,12 @@ def _choose_parts(configs: Sequence[RunConfig], wanted: Sequence[str]) -> list[R
         name, _, source = item.partition("=")
         if name not in known:
             raise UnknownName("task of the run", name, known)
-        data = known[name].data
-        found[name] = dataclasses.replace(known[name], data=dataclasses.replace(data, source=source or data.source))
+        rows = known[name].data
+        found[name] = dataclasses.replace(known[name], data=dataclasses.replace(rows, source=source or rows.source))
     return list(found.values())
 
 
-def _load_part(config: RunConfig, run_id: str) -> Task:
+def _load_part(config: RunConfig, run_id: str) -> data.Task:
     """Read the data of one task of the run; errors name the task."""
     try:
         return load_task(config)
@@ -89,7 +85,7 @@ def _load_part(config: RunConfig, run_id: str) -> Task:
         raise same from None
 
 
-def _open_backbone(asked: str | None, known: str, device: str) -> Backbone:
+def _open_backbone(asked: str | None, known: str, device: str) -> model.Backbone:
     """Open the backbone that was asked for, or the one in the run's settings."""
     try:
         return open_backbone(asked or known, device)
@@ -97,7 +93,3 @@ def _open_backbone(asked: str | None, known: str, device: str) -> Backbone:
         if asked is None and "--device" not in error.message:
             error.hint = f"if it lies elsewhere now, say where: `--backbone FOLDER`; else {error.hint}"
         raise
-
-
-def _renamed(item: Trained, name: str) -> Run:
-    return dataclasses.replace(item.run, task=dataclasses.replace(item.run.task, name=name))

@@ -6,34 +6,20 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from inlay.cli import screen
+from inlay.cli import flags, screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.flags import (
-    MEMORY,
-    DeviceOption,
-    JsonOption,
-    RunFlags,
-    RunOptions,
-    StoreOption,
-    command_options,
-    name_of,
-    open_store,
-)
 from inlay.cli.plan import describe_times, describe_totals
-from inlay.cli.screen import Column
-from inlay.cli.train import PublishOption, ResumeOption, fit_runs, load_task
+from inlay.cli.progress import fit_runs
+from inlay.cli.rooms import data, model, training
+from inlay.cli.screen import numbers
+from inlay.cli.train import PublishOption, ResumeOption, load_task
 from inlay.errors import BadConfig, Diverged, InlayError, Unsupported
-from inlay.settings import FitSettings, MethodConfig, RunConfig, find_preset
+from inlay.settings import FitSettings, MethodConfig, RunConfig, find_preset, read_toml
 from inlay.store import Store
-
-if TYPE_CHECKING:
-    from inlay.data import Task
-    from inlay.model import Backbone
-    from inlay.training import JointPlan, JointRun, Result, Trained
 
 _METHOD = "hyperformer++"
 _TASKS = typer.Argument(metavar="DATA…", help="data of every task, as `inlay train` takes it, or NAME=DATA")
@@ -42,17 +28,17 @@ _OF_ONE_TASK = {"dev": "FILE", "test": "FILE", "labels": "A,B"}
 _DRY = typer.Option("--dry-run", help="tell what it would take, and train nothing")
 
 
-@command_options(
-    RunFlags(
+@flags.command_options(
+    flags.RunFlags(
         panels=("Rows", "Method", "Tasks", "Training"),
         without=("start",),
-        shared=("backbone", "preset", "config", "set_"),
+        shared=("backbone", "preset", "config", "assignments"),
         defaults={"method.name": _METHOD},
     ),
-    fit=("max_cohort", *MEMORY, "spread"),
+    fit=("max_cohort", *flags.MEMORY, "spread"),
 )
 def multitask(
-    run: RunOptions,
+    run: flags.RunOptions,
     effort: FitSettings,
     data: Annotated[list[str] | None, _TASKS] = None,
     seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="runs, seeds counted up, as a cohort")] = 1,
@@ -62,9 +48,9 @@ def multitask(
     ] = True,
     publish: PublishOption = True,
     resume: ResumeOption = True,
-    device: DeviceOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    device: flags.DeviceOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
 ) -> None:
     """Train several tasks as one run that shares parameters, and publish each.
 
@@ -77,7 +63,7 @@ def multitask(
     one. A new task goes on from a run with --from-run: `--trained task` trains nothing but its embedding (and its head)
     on the hypernetwork as it is, and has a learning rate of its own.
     """
-    ready = _prepare(run, data or (), open_store(store), device, seeds)
+    ready = _prepare(run, data or (), flags.open_store(store), device, seeds)
     if dry_run:
         _forecast(ready, effort, measured=measure, as_json=json)
         return
@@ -98,8 +84,8 @@ def multitask(
 class _Ready:
     """Runs of the same tasks, ready to be trained."""
 
-    runs: list[JointRun]
-    backbone: Backbone
+    runs: list[training.JointRun]
+    backbone: model.Backbone
     store: Store
 
     @property
@@ -108,23 +94,20 @@ class _Ready:
         return self.store.run_folder(self.runs[0].id).parent
 
 
-def _find_config(run: RunOptions, store: Store) -> RunConfig:
+def _find_config(run: flags.RunOptions, store: Store) -> RunConfig:
     """Return the settings, laid over the method and backbone of the run that this one starts from, if any."""
-    from inlay.settings import read_toml
-
     named = dataclasses.replace(run, task="multitask")
     config = named.resolve(base=RunConfig(method=MethodConfig(_METHOD)))
     if config.joint.start is None:
         return config
-    from inlay.training import find_run
-
-    folder = find_run(config.joint.start, store)
+    folder = training.find_run(config.joint.start, store)
     source = read_toml(folder / "config.toml")
     config = named.resolve(base=RunConfig(method=source.method, backbone=source.backbone))
     return dataclasses.replace(config, joint=dataclasses.replace(config.joint, start=folder.name))
 
 
-def _prepare(run: RunOptions, data: Sequence[str], store: Store, device: str, seeds: int) -> _Ready:
+def _prepare(run: flags.RunOptions, data: Sequence[str], store: Store, device: str, seeds: int) -> _Ready:
+    # 1. settle whose rows are read, and how: nothing is read before all of it can be
     check_device_name(device)
     named = [_read_name(item) for item in data]
     run = dataclasses.replace(run, tasks=[name for name, _ in named])
@@ -133,35 +116,6 @@ def _prepare(run: RunOptions, data: Sequence[str], store: Store, device: str, se
         raise BadConfig("no task to train", "name the data of each: `inlay multitask glue/cola glue/rte`")
     for name in run.tasks:
         store.check_name(name)
-    _check_once(named)
-    config.joint.check_tasks(run.tasks)
-    configs = [
-        run.resolve_rows(
-            dataclasses.replace(config, task=name, data=dataclasses.replace(config.data, source=source)), name
-        )
-        for name, source in named
-    ]
-    tasks = [_load_part(each) for each in configs]
-    from inlay.training import Start, find_run, make_joint_run, start_from
-
-    backbone = open_backbone(config.backbone, device)
-    _check_preset(run, config, backbone)
-    start = Start()
-    if config.joint.start is not None:
-        start = start_from(find_run(config.joint.start, store), config, tasks)
-    first = config.train.seed
-    grid = [
-        dataclasses.replace(config, train=dataclasses.replace(config.train, seed=first + number))
-        for number in range(seeds)
-    ]
-    sources = [each.data for each in configs]
-    runs = [make_joint_run(tasks, each, backbone, start=start, data=sources) for each in grid]
-    _describe(runs[0], backbone, seeds)
-    return _Ready(runs, backbone, store)
-
-
-def _check_once(named: Sequence[tuple[str, str]]) -> None:
-    """Refuse a task that is named twice, before any data is read."""
     known: dict[str, str] = {}
     for name, source in named:
         if name in known:
@@ -170,9 +124,29 @@ def _check_once(named: Sequence[tuple[str, str]]) -> None:
                 f"give each a name of its own: `{name}-2={source}`",
             )
         known[name] = source
+    config.joint.check_tasks(run.tasks)
+    configs = []
+    for name, source in named:
+        common = dataclasses.replace(config, task=name, data=dataclasses.replace(config.data, source=source))
+        configs.append(run.resolve_rows(common, name))
+    # 2. read the rows, load the backbone, and find the run that this one starts from
+    tasks = [_load_part(each) for each in configs]
+    backbone = open_backbone(config.backbone, device)
+    _check_preset(run, config, backbone)
+    start = training.Start()
+    if config.joint.start is not None:
+        start = training.start_from(training.find_run(config.joint.start, store), config, tasks)
+    # 3. make a run for every seed
+    sources = [each.data for each in configs]
+    runs = []
+    for seed in range(config.train.seed, config.train.seed + seeds):
+        seeded = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
+        runs.append(training.make_joint_run(tasks, seeded, backbone, start=start, data=sources))
+    _describe(runs[0], backbone, seeds)
+    return _Ready(runs, backbone, store)
 
 
-def _check_preset(run: RunOptions, config: RunConfig, backbone: Backbone) -> None:
+def _check_preset(run: flags.RunOptions, config: RunConfig, backbone: model.Backbone) -> None:
     """Refuse a preset of encoders on a seq2seq backbone: it sets a pooling that the user did not give."""
     if run.preset is None or not backbone.is_seq2seq:
         return
@@ -185,7 +159,7 @@ def _check_preset(run: RunOptions, config: RunConfig, backbone: Backbone) -> Non
         )
 
 
-def _load_part(config: RunConfig) -> Task:
+def _load_part(config: RunConfig) -> data.Task:
     """Read the data of one of several tasks; errors name the task."""
     try:
         return load_task(config)
@@ -200,10 +174,10 @@ def _read_name(item: str) -> tuple[str, str]:
     """Split `NAME=DATA`; data without a name is named after itself."""
     name, equals, source = item.partition("=")
     is_named = bool(equals) and "/" not in name and not Path(item).exists()
-    return (name, source) if is_named else (name_of(item), item)
+    return (name, source) if is_named else (flags.name_of(item), item)
 
 
-def _describe(run: JointRun, backbone: Backbone, seeds: int) -> None:
+def _describe(run: training.JointRun, backbone: model.Backbone, seeds: int) -> None:
     for text in dict.fromkeys((*run.start.notes, *(note for part in run.parts for note in part.notes))):
         screen.detail(text)
     items, method, joint = run.layout(backbone.anatomy), run.config.method, run.config.joint
@@ -225,14 +199,12 @@ def _describe(run: JointRun, backbone: Backbone, seeds: int) -> None:
 
 def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bool) -> None:
     """Print the cost of a run: its tasks, their shares of the steps and parameters; then time and memory."""
-    from inlay.training import count_joint, plan_joint
-
-    made, num_seeds = count_joint(ready.runs[0], ready.backbone), len(ready.runs)
+    made, num_seeds = training.count_joint(ready.runs[0], ready.backbone), len(ready.runs)
     if not as_json:
         _put_counts(made)
     if measured:
         with screen.working("measuring a few steps"):
-            made = plan_joint(ready.runs[0], ready.backbone, checkpointing=effort.checkpointing)
+            made = training.plan_joint(ready.runs[0], ready.backbone, checkpointing=effort.checkpointing)
     if as_json:
         screen.emit_json({**made.to_json(), "num_seeds": num_seeds})
         return
@@ -249,10 +221,8 @@ def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bo
     )
 
 
-def _put_counts(made: JointPlan) -> None:
-    """Print what follows from the shapes of a multi-task run."""
+def _put_counts(made: training.JointPlan) -> None:
     screen.log()
-    names = ("train rows", "dev rows", "drawn", "parameters")
     rows = [
         [
             *(task.name, task.kind, task.metric, screen.count(task.num_train), screen.count(task.num_dev)),
@@ -260,8 +230,8 @@ def _put_counts(made: JointPlan) -> None:
         ]
         for task in made.tasks
     ]
-    columns = [Column("task"), Column("kind"), Column("metric"), *(Column(name, is_number=True) for name in names)]
-    screen.emit_table(columns, rows)
+    columns = numbers("train rows", "dev rows", "drawn", "parameters")
+    screen.emit_table(["task", "kind", "metric", *columns], rows)
     screen.emit()
     part = screen.share(made.trained_parameters, made.backbone_parameters)
     kept = f"{screen.count(made.shared_parameters)} shared by all tasks" + (", frozen" if made.is_shared_frozen else "")
@@ -276,37 +246,27 @@ def _put_counts(made: JointPlan) -> None:
     )
 
 
-def _put_down(run: JointRun, result: Result, ready: _Ready, *, publish: bool) -> dict[str, Any]:
-    """Publish every task as an ordinary one; return them as data."""
-    from inlay.training import materialize
-
-    trained = materialize(run, result, ready.backbone)
+def _put_down(run: training.JointRun, result: training.Result, ready: _Ready, *, publish: bool) -> dict[str, Any]:
+    trained = training.materialize(run, result, ready.backbone)
     tasks = [finish_task(item, ready.backbone, ready.store, publish=publish) for item in trained]
-    mean = next(line["dev"]["mean"] for line in result.history if line["epoch"] == result.best_epoch)
+    tested = [(item["test"] or {}).get(item["metric"]) for item in tasks]
+    known = [score for score in tested if score is not None]
     return {
         "run": run.id,
         "method": run.config.method.name,
         "status": result.status,
         "best_epoch": result.best_epoch,
-        "mean": mean,
-        "test_mean": _average_test(tasks),
+        "mean": next(line["dev"]["mean"] for line in result.history if line["epoch"] == result.best_epoch),
+        # Each task by its own metric; none unless all have one.
+        "test_mean": sum(known) / len(known) if known and len(known) == len(tested) else None,
         "seconds": result.seconds,
         "folder": str(ready.runs_folder / run.id),
         "tasks": tasks,
     }
 
 
-def _average_test(tasks: Sequence[dict[str, Any]]) -> float | None:
-    """Return the mean test score, each task by its own metric; None unless all have one."""
-    scores = [(item["test"] or {}).get(item["metric"]) for item in tasks]
-    known = [score for score in scores if score is not None]
-    return sum(known) / len(known) if known and len(known) == len(scores) else None
-
-
-def finish_task(item: Trained, backbone: Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
+def finish_task(item: training.Trained, backbone: model.Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
     """Publish one task of a trained run, if asked for, and return its report as data."""
-    from inlay.training import report_task
-
     rows = item.run.task.test
     has_test = rows is not None and rows.targets is not None
     if publish:
@@ -315,10 +275,11 @@ def finish_task(item: Trained, backbone: Backbone, store: Store, *, publish: boo
     else:
         text = f"{item.run.name}: scoring the test rows"
     with screen.working(text) if publish or has_test else nullcontext():
-        return report_task(item, backbone, store, publishes=publish)
+        return training.report_task(item, backbone, store, publishes=publish)
 
 
 def put_report(report: dict[str, Any]) -> None:
+    """Print the scores of the tasks of a run, and where the run is."""
     screen.log()
     splits = ["dev", "test"] if any(item["test"] for item in report["tasks"]) else ["dev"]
     rows = [
@@ -329,16 +290,12 @@ def put_report(report: dict[str, Any]) -> None:
         ]
         for item in report["tasks"]
     ]
-    scores = (Column(split, is_number=True) for split in splits)
-    screen.emit_table([Column("task"), Column("metric"), *scores, Column("published")], rows)
+    screen.emit_table(["task", "metric", *numbers(*splits), "published"], rows)
     screen.emit()
     pairs = {"run": report["folder"]}
     if "mean" in report:
+        mean, test = screen.score(report["mean"]), report["test_mean"]
         trained = f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"
-        pairs = {"mean": _describe_mean(report), "trained": trained, **pairs}
+        mean = mean if test is None else f"{mean} on dev, {screen.score(test)} on test"
+        pairs = {"mean": mean, "trained": trained, **pairs}
     screen.emit_pairs(pairs)
-
-
-def _describe_mean(report: dict[str, Any]) -> str:
-    mean, test = screen.score(report["mean"]), report["test_mean"]
-    return mean if test is None else f"{mean} on dev, {screen.score(test)} on test"

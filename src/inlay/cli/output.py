@@ -39,18 +39,17 @@ class Writer:
 
     def write(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
         """Write a window of rows and flush it, so that a reader of the stream has it at once."""
-        self._write(records, answers)
+        if self._suffix == ".jsonl":
+            for record, answer in zip(records, answers, strict=True):
+                self._put_line(_beside(record, describe_answer(answer)))
+        else:
+            self._write_cells(records, answers)
         self._stream.flush()
         end_bytes = self._stream.tell() if self._stream.seekable() else 0
         # Both numbers in one assignment: Ctrl-C may come between any two lines.
         self.settled = (self.settled[0] + len(records), end_bytes)
 
-    def _write(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
-        if self._suffix == ".jsonl":
-            for record, answer in zip(records, answers, strict=True):
-                line = _beside(record, describe_answer(answer))
-                self._stream.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
-            return
+    def _write_cells(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
         if self._columns is None:
             self._columns = tuple(dict.fromkeys(name for record in records for name in record))
             self._put([*self._columns, *rename_added(self._columns, self._added)])
@@ -62,12 +61,16 @@ class Writer:
     def write_plain(self, records: Sequence[Record]) -> None:
         """Write records as they are, all at once."""
         if self._suffix == ".jsonl":
-            self._stream.writelines(json.dumps(record, ensure_ascii=False, default=str) + "\n" for record in records)
+            for record in records:
+                self._put_line(record)
             return
         columns = tuple(dict.fromkeys(name for record in records for name in record))
         self._put(columns)
         for record in records:
             self._put([_cell(record.get(name)) for name in columns])
+
+    def _put_line(self, record: Record) -> None:
+        self._stream.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
 
     def _put(self, cells: Sequence[str]) -> None:
         if self._suffix == ".csv":

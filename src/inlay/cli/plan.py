@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from inlay.cli import screen
 from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options, open_store
-from inlay.cli.screen import Column
+from inlay.cli.rooms import data, training
+from inlay.cli.screen import numbers
 from inlay.cli.train import describe_run, prepare
 from inlay.settings import FitSettings
-
-if TYPE_CHECKING:
-    from inlay.training import Cost, Run, RunPlan, Totals
-
-MeasureOption = Annotated[
-    bool, typer.Option("--measure/--no-measure", help="time a few steps, or only count, which takes a moment")
-]
 
 
 @command_options(RunFlags(), fit=("checkpointing",))
@@ -27,7 +21,9 @@ def plan(
     tasks: Annotated[
         int, typer.Option("--tasks", metavar="N", min=1, help="tell what N such tasks take beside one backbone")
     ] = 1,
-    measure: MeasureOption = True,
+    measure: Annotated[
+        bool, typer.Option("--measure/--no-measure", help="time a few steps, or only count, which takes a moment")
+    ] = True,
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
@@ -37,19 +33,17 @@ def plan(
     Parameters by part, as the papers count them, and bytes on disk come first, from the shapes; then time and memory,
     from a few measured steps.
     """
-    from inlay.training import count_plan, make_plan
-
     kept = open_store(store)
     ready = prepare(run.resolve(kept), kept, device)
     describe_run(ready.run, ready.backbone)
     if ready.is_finished:
         screen.detail(f"run {ready.run.id} was finished before: training it would cost nothing")
-    made = count_plan(ready.run, ready.backbone)
+    made = training.count_plan(ready.run, ready.backbone)
     if not json:
         _put_counts(made, ready.run, tasks)
     if measure:
         with screen.working("measuring a few steps"):
-            made = make_plan(ready.run, ready.backbone, checkpointing=effort.checkpointing)
+            made = training.make_plan(ready.run, ready.backbone, checkpointing=effort.checkpointing)
     if json:
         several = {"totals_of_tasks": made.totals.repeat(tasks).to_json()}
         screen.emit_json({**made.to_json(), **several, "notes": list(ready.run.task.notes)})
@@ -57,22 +51,20 @@ def plan(
         _put_measured(made, ready.run)
 
 
-def _put_counts(made: RunPlan, run: Run, num_tasks: int) -> None:
+def _put_counts(made: training.RunPlan, run: training.Run, num_tasks: int) -> None:
     """Print what is known from the shapes alone."""
-    from inlay.data import find_layout
-
     screen.log()
     parts = ", ".join(f"{screen.count(number)} {part}" for part, number in made.parameters_by_part.items())
-    costs = _name_costs(made, run)
-    trained = [cost.trained_parameters for cost in costs.values()]
+    costs = (made.inlay, made.full)
+    trained = [cost.trained_parameters for cost in costs]
     rows = [
         ["trained parameters", *map(screen.count, trained)],
         ["of the backbone", *(screen.share(number, made.backbone_parameters) for number in trained)],
-        ["on disk", *(screen.size(cost.stored_bytes) for cost in costs.values())],
+        ["on disk", *(screen.size(cost.stored_bytes) for cost in costs)],
     ]
-    screen.emit_table([Column(""), *(Column(name, is_number=True) for name in costs)], rows)
+    screen.emit_table(["", *numbers(run.config.method.name, "full fine-tuning")], rows)
     screen.emit()
-    at_least = "at least " if find_layout(run.reading.kind).overlaps else ""  # a long context is several windows
+    at_least = "at least " if data.find_layout(run.reading.kind).overlaps else ""  # a long context is several windows
     screen.emit_pairs(
         {
             "parameters": parts,
@@ -88,7 +80,7 @@ def _put_counts(made: RunPlan, run: Run, num_tasks: int) -> None:
         screen.emit(f"the layer norm {path} stays frozen: {why}")
 
 
-def describe_totals(totals: Totals) -> dict[str, str]:
+def describe_totals(totals: training.Totals) -> dict[str, str]:
     """Return the parameters by each way the papers count them, as named lines."""
     found = {}
     if totals.adapters:
@@ -99,25 +91,24 @@ def describe_totals(totals: Totals) -> dict[str, str]:
     return found
 
 
-def describe_times(totals: Totals) -> dict[str, str]:
+def describe_times(totals: training.Totals) -> dict[str, str]:
     """Return the size of the tasks as a multiple of the backbone, and of each task as a share of it."""
     each = f"{100 * totals.share_per_task:.2f}% of it for each task"
     full = f"full fine-tuning of each: {totals.times_full:g}×"
     return {screen.count(totals.num_tasks, "task"): f"{totals.times_backbone:.2f}× the backbone, {each}; {full}"}
 
 
-def _put_measured(made: RunPlan, run: Run) -> None:
-    """Print time and memory, if steps were measured."""
+def _put_measured(made: training.RunPlan, run: training.Run) -> None:
     screen.emit()
-    costs = _name_costs(made, run)
     if made.token_budget is None or made.truncated_share is None:
         screen.emit_pairs({"time": "not measured", "memory": "not measured"})
         return
+    costs = (made.inlay, made.full)
     rows = [
-        ["time", *(screen.duration(cost.seconds or 0.0) for cost in costs.values())],
-        ["memory", *(screen.size(cost.peak_memory_bytes or 0) for cost in costs.values())],
+        ["time", *(screen.duration(cost.seconds or 0.0) for cost in costs)],
+        ["memory", *(screen.size(cost.peak_memory_bytes or 0) for cost in costs)],
     ]
-    screen.emit_table([Column(""), *(Column(name, is_number=True) for name in costs)], rows)
+    screen.emit_table(["", *numbers(run.config.method.name, "full fine-tuning")], rows)
     screen.emit()
     screen.emit_pairs(
         {
@@ -126,7 +117,3 @@ def _put_measured(made: RunPlan, run: Run) -> None:
             "in memory": f"up to {made.token_budget:,} tokens a forward pass",
         }
     )
-
-
-def _name_costs(made: RunPlan, run: Run) -> dict[str, Cost]:
-    return {run.config.method.name: made.inlay, "full fine-tuning": made.full}

@@ -9,38 +9,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from inlay.cli import screen
+from inlay import serving
+from inlay.cli import flags, screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.flags import (
-    BackboneOption,
-    ConfidenceOption,
-    DeviceOption,
-    JsonOption,
-    PrecisionOption,
-    StoreOption,
-    TextOption,
-    check_precision,
-    open_store,
-)
+from inlay.cli.output import Writer, open_rows, standard_rows
+from inlay.cli.rooms import data
 from inlay.cli.screen import Rate
 from inlay.errors import BadConfig, BadData, InlayError
-from inlay.serving import Answer, EnginePool, answer_words, check_confidence, describe_answer
-
-if TYPE_CHECKING:
-    from inlay.cli.output import Writer
-    from inlay.data import InputRow
-    from inlay.serving import Drift
+from inlay.settings import DataConfig
 
 CHUNK_ROWS = 512
 WINDOW_ROWS = 4096
 """rows of a file in memory at a time: enough to fill batches with rows of one length"""
 WINDOW_LETTERS = 4_000_000
 """letters of a file in memory at a time, where rows are long"""
-Windows = Iterator[list["InputRow"]]
 
 
 def predict(
@@ -50,13 +36,11 @@ def predict(
         list[str] | None,
         typer.Option("--pair", metavar="TEXT|COLUMN", help="second text, once per TEXT; with --input its column"),
     ] = None,
-    text: TextOption = None,
+    text: flags.TextOption = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            "--input",
-            metavar="FILE",
-            help="CSV, TSV, JSONL, Parquet, CoNLL columns or SQuAD JSON, of any length",
+            "--input", metavar="FILE", help="CSV, TSV, JSONL, Parquet, CoNLL columns or SQuAD JSON, of any length"
         ),
     ] = None,
     output: Annotated[
@@ -65,15 +49,15 @@ def predict(
             "--output", "-o", metavar="FILE", help="CSV, TSV or JSONL file to write; default: JSON lines on stdout"
         ),
     ] = None,
-    min_confidence: ConfidenceOption = None,
+    min_confidence: flags.ConfidenceOption = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="fail if any row could not be answered, not only if none could")
     ] = False,
-    backbone: BackboneOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    backbone: flags.BackboneOption = None,
+    device: flags.DeviceOption = "auto",
+    precision: flags.PrecisionOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
 ) -> None:
     """Answer texts, lines from stdin, or a file of any length.
 
@@ -86,13 +70,13 @@ def predict(
     """
     # 1. refuse what cannot be answered, before anything is loaded
     check_device_name(device)
-    check_confidence(min_confidence)
+    serving.check_confidence(min_confidence)
     asked = PredictInput(task, texts or [], pair or [], file, text)
     asked.check()
-    device = check_precision(precision, device)
+    device = flags.check_precision(precision, device)
     # 2. find the task's version: it says whether lines of stdin are pairs
-    pool = EnginePool(
-        open_store(store),
+    pool = serving.EnginePool(
+        flags.open_store(store),
         lambda name: open_backbone(backbone or name, device),
         task=task,
         file=file if asked.is_file else None,
@@ -106,8 +90,6 @@ def predict(
     to_file = output is not None and str(output) != "-"
     try:
         if json or asked.is_file or output is not None:
-            from inlay.cli.output import open_rows, standard_rows
-
             abstains = min_confidence is not None
             target = open_rows(Path(str(output)), abstains=abstains) if to_file else standard_rows()
             tally = _write_answers(windows, pool, target)
@@ -154,50 +136,41 @@ class PredictInput:
             hint = f'write `inlay predict {self.task} "a text"`, pipe lines in, or use `--input FILE`'
             raise BadConfig("no text to answer", hint)
 
-    def read(self, *, has_pairs: bool) -> Windows:
+    def read(self, *, has_pairs: bool) -> Iterator[list[data.InputRow]]:
         """Read the rows a window at a time. `has_pairs`: a line of stdin is two texts with a tab between them."""
         if self.is_file:
-            from inlay.data import stream_rows
-            from inlay.settings import DataConfig
-
             columns = DataConfig(text=self.text_column, pair=self.pairs[0] if self.pairs else None)
-            chunks = stream_rows(str(self.file), columns, chunk_size=CHUNK_ROWS // 2, isolate=True)
-            return _join_chunks(chunks)
+            return _join_chunks(data.stream_rows(str(self.file), columns, chunk_size=CHUNK_ROWS // 2, isolate=True))
         rows = _read_texts(self.texts, self.pairs) if self.texts else _read_lines(has_pairs=has_pairs)
         return iter(lambda: list(itertools.islice(rows, CHUNK_ROWS)), [])
 
 
-def _read_texts(texts: Sequence[str], pairs: Sequence[str]) -> Iterator[InputRow]:
-    from inlay.data import InputRow
-
+def _read_texts(texts: Sequence[str], pairs: Sequence[str]) -> Iterator[data.InputRow]:
     for line, (text, pair) in enumerate(itertools.zip_longest(texts, pairs), start=1):
         record = {"text": text} if pair is None else {"text": text, "pair": pair}
-        yield InputRow(line, text, pair, record=record)
+        yield data.InputRow(line, text, pair, record=record)
 
 
-def _read_lines(*, has_pairs: bool) -> Iterator[InputRow]:
-    from inlay.data import InputRow
-
+def _read_lines(*, has_pairs: bool) -> Iterator[data.InputRow]:
     for number, line in enumerate(sys.stdin, start=1):
         line = line.rstrip("\r\n")
         if not line.strip():
             continue
         text, tab, pair = line.partition("\t") if has_pairs else (line, "", "")
         record = {"text": text, "pair": pair} if tab else {"text": text}
-        yield InputRow(number, text, pair if tab else None, record=record)
+        yield data.InputRow(number, text, pair if tab else None, record=record)
 
 
-def _join_chunks(chunks: Iterator[list[InputRow]]) -> Windows:
+def _join_chunks(chunks: Iterator[list[data.InputRow]]) -> Iterator[list[data.InputRow]]:
     """Join chunks to windows, which are as large as their rows allow."""
-    window: list[InputRow] = []
+    window: list[data.InputRow] = []
     num_letters = 0
     for chunk in chunks:
         window += chunk
         num_letters += sum(len(row.text) + len(row.pair or "") for row in chunk)
         if len(window) >= WINDOW_ROWS or num_letters >= WINDOW_LETTERS:
             yield window
-            window = []
-            num_letters = 0
+            window, num_letters = [], 0
     if window:
         yield window
 
@@ -212,7 +185,7 @@ class Tally:
     rate: Rate | None = None
     """how fast they were answered, where that was measured"""
 
-    def add(self, answers: Sequence[Answer]) -> None:
+    def add(self, answers: Sequence[serving.Answer]) -> None:
         """Count a window."""
         errors = [answer.error for answer in answers if answer.error is not None]
         self.num_rows += len(answers)
@@ -233,7 +206,7 @@ class Tally:
         raise BadData(f"{self.num_failed} of {self.num_rows} rows failed, first: {self.first.message}", self.first.hint)
 
 
-def _show_answers(windows: Windows, pool: EnginePool) -> Tally:
+def _show_answers(windows: Iterator[list[data.InputRow]], pool: serving.EnginePool) -> Tally:
     """Print a line for every text: the answer, its probability, and the text."""
     tally = Tally()
     for rows in windows:
@@ -243,13 +216,15 @@ def _show_answers(windows: Windows, pool: EnginePool) -> Tally:
             if answer.error is not None:
                 screen.log(f"line {row.line}: {answer.error.message}", "yellow")
                 continue
-            about = describe_answer(answer)
+            about = serving.describe_answer(answer)
             sure = f"  {about['probability']:.4f}" if "probability" in about else ""
-            screen.emit(f"{answer_words(about)}{sure}  {screen.shorten(row.text, 60)}")
+            screen.emit(f"{serving.answer_words(about)}{sure}  {screen.shorten(row.text, 60)}")
     return tally
 
 
-def _write_answers(windows: Windows, pool: EnginePool, target: AbstractContextManager[Writer]) -> Tally:
+def _write_answers(
+    windows: Iterator[list[data.InputRow]], pool: serving.EnginePool, target: AbstractContextManager[Writer]
+) -> Tally:
     """Write all rows with their answers, window by window, and log the rate at the end."""
     tally = Tally()
     began = time.perf_counter()
@@ -271,11 +246,9 @@ def _write_answers(windows: Windows, pool: EnginePool, target: AbstractContextMa
     return tally
 
 
-def _log_drift(drifts: Mapping[str, Drift]) -> None:
+def _log_drift(drifts: Mapping[str, serving.Drift]) -> None:
     """Log what int8 changed, measured on the probes that every version keeps."""
-    from inlay.serving import Drift
-
-    found = Drift.total(drifts.values())
+    found = serving.Drift.total(drifts.values())
     if not found.num_probes:
         screen.log("int8: no version has probes to measure its drift on; use `inlay evaluate --precision int8`")
         return

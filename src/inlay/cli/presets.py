@@ -26,20 +26,15 @@ def presets(
         screen.emit_json({key: dataclasses.asdict(preset) for key, preset in chosen.items()})
     elif name is None:
         rows = [[key, preset.summary] for key, preset in PRESETS.items()]
-        screen.emit_table([Column("preset"), Column("what it is", is_flexible=True)], rows)
+        screen.emit_table(["preset", Column("what it is", is_flexible=True)], rows)
         screen.log()
         screen.log("`inlay presets NAME` shows what one sets, and why", "dim")
     else:
-        _put_preset(name)
-
-
-def _put_preset(name: str) -> None:
-    preset = find_preset(name)
-    screen.emit(preset.summary)
-    screen.emit()
-    screen.emit_pairs(
-        {key: f"{value:g}" if isinstance(value, float) else value for key, value in preset.settings.items()}
-    )
-    for note in preset.notes:
+        preset = find_preset(name)
+        screen.emit(preset.summary)
         screen.emit()
-        screen.emit(note)
+        values = preset.settings.items()
+        screen.emit_pairs({key: f"{value:g}" if isinstance(value, float) else value for key, value in values})
+        for note in preset.notes:
+            screen.emit()
+            screen.emit(note)

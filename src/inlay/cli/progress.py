@@ -1,42 +1,46 @@
-"""Training progress on the screen: a line for every epoch of a single run, for every ended run of several.
-
-Imported only where something is trained, since it stands on the training room and so on torch.
-"""
+"""Training progress on the screen: a line for every epoch of a single run, for every ended run of several."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from inlay.cli import screen
-from inlay.training import (
-    CONTRAST,
-    DIVERGED,
-    PROBE,
-    STOPPED_EARLY,
-    AnyMember,
-    CacheFull,
-    Cohort,
-    CohortStarted,
-    CompileEnded,
-    CompileStarted,
-    EpochEnded,
-    Event,
-    Member,
-    MemoryRanOut,
-    Notice,
-    RowsEncoded,
-    RunEnded,
-    RunEntered,
-    StatesCached,
-    StepTaken,
-)
+from inlay.cli.rooms import model, training
+from inlay.settings import FitSettings
 
-_STAGES = {PROBE: "linear probe", CONTRAST: " of the contrastive start"}
 _MANY_TEXTS = 500  # with fewer texts, the backbone's lower layers are done before a bar could be read
-_LONG_SECONDS = 1.0  # shorter compilations are not reported
+_LONG_SECONDS = 1.0  # shorter compilations are not reported: they were read back from the cache
 _MANY_ROWS = 10_000  # fewer rows are tokenised before a bar could be read
+
+
+def fit_runs(
+    runs: Sequence[training.AnyRun],
+    backbone: model.Backbone,
+    folder: Path,
+    settings: FitSettings,
+    referee: training.Referee | None = None,
+) -> list[training.Result]:
+    """Train the unfinished runs, with progress on the screen; return the results of all."""
+    if all(training.is_finished(folder / run.id) for run in runs):
+        many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
+        screen.log(f"{many} finished before: not trained again", "yellow")
+        return training.fit(runs, backbone, folder, settings)
+    with resumable(), screen.Meter("training") as meter:
+        emit = TrainingProgress(meter, num_runs=len(runs)) if screen.is_main_process() else training.ignore
+        return training.fit(runs, backbone, folder, settings, emit, referee=referee)
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Explain after Ctrl-C how to resume."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
 
 
 class TrainingProgress:
@@ -49,39 +53,39 @@ class TrainingProgress:
         self._best = ""
         self._fell_back = False
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: training.Event) -> None:
         match event:
-            case StepTaken(cohort, num_rows):
+            case training.StepTaken(cohort, num_rows):
                 self._num_rows += num_rows
                 self._draw(cohort)
-            case EpochEnded(member, record):
+            case training.EpochEnded(member, record):
                 self._show_epoch(member, record)
-            case RunEnded(member):
+            case training.RunEnded(member):
                 self._show_end(member)
-            case RunEntered(member):
+            case training.RunEntered(member):
                 self._note_rows(member)
-            case CohortStarted(cohort):
+            case training.CohortStarted(cohort):
                 self._show_start(cohort)
-            case MemoryRanOut(message):
+            case training.MemoryRanOut(message):
                 self._fell_back = True
                 self._meter.log(message, "yellow")
-            case Notice(message):
+            case training.Notice(message):
                 self._meter.log(message)
-            case CompileStarted(what):
+            case training.CompileStarted(what):
                 self._meter.wait(what)
-            case CompileEnded(what, seconds) if seconds >= _LONG_SECONDS:  # else it was read back from the cache
+            case training.CompileEnded(what, seconds) if seconds >= _LONG_SECONDS:
                 self._meter.log(f"{what}: {screen.duration(seconds)}")
-            case RowsEncoded(num_done, num_rows) if num_rows >= _MANY_ROWS:
+            case training.RowsEncoded(num_done, num_rows) if num_rows >= _MANY_ROWS:
                 self._meter.update(num_done, title="tokenising", total=num_rows)
-            case StatesCached(num_done, num_texts) if num_texts >= _MANY_TEXTS:
+            case training.StatesCached(num_done, num_texts) if num_texts >= _MANY_TEXTS:
                 self._meter.update(num_done, title="computing the frozen layers once", total=num_texts)
-            case CacheFull(num_left, num_texts):
+            case training.CacheFull(num_left, num_texts):
                 self._meter.log(
                     f"memory and disk hold the frozen layers of {num_texts - num_left:,} of {num_texts:,} texts: "
                     "those of the others are computed in every epoch"
                 )
 
-    def _show_start(self, cohort: Cohort) -> None:
+    def _show_start(self, cohort: training.Cohort) -> None:
         self._began, self._num_rows = time.perf_counter(), 0
         for member in cohort.members:
             self._note_rows(member)
@@ -90,21 +94,22 @@ class TrainingProgress:
         self._meter.log(_describe_cohort(cohort))
         self._draw(cohort)
 
-    def _note_rows(self, member: AnyMember) -> None:
+    def _note_rows(self, member: training.AnyMember) -> None:
         """Report once for each task how many of its texts are cut."""
         for part in member.parts:
             if part.run.task.digest not in self._noted:
                 self._noted.add(part.run.task.digest)
                 _note_truncation(part, self._meter)
 
-    def _show_epoch(self, member: AnyMember, record: dict[str, Any]) -> None:
+    def _show_epoch(self, member: training.AnyMember, record: dict[str, Any]) -> None:
         metric, epochs = member.run.metric, member.num_stages
         value = record["dev"][metric]
         self._best = f"dev {member.progress.best_metric:.4f}"
         if self._is_alone:
             digits = len(str(epochs))
             is_best = " *" if member.progress.best_epoch == record["epoch"] else ""
-            loss = _STAGES.get(record.get("stage", ""), "")
+            stages = {training.PROBE: "linear probe", training.CONTRAST: " of the contrastive start"}
+            loss = stages.get(record.get("stage", ""), "")
             if record["train_loss"] is not None:
                 loss = f"loss {record['train_loss']:.4f}{loss}"
             self._meter.log(
@@ -112,20 +117,20 @@ class TrainingProgress:
                 f"dev {metric} {value:.4f}  {screen.duration(record['seconds'])}{is_best}"
             )
 
-    def _show_end(self, member: AnyMember) -> None:
+    def _show_end(self, member: training.AnyMember) -> None:
         progress = member.progress
-        if progress.status == DIVERGED:
+        if progress.status == training.DIVERGED:
             self._meter.log(f"run {member.run.id} {progress.message}", "yellow")
-        elif progress.status == STOPPED_EARLY and self._is_alone:
+        elif progress.status == training.STOPPED_EARLY and self._is_alone:
             self._meter.log(f"stopped after epoch {progress.epoch}: {progress.message}")
         elif not self._is_alone:
-            why = f"  {progress.message}" if progress.status == STOPPED_EARLY else ""
+            why = f"  {progress.message}" if progress.status == training.STOPPED_EARLY else ""
             self._meter.log(
                 f"{_describe(member)}  dev {member.run.metric} {screen.score(progress.best_metric)}  "
                 f"epoch {progress.best_epoch}{why}"
             )
 
-    def _draw(self, cohort: Cohort) -> None:
+    def _draw(self, cohort: training.Cohort) -> None:
         members, queue = cohort.members, cohort.queue
         self._is_alone = len(queue.runs) == self._num_runs == 1
         total = cohort.left_steps + sum(run.num_steps for run in queue.waiting)
@@ -134,7 +139,9 @@ class TrainingProgress:
         done = cohort.left_steps + taken
         done += sum(parked.progress.step for parked in queue.parked)
         rate = self._num_rows / max(time.perf_counter() - self._began, 1e-9)
-        text = f"loss {_mean_loss(members)}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
+        losses = [member.progress.losses[-1] for member in members if member.is_active and member.progress.losses]
+        loss = f"{sum(losses) / len(losses):.3f}" if losses else "-"
+        text = f"loss {loss}  {rate:,.0f} rows/s  {self._best if self._is_alone else ''}".rstrip()
         if len(queue.runs) == 1:
             epoch, epochs = members[0].progress.epoch, members[0].num_stages
             name = "" if self._is_alone else f"{_describe(members[0])}  "
@@ -145,7 +152,7 @@ class TrainingProgress:
         self._meter.update(done, text, title=title, total=total)
 
 
-def _describe_cohort(cohort: Cohort) -> str:
+def _describe_cohort(cohort: training.Cohort) -> str:
     """Say what fits in the memory: `4 runs together, 2 waiting, up to 16,384 tokens a forward pass`."""
     how = f"{cohort.num_seats} runs together" if cohort.num_seats > 1 else "one run after another"
     many = f"{how}, {len(cohort.queue.waiting)} waiting, "
@@ -154,17 +161,12 @@ def _describe_cohort(cohort: Cohort) -> str:
     return f"{many if len(cohort.queue.runs) > 1 else ''}{tokens}{again}"
 
 
-def _describe(member: AnyMember) -> str:
+def _describe(member: training.AnyMember) -> str:
     method, train = member.run.config.method, member.run.config.train
     return f"{screen.name_method(method.name, method.size)}  lr {train.lr:g}  seed {train.seed}"
 
 
-def _mean_loss(members: Sequence[AnyMember]) -> str:
-    losses = [member.progress.losses[-1] for member in members if member.is_active and member.progress.losses]
-    return f"{sum(losses) / len(losses):.3f}" if losses else "-"
-
-
-def _note_truncation(member: Member, meter: screen.Meter) -> None:
+def _note_truncation(member: training.Member, meter: screen.Meter) -> None:
     num_truncated, num_rows = member.train.num_truncated, len(member.train.ids)
     if num_truncated:
         max_length = member.run.max_length

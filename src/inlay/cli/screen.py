@@ -57,6 +57,11 @@ class Column(NamedTuple):
     is_flexible: bool = False
 
 
+def numbers(*titles: str) -> list[Column]:
+    """Return columns of numbers, which stand on the right."""
+    return [Column(title, is_number=True) for title in titles]
+
+
 def is_main_process() -> bool:
     """Return whether this process prints: of several that `torchrun` started only the first does."""
     return current_process().is_first
@@ -103,12 +108,8 @@ def print_error(error: InlayError, *, as_json: bool = False) -> None:
 
 def paint(text: str, style: str, stream: TextIO) -> str:
     """Return the text in a style, if the stream shows styles."""
-    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and text and has_colour(stream) else text
-
-
-def has_colour(stream: TextIO) -> bool:
-    """Return whether a stream shows colours: it is a terminal, and NO_COLOR is not set."""
-    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+    has_colour = is_terminal(stream) and not os.environ.get("NO_COLOR")
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m" if style and text and has_colour else text
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -116,8 +117,9 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def emit_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+def emit_table(titles: Sequence[Column | str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table to stdout: at most as wide as the terminal, or whole if there is none."""
+    columns = [Column(title) if isinstance(title, str) else title for title in titles]
     widths = [max([_width(column.title), *(_width(row[i]) for row in rows)]) for i, column in enumerate(columns)]
     if is_terminal(sys.stdout):
         widths = _fit(columns, widths, shutil.get_terminal_size().columns)
@@ -145,11 +147,11 @@ def count(number: int, noun: str = "") -> str:
 
 def size(num_bytes: float) -> str:
     """Return bytes as people read them."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if num_bytes < 1000 or unit == "GB":
-            return f"{num_bytes:,.0f} {unit}" if unit == "bytes" or num_bytes >= 100 else f"{num_bytes:.1f} {unit}"
+    units = ["bytes", "kB", "MB", "GB"]
+    while num_bytes >= 1000 and len(units) > 1:
         num_bytes /= 1000
-    raise AssertionError
+        del units[0]
+    return f"{num_bytes:,.0f} {units[0]}" if units[0] == "bytes" or num_bytes >= 100 else f"{num_bytes:.1f} {units[0]}"
 
 
 def duration(seconds: float) -> str:
@@ -266,7 +268,7 @@ class Meter:
     """the meter whose bar is on the screen"""
 
     def __init__(self, title: str, total: int | None = None) -> None:
-        self.title, self.total = title, total
+        self.title, self.total, self.done = title, total, 0
         self._bar: Progress | None = None
         self._spoke = time.monotonic()
 
@@ -278,30 +280,48 @@ class Meter:
             self._bar.stop()
             self._bar = Meter.current = None
 
-    def _start(self) -> None:
-        self._bar, Meter.current = _make_bar(), self
-        self._bar.add_task(self.title, total=self.total, text="")
-        self._bar.start()
+    def _find_bar(self) -> Progress | None:
+        """Return the bar, which begins to move now if it did not before; None where there is no terminal."""
+        if self._bar is None and is_terminal(sys.stderr):
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            Meter.current = self
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None, style="bright_black", complete_style="cyan", finished_style="cyan"),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[text]}"),
+                TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+                console=Console(stderr=True, highlight=False),
+                transient=True,
+                expand=True,
+            )
+            self._bar.add_task(self.title, total=self.total, text="")
+            self._bar.start()
+        return self._bar
 
     def update(self, done: int, text: str = "", *, title: str | None = None, total: int | None = None) -> None:
         """Show how far the work is now."""
-        self.title, self.total = title or self.title, total or self.total
-        if self._bar is None and is_terminal(sys.stderr):
-            self._start()
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, total=self.total, description=self.title, text=text)
+        self.done, self.title, self.total = done, title or self.title, total or self.total
+        bar = self._find_bar()
+        if bar is not None:
+            bar.update(bar.task_ids[0], completed=done, total=self.total, description=self.title, text=text)
         elif time.monotonic() - self._spoke >= PLAIN_SECONDS:
             of = f"/{self.total:,}" if self.total else ""
             self.log(f"{self.title}  {done:,}{of}  {text}".rstrip())
 
+    def advance(self, number: int, text: str) -> None:
+        """Show that this much more is done."""
+        self.update(self.done + number, text)
+
     def wait(self, title: str) -> None:
         """Show work that has no steps: on the bar, with the seconds it takes; elsewhere as a line."""
-        if self._bar is None and is_terminal(sys.stderr):
-            self._start()
-        if self._bar is None:
+        bar = self._find_bar()
+        if bar is None:
             self.log(title)
         else:
-            self._bar.update(self._bar.task_ids[0], description=title, text=_Clock())
+            bar.update(bar.task_ids[0], description=title, text=_Clock())
 
     def log(self, text: str, style: str = "") -> None:
         """Print a line that stays, above the bar."""
@@ -310,22 +330,6 @@ class Meter:
             log(text, style)
         else:
             self._bar.console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
-
-
-def _make_bar() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None, style="bright_black", complete_style="cyan", finished_style="cyan"),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[text]}"),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-        console=Console(stderr=True, highlight=False),
-        transient=True,
-        expand=True,
-    )
 
 
 def _hang(indent: str, text: str, stream: TextIO) -> str:

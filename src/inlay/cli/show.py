@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import Any
 
 from inlay.cli import screen
-from inlay.cli.flags import JsonOption, StoreOption, open_store
-from inlay.cli.screen import Column
+from inlay.cli.flags import JsonOption, StoreOption, TaskArgument, open_store
+from inlay.cli.folds import describe_mean, describe_pooled
+from inlay.cli.rooms import data
+from inlay.cli.screen import numbers
 from inlay.settings import MethodConfig
-from inlay.store import Manifest, Version
-
-if TYPE_CHECKING:
-    from inlay.store import VersionInfo
+from inlay.store import Manifest, Version, VersionInfo
 
 # Settings of a head that change its answers -> their usual values.
 _USUAL_HEAD = {"features": "last", "hidden": "none", "pairs": "joined", "temperature": 1.0, "null_threshold": None}
 
 
 def show(
-    task: Annotated[str, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")],
+    task: TaskArgument,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -70,17 +67,9 @@ def _describe_folds(manifest: Manifest) -> dict[str, str]:
     means = manifest.metrics.get("folds", {})
     if not about:
         return {}
-    from inlay.cli.folds import describe_mean, describe_pooled
-
     names = sorted(means, key=lambda name: name != manifest.metric)
     scores = "  ".join(describe_mean(about, means, name) for name in names)
     return {f"{about['num_folds']} folds": scores, "left out": describe_pooled(about, manifest.metric)}
-
-
-def _describe_start(manifest: Manifest) -> dict[str, str]:
-    """Describe the versions it was started from, by reference and the first digits of the digest."""
-    sources = [f"{item['reference']} ({item['digest'][:12]})" for item in manifest.extra.get("from", ())]
-    return {"started from": ", ".join(sources)} if sources else {}
 
 
 def _describe_origin(manifest: Manifest) -> dict[str, str]:
@@ -92,13 +81,6 @@ def _describe_origin(manifest: Manifest) -> dict[str, str]:
     return {"came from": f"a run of {many} with {joint['method']}: {screen.shorten(', '.join(joint['tasks']), 200)}"}
 
 
-def _describe_no_labels(kind: str) -> str:
-    """Say what stands for labels in a task that has none."""
-    from inlay.data import find_kind  # which imports numpy
-
-    return find_kind(kind).labels_note
-
-
 def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
     backbone, config, head = manifest.backbone, manifest.config, manifest.head
     shown = {"lr": "lr", "epochs": "epochs", "batch_size": "batch size", "seed": "seed", "optimizer": "optimizer"}
@@ -107,13 +89,15 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         for split, values in manifest.metrics.items()
         if split != "folds"
     }
+    # The versions it was started from, by reference and the first digits of the digest.
+    sources = [f"{item['reference']} ({item['digest'][:12]})" for item in manifest.extra.get("from", ())]
     part = screen.share(manifest.num_parameters, backbone["num_parameters"])
     origin = manifest.extra.get("origin") or {}  # of an imported version, which has no settings and no data
     described = {
         "version": version.reference,
         "made by": origin.get("library", ""),
         "kind": f"{manifest.kind}, {'pairs' if manifest.extra.get('pairs') else 'single texts'}",
-        "labels": screen.shorten(", ".join(manifest.labels), 400) or _describe_no_labels(manifest.kind),
+        "labels": screen.shorten(", ".join(manifest.labels), 400) or data.find_kind(manifest.kind).labels_note,
         "metric": f"{manifest.metric} ({'higher' if manifest.higher_is_better else 'lower'} is better)",
         **scores,
         **_describe_folds(manifest),
@@ -129,7 +113,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "thresholds": _describe_thresholds(manifest.labels, head.get("thresholds")),
         "longest row": f"{manifest.max_length} tokens",
         "settings": ", ".join(f"{title} {config[name]}" for name, title in shown.items() if name in config),
-        **_describe_start(manifest),
+        "started from": ", ".join(sources),
         "run": manifest.run_id,
         "data": manifest.data_digest,
         "digest": version.digest,
@@ -152,13 +136,19 @@ def _describe_sidecar(sidecar: dict[str, Any]) -> dict[str, str]:
 
 
 def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
-    columns = [Column("version"), Column("published"), Column(f"dev {metric}", True), Column("method")]
-    columns += [Column("parameters", True), Column("size", True), Column("digest")]
     rows = []
     for info in infos:
         summary = info.summary
-        method = screen.name_method(summary.method.get("name"), summary.method.get("size"))
-        when = info.published_at[:10]
-        rows.append([info.version.reference, when, screen.score(summary.score(metric)), method])
-        rows[-1] += [screen.count(summary.num_parameters), screen.size(info.size_bytes), info.version.digest[:12]]
-    screen.emit_table(columns, rows)
+        rows.append(
+            [
+                info.version.reference,
+                info.published_at[:10],
+                screen.score(summary.score(metric)),
+                screen.name_method(summary.method.get("name"), summary.method.get("size")),
+                screen.count(summary.num_parameters),
+                screen.size(info.size_bytes),
+                info.version.digest[:12],
+            ]
+        )
+    score, sizes = numbers(f"dev {metric}"), numbers("parameters", "size")
+    screen.emit_table(["version", "published", *score, "method", *sizes, "digest"], rows)

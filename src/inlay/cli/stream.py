@@ -9,18 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inlay.cli import screen
+from inlay.cli import flags, screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.flags import (
-    MEMORY,
-    DeviceOption,
-    JsonOption,
-    RunOptions,
-    StoreOption,
-    command_options,
-    config_help,
-    open_store,
-)
 from inlay.errors import BadConfig, Missing
 from inlay.settings import FitSettings
 
@@ -39,7 +29,7 @@ def parse_duration(text: str, option: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-@command_options(fit=("max_cohort", *MEMORY))
+@flags.command_options(fit=("max_cohort", *flags.MEMORY))
 def stream(
     effort: FitSettings,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder to watch for data files")],
@@ -51,24 +41,21 @@ def stream(
         str, typer.Option("--settle", metavar="TIME", help="how long a file must stay unchanged before it is read")
     ] = "2s",
     every: Annotated[str, typer.Option("--every", metavar="TIME", help="how often to look into the folder")] = "5s",
-    method: Annotated[str | None, typer.Option("--method", help=config_help("method.name"))] = None,
-    size: Annotated[int | None, typer.Option("--size", help=config_help("method.size"))] = None,
-    lr: Annotated[float | None, typer.Option("--lr", help=config_help("train.lr"))] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", help=config_help("train.epochs"))] = None,
+    method: Annotated[str | None, typer.Option("--method", help=flags.config_help("method.name"))] = None,
+    size: Annotated[int | None, typer.Option("--size", help=flags.config_help("method.size"))] = None,
+    lr: Annotated[float | None, typer.Option("--lr", help=flags.config_help("train.lr"))] = None,
+    epochs: Annotated[int | None, typer.Option("--epochs", help=flags.config_help("train.epochs"))] = None,
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE.toml", help="settings of files that bring none")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="any setting, such as train.warmup=0.2; may be repeated"),
-    ] = None,
+    assignments: flags.SetOption = None,
     backbone: Annotated[
         str | None,
         typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name [default: minilm]"),
     ] = None,
-    device: DeviceOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    device: flags.DeviceOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
 ) -> None:
     """Train every data file that appears in a folder, publish it, and prove that all earlier tasks stand.
 
@@ -76,9 +63,10 @@ def stream(
     that cannot be used is moved to DIR/bad with its error beside it. Killed and started again, it goes on; the same
     content is never trained twice. Ctrl-C ends it. With --json every event is a JSON line on stdout.
     """
-    flags = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
-    given = {key: value for key, value in flags.items() if value is not None}
-    settings = RunOptions(backbone=backbone, config=config, assignments=set_, flags=given).resolve(open_store(store))
+    named = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
+    given = {key: value for key, value in named.items() if value is not None}
+    kept = flags.open_store(store)
+    settings = flags.RunOptions(backbone=backbone, config=config, assignments=assignments, flags=given).resolve(kept)
     settle_s, every_s = parse_duration(settle, "--settle"), parse_duration(every, "--every")
     check_device_name(device)
     if not folder.is_dir():
@@ -88,7 +76,7 @@ def stream(
     from inlay.stream import StreamSettings, watch_folder
 
     watch = StreamSettings(together=together, settle_s=settle_s, every_s=every_s, once=once, fit=effort)
-    result = watch_folder(folder, loaded, open_store(store), settings, watch, lambda event: _show(event, as_json=json))
+    result = watch_folder(folder, loaded, kept, settings, watch, lambda event: _show(event, as_json=json))
     if once and result.is_interrupted:
         raise KeyboardInterrupt("not everything is done; the same command goes on where it was")
     if not json:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options, open_store
-from inlay.cli.screen import Column
+from inlay.cli.rooms import explore
+from inlay.cli.screen import Column, numbers
 from inlay.cli.train import load_task
 from inlay.errors import Missing
 from inlay.settings import split_list
-
-if TYPE_CHECKING:
-    from inlay.explore import Suggestion, Suggestions
 
 _FEW_ROWS = 50
 """with fewer rows than this, the score is mostly chance"""
 
 
-@command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "set_")))
+@command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "assignments")))
 def suggest(
     run: RunOptions,
     rows: Annotated[int, typer.Option("--rows", metavar="N", min=8, help="rows of the data to look at, at most")] = 256,
@@ -45,33 +44,25 @@ def suggest(
         raise Missing(f"no tasks in {kept.root} yet", "train some first: `inlay train mail.csv --task mail`")
     task = load_task(config)
     backbone = open_backbone(config.backbone, device)
-    from inlay.explore import SuggestSettings
-    from inlay.explore import suggest as rank
-
-    done = 0
+    longest = config.train.max_length or explore.SuggestSettings.max_length
     with screen.Meter("looking") as meter:
-
-        def on_rows(num_rows: int) -> None:
-            nonlocal done
-            done += num_rows
-            meter.update(done, "rows")
-
-        settings = SuggestSettings(rows, config.train.max_length or SuggestSettings.max_length, on_rows)
-        found = rank(task, backbone, kept, split_list(among) if among else None, settings)
+        settings = explore.SuggestSettings(rows, longest, lambda number: meter.advance(number, "rows"))
+        found = explore.suggest(task, backbone, kept, split_list(among) if among else None, settings)
     if not found.ranked and not found.refused:
         raise Missing(f"no task in {kept.root} was trained on `{backbone.name}`", "name another with `--backbone`")
     if json:
-        screen.emit_json({**found.to_json(), "next": _next_command(found, run, store), "notes": list(task.notes)})
+        more = {"next": _next_command(found, run, store), "notes": list(task.notes)}
+        screen.emit_json({**dataclasses.asdict(found), **more})
     else:
         screen.log()
         _put_suggestions(found, run, store)
 
 
-def _put_suggestions(found: Suggestions, run: RunOptions, store: Path | None) -> None:
-    columns = [Column("start", is_flexible=True), Column("kind"), Column("method")]
-    columns += [Column(title, is_number=True) for title in (f"probed {found.metric}", "gain", "variance explained")]
+def _put_suggestions(found: explore.Suggestions, run: RunOptions, store: Path | None) -> None:
+    scores = numbers(f"probed {found.metric}", "gain", "variance explained")
     cells = [_cells(item, item.reference) for item in found.ranked]
-    screen.emit_table(columns, [*cells, _cells(found.plain, "(the backbone)")])
+    cells.append(_cells(found.plain, "(the backbone)"))
+    screen.emit_table([Column("start", is_flexible=True), "kind", "method", *scores], cells)
     for reference, why in found.refused.items():
         screen.log(f"{reference} cannot be a start: {why}", "yellow")
     if found.num_rows < _FEW_ROWS:
@@ -81,12 +72,12 @@ def _put_suggestions(found: Suggestions, run: RunOptions, store: Path | None) ->
     screen.emit_pairs({"rows": f"{screen.count(found.num_rows)} looked at", "next": _next_command(found, run, store)})
 
 
-def _cells(item: Suggestion, name: str) -> list[str]:
+def _cells(item: explore.Suggestion, name: str) -> list[str]:
     gain = f"{item.gain:+.4f}" if item.reference else "-"
     return [name, item.kind or "-", item.method or "-", screen.score(item.score), gain, f"{100 * item.fit:.1f}%"]
 
 
-def _next_command(found: Suggestions, run: RunOptions, store: Path | None) -> str:
+def _next_command(found: explore.Suggestions, run: RunOptions, store: Path | None) -> str:
     """Return the command to train next: from the best task, or fresh if none beats the plain backbone."""
     words: list[Any] = ["inlay", "train", *run.words()]
     if found.ranked and found.ranked[0].fit > found.plain.fit:

@@ -4,56 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from inlay.cli import screen
-from inlay.cli.flags import (
-    MEMORY,
-    DeviceOption,
-    JsonOption,
-    RunFlags,
-    RunOptions,
-    StoreOption,
-    command_options,
-    config_help,
-    flag_name,
-    open_store,
-)
-from inlay.cli.screen import Column
-from inlay.cli.train import (
-    NameOption,
-    PublishOption,
-    ResumeOption,
-    finish_run,
-    fit_runs,
-    prepare,
-    put_report,
-)
+from inlay.cli import flags, screen
+from inlay.cli.progress import fit_runs
+from inlay.cli.rooms import explore, training
+from inlay.cli.screen import numbers
+from inlay.cli.train import NameOption, PublishOption, ResumeOption, finish_run, prepare, put_report
 from inlay.settings import FitSettings
-
-if TYPE_CHECKING:
-    from inlay.explore import Ranking
 
 _AXES = ("method", "size", "lr", "epochs", "batch_size")
 
 
 def _grid(flag: str, key: str) -> Any:
-    return typer.Option(flag, metavar="A,B,…", rich_help_panel="Grid", help=config_help(key))
+    return typer.Option(flag, metavar="A,B,…", rich_help_panel="Grid", help=flags.config_help(key))
 
 
-@command_options(RunFlags(without=_AXES), fit=("max_cohort", *MEMORY, "spread"))
+@flags.command_options(flags.RunFlags(without=_AXES), fit=("max_cohort", *flags.MEMORY, "spread"))
 def sweep(
-    run: RunOptions,
+    run: flags.RunOptions,
     effort: FitSettings,
     lr: Annotated[str | None, _grid("--lr", "train.lr")] = None,
     size: Annotated[str | None, _grid("--size", "method.size")] = None,
     epochs: Annotated[str | None, _grid("--epochs", "train.epochs")] = None,
-    batch_size: Annotated[
-        str | None,
-        _grid("--batch-size", "train.batch_size"),
-    ] = None,
+    batch_size: Annotated[str | None, _grid("--batch-size", "train.batch_size")] = None,
     method: Annotated[str | None, _grid("--method", "method.name")] = None,
     seeds: Annotated[
         int, typer.Option("--seeds", metavar="N", rich_help_panel="Grid", min=1, help="runs of each, seeds counted up")
@@ -61,37 +37,36 @@ def sweep(
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,
-    device: DeviceOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    device: flags.DeviceOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
 ) -> None:
     """Train a grid of settings as one cohort and publish the best.
 
     Options that take A,B,… take one value or several; every combination is trained, with every seed, all together or,
     where memory is small, as many at a time as fit.
     """
-    from inlay.explore import make_grid, parse_axes, rank
-    from inlay.training import make_run
-
     given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
-    axes = parse_axes(given | {"train.batch_size": batch_size})
-    opened = open_store(store)
-    grid = make_grid(run.resolve(opened), axes, seeds)  # impossible values are refused before anything is read
+    axes = explore.parse_axes(given | {"train.batch_size": batch_size})
+    opened = flags.open_store(store)
+    grid = explore.make_grid(run.resolve(opened), axes, seeds)  # impossible values are refused before anything is read
     ready = prepare(grid[0], opened, device, name)
-    runs = [make_run(ready.run.task, config, ready.backbone, opened) for config in grid]
+    runs = [training.make_run(ready.run.task, config, ready.backbone, opened) for config in grid]
     for text in ready.run.start.notes:
         screen.detail(text)
-    screen.detail(f"sweep: {screen.count(len(runs), 'run')}: {_describe_axes(axes, seeds)}")
+    parts = [f"{len(values)} of {flags.flag_name(key)}" for key, values in axes.items() if len(values) > 1]
+    product = " × ".join([*parts, screen.count(seeds, "seed")])
+    screen.detail(f"sweep: {screen.count(len(runs), 'run')}: {product}")
     settings = dataclasses.replace(effort, restart=not resume)
     results = fit_runs(runs, ready.backbone, ready.runs_folder, settings)
     if not screen.is_main_process():  # the first process has the last word
         return
-    ranking = rank(runs, results, tuple(axes))
+    ranking = explore.rank(runs, results, tuple(axes))
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)
     report = finish_run(chosen, best, name, publish=publish)
     if json:
-        screen.emit_json({**ranking.to_json(), "best": report})
+        screen.emit_json({**dataclasses.asdict(ranking), "best": report})
     else:
         screen.log()
         _put_ranking(ranking)
@@ -99,30 +74,23 @@ def sweep(
         put_report(chosen, report, store)
 
 
-def _describe_axes(axes: Mapping[str, Sequence[Any]], seeds: int) -> str:
-    parts = [f"{len(values)} of {flag_name(key)}" for key, values in axes.items() if len(values) > 1]
-    return " × ".join([*parts, screen.count(seeds, "seed")])
-
-
-def _put_ranking(ranking: Ranking) -> None:
+def _put_ranking(ranking: explore.Ranking) -> None:
     """Print runs from best to worst, and settings by their mean if there are several seeds."""
     several = [key for key in ranking.axes if len({str(item.values[key]) for item in ranking.runs}) > 1]
     keys = several or list(ranking.axes)
-    heads = [Column(flag_name(key).replace("_", " "), is_number=True) for key in keys]
+    heads = numbers(*(flags.flag_name(key).replace("_", " ") for key in keys))
     if ranking.num_seeds > 1:
-        titles = (f"mean dev {ranking.metric}", "deviation", "best", "runs")
         rows = []
         for setting in ranking.settings:
-            numbers = map(screen.score, (setting.mean, setting.std, setting.best))
-            rows.append([*_cells(setting.values, keys), *numbers, str(setting.num_runs)])
-        screen.emit_table([*heads, *(Column(title, is_number=True) for title in titles)], rows)
+            scores = map(screen.score, (setting.mean, setting.std, setting.best))
+            rows.append([*_cells(setting.values, keys), *scores, str(setting.num_runs)])
+        screen.emit_table([*heads, *numbers(f"mean dev {ranking.metric}", "deviation", "best", "runs")], rows)
         screen.emit()
-    columns = [*heads, Column("seed", True), Column(f"dev {ranking.metric}", True), Column("epoch", True)]
     rows = []
     for run in ranking.runs:
         ends = (str(run.seed), screen.score(run.dev_metric), str(run.best_epoch), run.status)
         rows.append([*_cells(run.values, keys), *ends])
-    screen.emit_table([*columns, Column("status")], rows)
+    screen.emit_table([*heads, *numbers("seed", f"dev {ranking.metric}", "epoch"), "status"], rows)
 
 
 def _cells(values: Mapping[str, Any], keys: Sequence[str]) -> list[str]:

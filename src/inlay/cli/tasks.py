@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inlay.cli import screen
 from inlay.cli.flags import JsonOption, StoreOption, open_store
-from inlay.cli.screen import Column
-
-if TYPE_CHECKING:
-    from inlay.store import TaskInfo
+from inlay.cli.screen import Column, numbers
+from inlay.store import TaskInfo
 
 
 def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
@@ -28,13 +26,14 @@ def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
         screen.log(f"no tasks in {kept.root} yet")
         screen.log("train the first: inlay train mail.csv --task mail", "dim")
         return
-    columns = [Column("task", is_flexible=True), Column("kind", is_flexible=True), Column("labels", True)]
-    columns += [Column("versions", True), Column("dev score"), Column("method"), Column("adds", True)]
-    columns += [Column("share", True)]
-    screen.emit_table(columns, [_row(entry) for entry in entries])
+    columns = [Column("task", is_flexible=True), Column("kind", is_flexible=True), *numbers("labels", "versions")]
+    screen.emit_table([*columns, "dev score", "method", *numbers("adds", "share")], [_row(entry) for entry in entries])
     screen.emit()
     for total in totals:
-        screen.emit(_phrase_total(total))
+        multiple = "?" if total["multiple"] is None else f"{total['multiple']:.2f}"
+        many, full = screen.count(total["num_tasks"], "task"), screen.count(total["num_tasks"])
+        more = f"{multiple}× its parameters in all (full fine-tuning: {full}×)"
+        screen.emit(f"{many} on {total['name']}: {more}")
 
 
 def _describe_task(task: TaskInfo) -> dict[str, Any]:
@@ -92,10 +91,3 @@ def _total(ledger: Sequence[TaskInfo]) -> list[dict[str, Any]]:
         total["multiple"] = 1 + total["added"] / total["num_parameters"] if total["num_parameters"] else None
         total["full_multiple"] = float(total["num_tasks"])
     return list(totals.values())
-
-
-def _phrase_total(total: dict[str, Any]) -> str:
-    multiple = "?" if total["multiple"] is None else f"{total['multiple']:.2f}"
-    many = screen.count(total["num_tasks"], "task")
-    full = screen.count(total["num_tasks"])
-    return f"{many} on {total['name']}: {multiple}× its parameters in all (full fine-tuning: {full}×)"

@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from inlay.cli import screen
+from inlay.cli import flags, screen
 from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.flags import (
-    MEMORY,
-    DeviceOption,
-    JsonOption,
-    RunFlags,
-    RunOptions,
-    StoreOption,
-    command_options,
-    open_store,
-)
-from inlay.settings import FitSettings
+from inlay.cli.budget import read_budget
+from inlay.cli.folds import cross_validate, describe_report
+from inlay.cli.progress import fit_runs
+from inlay.cli.rooms import data, model, training
+from inlay.settings import FitSettings, MethodConfig, RunConfig
 from inlay.store import Store
-
-if TYPE_CHECKING:
-    from inlay.cli.folds import CrossValidated
-    from inlay.data import Task
-    from inlay.model import Backbone
-    from inlay.settings import RunConfig
-    from inlay.training import AnyRun, FoldScores, PreparedRun, Referee, Result, Run
 
 NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
 PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
@@ -52,9 +38,9 @@ BudgetOption = Annotated[
 ]
 
 
-@command_options(RunFlags(), fit=(*MEMORY, "spread"))
+@flags.command_options(flags.RunFlags(), fit=(*flags.MEMORY, "spread"))
 def train(
-    run: RunOptions,
+    run: flags.RunOptions,
     effort: FitSettings,
     budget: BudgetOption = None,
     show_examples: Annotated[int, typer.Option("--show-examples", metavar="N", help="print N encoded rows first")] = 0,
@@ -62,9 +48,9 @@ def train(
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,
-    device: DeviceOption = "auto",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    device: flags.DeviceOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
 ) -> None:
     """Train a task on a frozen backbone and publish it.
 
@@ -73,16 +59,14 @@ def train(
     rows that are no test rows, which tells more than a few dev rows. With --budget several candidates train together,
     the worst are halved away, and the best goes on alone.
     """
-    from inlay.cli.budget import read_budget
-
     spend = read_budget(budget, folds)
-    opened = open_store(store)
+    opened = flags.open_store(store)
     asked = run.resolve(opened)
     ready = prepare(asked, opened, device, name)
     describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     settings = dataclasses.replace(effort, restart=not resume)
-    validated = None if folds is None else _cross_validate(ready, folds, settings)
+    validated = None if folds is None else cross_validate(ready, folds, settings)
     if spend is None:
         was_finished = ready.is_finished
         result = fit_runs([ready.run], ready.backbone, ready.runs_folder, settings)[0]
@@ -93,10 +77,12 @@ def train(
     scores = None if validated is None else validated.scores
     report = finish_run(ready, result, name, publish=publish, folds=scores)
     folder = ready.runs_folder / result.run_id
+    is_balanced = ready.run.config.train.class_weights == "balanced"
+    found = data.describe_unpredicted(ready.run.task, result.unpredicted, is_balanced=is_balanced)
     if validated is not None:
-        report |= validated.keep(folder)
-    found = _describe_result(ready.run, result)
-    found += [] if validated is not None else _describe_suspects(result, run)  # with folds they are listed anyway
+        report |= validated.keep(folder)  # it lists the rows that may be labelled wrongly
+    else:
+        found += _describe_suspects(result, run)
     for note in found:
         screen.detail(note)
     if json:
@@ -113,26 +99,21 @@ def train(
             validated.put_label_errors(folder)
 
 
-def prepare(config: RunConfig, store: Store, device: str, name: str | None = None) -> PreparedRun:
+def prepare(config: RunConfig, store: Store, device: str, name: str | None = None) -> training.PreparedRun:
     """Read the data, load the backbone and resolve every setting; report what was found."""
     store.check_name(name or config.task)
     check_device_name(device)
     task = load_task(config)
-    from inlay.model import find_method, resolve_method
-    from inlay.training import prepare_run
-
-    resolve_method(config.method)  # an unknown name is refused before the backbone is loaded
+    model.resolve_method(config.method)  # an unknown name is refused before the backbone is loaded
     backbone = open_backbone(config.backbone, device)
-    has_copy = find_method(config.method.name).is_finetuned
+    has_copy = model.find_method(config.method.name).is_finetuned
     use = "; a copy of its weights is trained for the task" if has_copy else ", frozen"
     screen.detail(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters{use}")
-    return prepare_run(config, backbone, store, task)
+    return training.prepare_run(config, backbone, store, task)
 
 
-def load_task(config: RunConfig) -> Task:
+def load_task(config: RunConfig) -> data.Task:
     """Read the data, and report what was found."""
-    from inlay import data
-
     task = data.load_task(config.data, config.task)
     screen.log(f"task {task.name} from {config.data.source}", "bold")
     for note in task.notes:
@@ -140,17 +121,14 @@ def load_task(config: RunConfig) -> Task:
     return task
 
 
-def describe_run(run: Run, backbone: Backbone) -> None:
+def describe_run(run: training.Run, backbone: model.Backbone) -> None:
     """Report the parameters that a run adds, and how it is trained."""
-    from inlay.model import resolve_method
-    from inlay.settings import MethodConfig
-
     added = run.spec.count_parameters(backbone.anatomy)
     train, method, head = run.config.train, run.config.method, run.spec.head
     for text in (*run.start.notes, *run.notes):
         screen.detail(text)
     part = screen.share(added, backbone.num_parameters)
-    usual = dataclasses.asdict(resolve_method(MethodConfig(method.name)))
+    usual = dataclasses.asdict(model.resolve_method(MethodConfig(method.name)))
     described = screen.describe_method(dataclasses.asdict(method), usual)
     screen.detail(f"method: {described} adds {screen.count(added)} parameters, {part} of them")
     width = f"windows of at most {run.max_length} tokens" if head.pooling == "tokens" else f"{head.pooling} pooling"
@@ -166,90 +144,50 @@ def describe_run(run: Run, backbone: Backbone) -> None:
     screen.detail(f"training: {', '.join(parts)}, {width}, on {backbone.device}")
 
 
-def _cross_validate(ready: PreparedRun, num_folds: int, settings: FitSettings) -> CrossValidated | None:
-    from inlay.cli.folds import cross_validate  # imported here: that module imports this one
-
-    return cross_validate(ready, num_folds, settings)
-
-
-def _describe_result(run: Run, result: Result) -> list[str]:
-    """Return notes on what is odd about a run's result."""
-    from inlay.data import describe_unpredicted
-
-    is_balanced = run.config.train.class_weights == "balanced"
-    return describe_unpredicted(run.task, result.unpredicted, is_balanced=is_balanced)
-
-
-def _describe_suspects(result: Result, given: RunOptions) -> list[str]:
+def _describe_suspects(result: training.Result, given: flags.RunOptions) -> list[str]:
     """Return a note that some rows may be labelled wrongly, with the command that lists them."""
-    from inlay.data import describe_suspects
-
-    flags = {key: value for key, value in given.flags.items() if key.startswith("data.")}
-    words = dataclasses.replace(given, preset=None, flags=flags).words()
+    of_rows = {key: value for key, value in given.flags.items() if key.startswith("data.")}
+    words = dataclasses.replace(given, preset=None, flags=of_rows).words()
     suspects = next(iter(result.history), {}).get("suspects", {})
-    return describe_suspects(suspects, shlex.join(["inlay", "baseline", *words]))
+    return data.describe_suspects(suspects, shlex.join(["inlay", "baseline", *words]))
 
 
-def _show_examples(ready: PreparedRun, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:
+def _show_examples(ready: training.PreparedRun, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:
     """Show the first encoded training rows, so that people can check their data; return them as data."""
     if num_rows <= 0:
         return []
-    from inlay.data import describe, encode_split
-
     task, tokenizer = ready.run.task, ready.backbone.tokenizer
     rows = task.train.take(range(min(num_rows, len(task.train))))
-    encoded = encode_split(tokenizer, rows, ready.run.reading)
-    examples = describe(tokenizer, encoded, rows.targets, task.labels, num_rows)
+    encoded = data.encode_split(tokenizer, rows, ready.run.reading)
+    examples = data.describe(tokenizer, encoded, rows.targets, task.labels, num_rows)
     for number, example in enumerate([] if as_json else examples, start=1):
         screen.emit(f"example {number} of {len(examples)} (line {rows.lines[int(encoded.owners[number - 1])]})")
-        parts: dict[str, Sequence[Any]] = {"tokens": example.tokens, "ids": example.ids}
-        parts |= {"segments": example.segments or []}
+        parts: dict[str, Sequence[Any]]
+        parts = {"tokens": example.tokens, "ids": example.ids, "segments": example.segments or []}
         screen.emit_pairs({key: " ".join(map(str, values)) for key, values in parts.items()} | {"label": example.label})
         screen.emit()
     return [example.to_json() for example in examples]
 
 
-def fit_runs(
-    runs: Sequence[AnyRun], backbone: Backbone, folder: Path, settings: FitSettings, referee: Referee | None = None
-) -> list[Result]:
-    """Train the unfinished runs, with progress on the screen; return the results of all."""
-    from inlay.cli.progress import TrainingProgress
-    from inlay.training import fit, ignore, is_finished
-
-    if all(is_finished(folder / run.id) for run in runs):
-        many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
-        screen.log(f"{many} finished before: not trained again", "yellow")
-        return fit(runs, backbone, folder, settings)
-    with _explained(), screen.Meter("training") as meter:
-        emit = TrainingProgress(meter, num_runs=len(runs)) if screen.is_main_process() else ignore
-        return fit(runs, backbone, folder, settings, emit, referee=referee)
-
-
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Explain after Ctrl-C how to resume."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
-
-
 def finish_run(
-    ready: PreparedRun, result: Result, name: str | None, *, publish: bool, folds: FoldScores | None = None
+    ready: training.PreparedRun,
+    result: training.Result,
+    name: str | None,
+    *,
+    publish: bool,
+    folds: training.FoldScores | None = None,
 ) -> dict[str, Any]:
     """Publish a trained run, if asked for, and return its report as data."""
-    from inlay.training import PublishedRun, check_trained, publish_result, report_run
-
-    check_trained(result)
+    training.check_trained(result)
     version = None
     if publish:
         tested = "scoring the test rows and " if ready.run.task.test is not None else ""
         with screen.working(f"publishing: {tested}answering the probes"):
-            version = publish_result(ready, result, name=name, folds=folds)
-    return report_run(PublishedRun(ready, result, version))
+            version = training.publish_result(ready, result, name=name, folds=folds)
+    return training.report_run(training.PublishedRun(ready, result, version))
 
 
-def put_report(ready: PreparedRun, report: Mapping[str, Any], store: Path | None) -> None:
+def put_report(ready: training.PreparedRun, report: Mapping[str, Any], store: Path | None) -> None:
     """Print the report on a trained run, with the command to use it next."""
     put_metrics(report["metrics"], report["metric"])
     screen.emit()
@@ -259,8 +197,6 @@ def put_report(ready: PreparedRun, report: Mapping[str, Any], store: Path | None
         pairs["probe"] = f"{scores}: {report['metric']} of a linear model on the frozen backbone, where it began"
     pairs["trained"] = f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"
     if "folds" in report:
-        from inlay.cli.folds import describe_report
-
         pairs["folds"] = describe_report(report["folds"], ready.run.task)
     if (rising := report["still_rising"]) is not None:
         took = screen.duration(rising["seconds"])

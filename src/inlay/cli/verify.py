@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
+from inlay import serving
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.rooms import model
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, StoreDamaged
 from inlay.store import Store, Version
-
-if TYPE_CHECKING:
-    from inlay.model import Backbone
-    from inlay.serving import Check
 
 
 def verify(
@@ -35,11 +33,26 @@ def verify(
     """
     check_device_name(device)
     kept = open_store(store)
-    versions = _choose(kept, references or [])
+    versions: list[Version] = []
+    for reference in references or ():
+        named = [kept.resolve(reference)] if "@" in reference else [info.version for info in kept.versions(reference)]
+        versions += [version for version in named if version not in versions]
+    if not references:
+        versions = [info.version for task in kept.ledger() for info in task.versions]
     checks = [] if not versions else _check_all(kept, versions, backbone, device)
     fallen = [check for check in checks if not check.stands]
     if json:
-        screen.emit_json({"stands": not fallen, "checks": [_describe_check(check) for check in checks]})
+        described = [
+            {
+                "version": check.version.reference,
+                "stands": check.stands,
+                "problem": check.problem or None,
+                "is_exact": check.is_exact,
+                "differences": {"canonical": check.canonical_difference, "engine": check.engine_difference},
+            }
+            for check in checks
+        ]
+        screen.emit_json({"stands": not fallen, "checks": described})
     elif checks:
         _put_checks(checks)
     else:
@@ -51,60 +64,31 @@ def verify(
         )
 
 
-def _choose(store: Store, references: Sequence[str]) -> list[Version]:
-    if not references:
-        return [info.version for task in store.ledger() for info in task.versions]
-    chosen: dict[Version, None] = {}
-    for reference in references:
-        found = [store.resolve(reference)] if "@" in reference else [i.version for i in store.versions(reference)]
-        chosen |= dict.fromkeys(found)
-    return list(chosen)
-
-
-def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, device: str) -> list[Check]:
+def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, device: str) -> list[serving.Check]:
     """Check all versions and return the findings in order; a missing backbone is a problem of its versions only."""
-    checks: dict[Version, Check] = {}
+    checks: dict[Version, serving.Check] = {}
     groups: dict[str, list[Version]] = {}
     for version in versions:
         try:
             groups.setdefault(backbone or store.manifest(version).backbone["name"], []).append(version)
         except InlayError as error:
-            checks[version] = _failed(version, error)
+            checks[version] = serving.Check(version, problem=str(error))
     for name, members in groups.items():
         try:
-            checks |= _check_on(open_backbone(name, device), store, members)
+            frozen = open_backbone(name, device)
+            checks |= {check.version: check for check in _check_on(frozen, store, members)}
         except InlayError as error:
-            checks |= {version: _failed(version, error) for version in members}
+            checks |= {version: serving.Check(version, problem=str(error)) for version in members}
     return [checks[version] for version in versions]
 
 
-def _check_on(backbone: Backbone, store: Store, versions: Sequence[Version]) -> dict[Version, Check]:
-    from inlay.serving import verify as prove
-
-    with screen.Meter(f"verifying on {backbone.name}", len(versions)) as meter:
-        done: list[Version] = []
-
-        def on_check(check: Check) -> None:
-            done.append(check.version)
-            meter.update(len(done), check.version.reference)
-
-        return {check.version: check for check in prove(versions, backbone, store, on_check)}
+def _check_on(frozen: model.Backbone, store: Store, versions: Sequence[Version]) -> list[serving.Check]:
+    with screen.Meter(f"verifying on {frozen.name}", len(versions)) as meter:
+        return serving.verify(versions, frozen, store, lambda check: meter.advance(1, check.version.reference))
 
 
-def _failed(version: Version, error: InlayError) -> Check:
-    from inlay.serving import Check
-
-    return Check(version, problem=str(error))
-
-
-def _describe_check(check: Check) -> dict[str, Any]:
-    found = {"version": check.version.reference, "stands": check.stands, "problem": check.problem or None}
-    differences = {"canonical": check.canonical_difference, "engine": check.engine_difference}
-    return {**found, "is_exact": check.is_exact, "differences": differences}
-
-
-def _put_checks(checks: Sequence[Check]) -> None:
-    columns = [Column("version"), Column("stands"), Column("probes alone"), Column("in a mixed batch")]
+def _put_checks(checks: Sequence[serving.Check]) -> None:
+    columns = ["version", "stands", "probes alone", "in a mixed batch"]
     rows = []
     for check in checks:
         if not check.stands:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,10 +43,6 @@ class Baseline:
     num_train: int
     seconds: float
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """The baseline as data."""
-        return asdict(self)
 
 
 def fit_baseline(

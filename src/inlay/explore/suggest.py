@@ -12,10 +12,8 @@ and the prediction for row i without row i is y_i − (y_i − ŷ_i) / (1 − H_
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,11 +25,8 @@ from inlay.model import OWN_WEIGHTS, TOKEN_BUDGET, Backbone, Bank, Row, SlotSpec
 from inlay.store import Store, Version
 from inlay.training import linear_kinds
 
-NUM_ROWS = 256
 _SLOTS = 16  # candidates in one bank
 _PENALTIES = np.logspace(-4, 3, 15)  # penalties of the ridge, as multiples of the mean squared singular value
-
-Vectors = np.ndarray
 
 
 @dataclass(frozen=True)
@@ -62,10 +57,6 @@ class Suggestions:
     refused: dict[str, str]
     """candidate -> why it cannot be a start"""
 
-    def to_json(self) -> dict[str, Any]:
-        """The ranking as data."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True)
 class _Candidate:
@@ -93,10 +84,9 @@ def suggest(
     part = task.train.take(rows)
     whole = Reading(WHOLE_ROW, min(settings.max_length, backbone.max_length))
     encoded = encode_cached(backbone.tokenizer, part, whole)
-    everyone = [_Candidate("", None, {}), *candidates]
     assert part.targets is not None
     scored = []
-    for group in _groups(everyone):
+    for group in _groups([_Candidate("", None, {}), *candidates]):
         for candidate, vectors in zip(group, pooled_vectors(group, backbone, encoded, settings.on_rows), strict=True):
             if not np.isfinite(vectors).all():
                 refused[candidate.reference] = "its vectors are not finite numbers"
@@ -105,7 +95,17 @@ def suggest(
             value = score(task.metric, predictions - kind.output_cut, part.targets)
             scored.append((candidate, value, fit))
     sign = 1 if METRICS[task.metric].higher_is_better else -1
-    plain, *others = [_phrase(*item, sign * (item[1] - scored[0][1])) for item in scored]
+    plain, *others = [
+        Suggestion(
+            candidate.reference,
+            value,
+            fit,
+            gain=sign * (value - scored[0][1]),
+            kind=candidate.kind,
+            method="" if candidate.spec is None else candidate.spec.method.name,
+        )
+        for candidate, value, fit in scored
+    ]
     # By how much of the targets' variance is explained, not by the metric: few rows often tie on a metric, and on real
     # tasks this chose the better starts (docs/results.md).
     ranked = sorted(others, key=lambda item: (-item.fit, -sign * item.score, item.reference))
@@ -116,7 +116,7 @@ def suggest(
 class SuggestSettings:
     """The limits of the sample."""
 
-    num_rows: int = NUM_ROWS
+    num_rows: int = 256
     """rows of the sample at most"""
     max_length: int = 128
     """tokens a row is cut to"""
@@ -154,7 +154,7 @@ def _groups(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
 
 def pooled_vectors(
     candidates: Sequence[_Candidate], backbone: Backbone, encoded: Encoded, on_rows: Callable[[int], object]
-) -> list[Vectors]:
+) -> list[np.ndarray]:
     """The pooled vectors [rows, D] of every candidate, each row through all slots in mixed batches."""
     bank = Bank(backbone, len(candidates))
     for slot, candidate in enumerate(candidates):
@@ -169,16 +169,12 @@ def pooled_vectors(
     places = [(slot, row) for row in range(len(encoded)) for slot in range(len(candidates))]
     lengths = [int(encoded.lengths[row]) for _, row in places]
     for chunk in batches_by_length(lengths, TOKEN_BUDGET[backbone.device.type]):
-        rows = [_row(encoded, *places[index]) for index in chunk]
+        rows = [make_rows([encoded.window(row)], slot)[0] for slot, row in (places[index] for index in chunk)]
         for index, vector in zip(chunk, _pool(bank, rows, weights or None), strict=True):
             slot, row = places[index]
             found[slot][row] = vector
         on_rows(len(chunk))
     return found
-
-
-def _row(encoded: Encoded, slot: int, row: int) -> Row:
-    return make_rows([encoded.window(row)], slot)[0]
 
 
 def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None) -> list[np.ndarray]:
@@ -190,20 +186,17 @@ def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None)
     with torch.inference_mode(), bank.routed(batch.route):
         hidden_BTD = backbone.hidden_layers(batch, weights)[-1]
         for slot, start, stop in batch.route.segments:
-            pooling = _pooling_of(bank.specs[slot], backbone)
+            spec = bank.specs[slot]
+            pooling = "mean" if backbone.is_seq2seq else backbone.default_pooling
+            if spec is not None and spec.head.pooling in ("cls", "pooler", "mean"):
+                pooling = spec.head.pooling
             pooled = backbone.pool(hidden_BTD[start:stop], batch.mask_BT[start:stop], pooling, weights)
             for place, vector in zip(batch.order[start:stop], pooled.double().cpu().numpy(), strict=True):
                 answers[place] = vector
     return answers
 
 
-def _pooling_of(spec: SlotSpec | None, backbone: Backbone) -> str:
-    is_pooled = spec is not None and spec.head.pooling in ("cls", "pooler", "mean")
-    default = "mean" if backbone.is_seq2seq else backbone.default_pooling
-    return spec.head.pooling if spec is not None and is_pooled else default
-
-
-def predict_left_out(vectors: Vectors, targets: np.ndarray) -> tuple[np.ndarray, float]:
+def predict_left_out(vectors: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float]:
     """Predict each row by a ridge regression without it [n, outputs]; also return the share of variance explained.
 
     The penalty is the one with the least squared error over the rows left out.
@@ -235,7 +228,6 @@ def _choose(store: Store, backbone: Backbone, references: Sequence[str] | None) 
 def _load(
     versions: Sequence[Version], backbone: Backbone, store: Store, data_digest: str
 ) -> tuple[list[_Candidate], dict[str, str]]:
-    """The versions that can be starts, and why the others cannot."""
     found, refused = [], {}
     for version in versions:
         try:
@@ -245,15 +237,8 @@ def _load(
             if loaded.manifest.data_digest == data_digest:
                 raise Unsupported("it was trained on these very rows")
             spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
-            Bank(backbone, 1).put(
-                0, spec, loaded.tensors
-            )  # fails now, before any work, on a version that no bank can hold
+            Bank(backbone, 1).put(0, spec, loaded.tensors)  # fails now, before any work, if no bank can hold it
             found.append(_Candidate(version.reference, spec, loaded.tensors, loaded.manifest.kind))
         except InlayError as error:
             refused[version.reference] = error.message
     return found, refused
-
-
-def _phrase(candidate: _Candidate, value: float, fit: float, gain: float) -> Suggestion:
-    method = "" if candidate.spec is None else candidate.spec.method.name
-    return Suggestion(candidate.reference, value, fit, gain, candidate.kind, method)

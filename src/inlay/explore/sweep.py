@@ -58,10 +58,6 @@ class Ranking:
         """The run with the best dev score."""
         return self.runs[0]
 
-    def to_json(self) -> dict[str, Any]:
-        """The ranking as data."""
-        return dataclasses.asdict(self)
-
 
 def parse_axes(given: Mapping[str, str | None]) -> dict[str, list[str]]:
     """Config key -> the values of a comma list such as `1e-4,3e-4`; keys that were not given are left out."""
@@ -111,7 +107,10 @@ def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) ->
 def _rank_run(run: Run, result: Result, axes: Sequence[str]) -> RankedRun:
     # A run that diverged after a good epoch is not a candidate: its settings are not stable.
     score = None if result.status == "diverged" else result.dev_metric
-    values = {key: _look_up(run.config, key) for key in axes}
+    values = {}
+    for key in axes:
+        section, _, name = key.partition(".")
+        values[key] = getattr(getattr(run.config, section), name)
     seed = run.config.train.seed
     return RankedRun(run.id, values, seed, score, result.best_epoch, result.status, result.message)
 
@@ -130,8 +129,3 @@ def _summarise(items: Sequence[RankedRun], sign: int) -> RankedSetting:
 
 def _order(score: float | None, sign: int) -> float:
     return math.inf if score is None or math.isnan(score) else -sign * score
-
-
-def _look_up(config: RunConfig, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(config, section), name)

@@ -84,7 +84,6 @@ class FitSettings:
 
 
 def _is_left_open(settings: FitSettings, name: str) -> bool:
-    """Return whether a field that may be left open is None."""
     return getattr(settings, name) is None and getattr(FitSettings, name) is None
 
 

@@ -93,29 +93,19 @@ def _coerce(hint: Any, value: Any, name: str) -> Any:
 
 def assign(tree: dict[str, Any], assignments: Iterable[str]) -> None:
     """Lay `section.key=value` assignments over a tree, as `--set` gives them; a value for a list is read as a list."""
-    sections = [name for name, value in tree.items() if isinstance(value, dict)]
+    known = [name for name, value in tree.items() if isinstance(value, dict)]
     for assignment in assignments:
-        key, equals, value = assignment.partition("=")
+        key, equals, value = (part.strip() for part in assignment.partition("="))
         if not equals:
             raise BadConfig(f"`{assignment}` is not an assignment", "write `--set train.lr=3e-4`")
-        is_list = isinstance(_look_up(tree, key.strip()), tuple)
-        parsed = _parse_list(value.strip()) if is_list else _parse_value(value.strip())
-        _put(tree, key.strip(), parsed, sections)
-
-
-def _look_up(tree: Any, key: str) -> Any:
-    for name in key.split("."):
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
-
-
-def _put(tree: dict[str, Any], key: str, value: Any, known: Iterable[str]) -> None:
-    *sections, name = key.split(".")
-    for section in sections:
-        if not isinstance(tree.get(section), dict):
-            raise BadConfig(f"no section named `{section}` in `{key}`", f"sections: {', '.join(known)}")
-        tree = tree[section]
-    tree[name] = value
+        *sections, name = key.split(".")
+        place = tree
+        for section in sections:
+            if not isinstance(place.get(section), dict):
+                raise BadConfig(f"no section named `{section}` in `{key}`", f"sections: {', '.join(known)}")
+            place = place[section]
+        is_list = isinstance(place.get(name), tuple) and not value.startswith("[")
+        place[name] = split_list(value) if is_list else _parse_value(value)
 
 
 def _parse_value(text: str) -> Any:
@@ -125,10 +115,6 @@ def _parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text  # a bare word: `--set train.pooling=mean` needs no quotes
-
-
-def _parse_list(text: str) -> Any:
-    return _parse_value(text) if text.startswith("[") else split_list(text)
 
 
 def split_list(text: str) -> tuple[str, ...]:

@@ -143,18 +143,14 @@ class Journal:
         """the files that were being trained together, with their settings then"""
         self.is_unproved = False
         """whether something was published since the last proof"""
-        self._replay()
-
-    def _replay(self) -> None:
-        content = self._path.read_bytes() if self._path.exists() else b""
-        lines = content.splitlines(keepends=True)
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
         for line in lines:
             try:
                 self._take(json.loads(line))
             except (ValueError, KeyError, TypeError):
                 continue
         if lines and not lines[-1].endswith(b"\n"):  # torn by a kill: the next line must begin on a new line
-            write_atomically(self._path, b"".join(lines[:-1]))
+            write_atomically(path, b"".join(lines[:-1]))
 
     def write(self, kind: str, **values: Any) -> None:
         """Add a line, on disk before this returns."""

@@ -40,7 +40,6 @@ from inlay.training import (
     FitSettings,
     PreparedRun,
     Result,
-    Run,
     fit,
     ignore,
     is_finished,
@@ -50,8 +49,6 @@ from inlay.training import (
 )
 
 T = TypeVar("T")
-
-MAX_TOGETHER = MAX_COHORT
 
 
 @dataclass(frozen=True)
@@ -121,16 +118,11 @@ def watch_folder(
     if not folder.is_dir():
         raise Missing(f"no folder `{folder}`", "make it, then put data files into it")
     config = dataclasses.replace(config, backbone=backbone.name)
-    _check_settings(config, backbone, store)
-    with open_journal(store, folder) as journal:
-        stream = _Stream(Inbox(folder, settings.settle_s), journal, _Context(backbone, store, settings.fit), emit)
-        return stream.run(config, settings)
-
-
-def _check_settings(config: RunConfig, backbone: Backbone, store: Store) -> None:
-    """Refuse settings that no file could be trained with, before the first file is called bad for them."""
+    # Settings that no file could be trained with are refused before the first file is called bad for them.
     rows = Split(["a", "b"], None, np.array([0, 1]), [1, 2])
     make_run(Task("any", WHOLE_ROW, ("a", "b"), "accuracy", rows, rows, None, (), "", ""), config, backbone, store)
+    with open_journal(store, folder) as journal:
+        return _Stream(Inbox(folder, settings.settle_s), journal, backbone, store, settings, emit).run(config)
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,73 +133,73 @@ class _ReadyFile:
     prepared: PreparedRun
     rows: str
 
-    @property
-    def run(self) -> Run:
-        return self.prepared.run
-
-
-class _Context:
-    """The backbone, the store, the folder of the runs, and one engine for all proofs."""
-
-    def __init__(self, backbone: Backbone, store: Store, settings: FitSettings) -> None:
-        self.backbone, self.store, self.settings = backbone, store, settings
-        self.runs = store.root / "runs"
-        self.engine = Engine(backbone, store)
-
 
 class _Stream:
     """One watch over a folder."""
 
-    def __init__(self, folder: Inbox, journal: Journal, context: _Context, emit: Callable[[StreamEvent], None]) -> None:
-        self._folder, self._journal, self._context, self._emit = folder, journal, context, emit
+    def __init__(
+        self,
+        folder: Inbox,
+        journal: Journal,
+        backbone: Backbone,
+        store: Store,
+        settings: StreamSettings,
+        emit: Callable[[StreamEvent], None],
+    ) -> None:
+        self._folder, self._journal, self._backbone, self._store = folder, journal, backbone, store
+        self._settings, self._emit = settings, emit
+        self._runs = store.root / "runs"
+        self._engine = Engine(backbone, store)  # for all proofs
         self._closed: dict[str, Stamp] = {}  # file -> its stamp, for files that need no second look until they change
         self._ignored: set[str] = set()
         self._published: list[Version] = []
         self._aside: list[str] = []
         self._num_standing = 0
 
-    def run(self, config: RunConfig, settings: StreamSettings) -> StreamResult:
+    def run(self, config: RunConfig) -> StreamResult:
+        is_interrupted = False
         try:
             self._finish_pending(config)
-            if settings.once:
-                self._take_once(config, settings)
+            if self._settings.once:
+                self._take_once(config)
             else:
-                self._take_forever(config, settings)
+                self._take_forever(config)
         except KeyboardInterrupt:
             self._emit(StreamEvent("stopped", "stopped; everything so far is kept, and a restart goes on from here"))
-            return self._result(is_interrupted=True)
-        return self._result()
-
-    def _result(self, *, is_interrupted: bool = False) -> StreamResult:
+            is_interrupted = True
         return StreamResult(tuple(self._published), tuple(self._aside), self._num_standing, is_interrupted)
 
-    def _take_once(self, config: RunConfig, settings: StreamSettings) -> None:
+    def _take_once(self, config: RunConfig) -> None:
         names = {path.name for path, _, _ in self._folder.look()}
         if names:
-            time.sleep(settings.settle_s)
-        self._drain(config, settings.together, names)
+            time.sleep(self._settings.settle_s)
+        self._drain(config, names)
         for name in sorted(names & set(self._open_files())):
             self._emit(StreamEvent("unsettled", f"{name}: still being written, left alone", file=name))
 
-    def _take_forever(self, config: RunConfig, settings: StreamSettings) -> None:
-        is_announced = False
+    def _take_forever(self, config: RunConfig) -> None:
+        is_announced, every_s = False, self._settings.every_s
         while True:
-            if self._drain(config, settings.together) or not is_announced:
-                message = f"waiting for files in {self._folder.path} (every {settings.every_s:g} s; Ctrl-C ends)"
+            if self._drain(config) or not is_announced:
+                message = f"waiting for files in {self._folder.path} (every {every_s:g} s; Ctrl-C ends)"
                 self._emit(StreamEvent("waiting", message))
                 is_announced = True
-            settle_s = max(settings.settle_s, 0.05)
-            time.sleep(min(settings.every_s, settle_s) if self._open_files() else settings.every_s)
+            settle_s = max(self._settings.settle_s, 0.05)
+            time.sleep(min(every_s, settle_s) if self._open_files() else every_s)
 
     def _open_files(self) -> list[str]:
         """Return the files that are not done: after a drain, those that have not settled."""
         return [path.name for path, stamp, _ in self._folder.look() if self._closed.get(path.name) != stamp]
 
-    def _drain(self, config: RunConfig, together: bool, names: Collection[str] | None = None) -> bool:
+    def _drain(self, config: RunConfig, names: Collection[str] | None = None) -> bool:
         """Add file after file, or cohort after cohort, until no settled file is left. Return whether any was added."""
-        self._name_ignored()
+        for path in self._folder.scan():
+            if path.suffix.lower() not in (*SUFFIXES, ".toml") and path.name not in self._ignored:
+                self._ignored.add(path.name)
+                message = f"{path.name}: not a data file ({', '.join(SUFFIXES)}), left alone"
+                self._emit(StreamEvent("ignored", message, path.name))
         was_added = False
-        while batch := self._next_batch(config, MAX_TOGETHER if together else 1, names):
+        while batch := self._next_batch(config, names):
             files = [{"file": ready.item.name, "content": ready.item.content} for ready in batch]
             self._journal.write("began", files=files, settings=write_toml(config))
             self._add(batch)
@@ -217,7 +209,8 @@ class _Stream:
             was_added = True
         return was_added
 
-    def _next_batch(self, config: RunConfig, limit: int, names: Collection[str] | None) -> list[_ReadyFile]:
+    def _next_batch(self, config: RunConfig, names: Collection[str] | None) -> list[_ReadyFile]:
+        limit = MAX_COHORT if self._settings.together else 1
         batch: dict[str, _ReadyFile] = {}
         for path, stamp, is_settled in self._folder.look():
             wanted = is_settled and self._closed.get(path.name) != stamp and (names is None or path.name in names)
@@ -247,7 +240,7 @@ class _Stream:
 
     def _prepare(self, path: Path, stamp: Stamp, config: RunConfig, *, known: bool = False) -> _ReadyFile | None:
         """Make a file ready to train; None if it is bad, gone, changing, or done (unless `known` ones are wanted)."""
-        item = self._attempt(path, stamp, lambda: identify(path, stamp, config, self._context.backbone.fingerprint))
+        item = self._attempt(path, stamp, lambda: identify(path, stamp, config, self._backbone.fingerprint))
         if item is None or (not known and self._is_known(item, item.content)):
             return None
         ready = self._attempt(path, stamp, lambda: self._load(item))
@@ -266,7 +259,7 @@ class _Stream:
 
     def _load(self, item: DataFile) -> _ReadyFile:
         task = load_task(item.config.data, item.config.task)
-        prepared = prepare_run(item.config, self._context.backbone, self._context.store, task)
+        prepared = prepare_run(item.config, self._backbone, self._store, task)
         run = prepared.run
         settings = {name: item.own.get(name, {}) for name in ("method", "train")}
         rows = digest([task.digest, settings, run.fingerprint])
@@ -284,12 +277,10 @@ class _Stream:
         is_news = twin is None or item.name in self._closed or also is not None
         if twin is None:
             try:
-                loaded = self._context.store.load(version)
+                loaded = self._store.load(version)
             except InlayError:
                 return False  # damaged, or removed just now: the run's folder still knows it, or it is trained again
-            twin = self._context.store.publish(
-                name, loaded.tensors, loaded.manifest, self._context.store.sidecar(version)
-            )
+            twin = self._store.publish(name, loaded.tensors, loaded.manifest, self._store.sidecar(version))
             self._keep(item, twin, [content] if also is None else [content, also])
         if is_news:
             message = f"{item.name}: the same content as `{version.reference}`, not trained again"
@@ -303,7 +294,7 @@ class _Stream:
         """Find a version of this content that the store still has, under this name or any name."""
         for version in self._journal.versions(content):
             with suppress(UnknownName):  # removed since
-                if name in (None, version.name) and self._context.store.resolve(version.reference) == version:
+                if name in (None, version.name) and self._store.resolve(version.reference) == version:
                     return version
         return None
 
@@ -316,22 +307,22 @@ class _Stream:
         """Train files together, publish each, and prove that every version stands."""
         names = [ready.item.name for ready in batch]
         message = f"training {', '.join(names)}" + (f" together ({len(batch)} files)" if len(batch) > 1 else "")
-        run_ids = [ready.run.id for ready in batch]
+        run_ids = [ready.prepared.run.id for ready in batch]
         self._emit(StreamEvent("training", message, details={"files": names, "runs": run_ids}))
-        known = {run_id for run_id in run_ids if is_finished(self._context.runs / run_id)}
+        known = {run_id for run_id in run_ids if is_finished(self._runs / run_id)}
         results = self._fit(batch)
         for ready in batch:
             is_done = self._find(ready.item.content, ready.item.config.task) is not None
-            if ready.run.id in results and not is_done:
-                self._publish(ready, results[ready.run.id], was_trained=ready.run.id not in known)
+            if ready.prepared.run.id in results and not is_done:
+                self._publish(ready, results[ready.prepared.run.id], was_trained=ready.prepared.run.id not in known)
         self._prove()
 
     def _fit(self, batch: list[_ReadyFile], *, restart: bool = False) -> dict[str, Result]:
         """Train files; return results by run id. If a cohort fails, its files train alone; a bad one goes aside."""
-        runs = [ready.run for ready in batch]
+        runs = [ready.prepared.run for ready in batch]
         try:
-            settings = dataclasses.replace(self._context.settings, restart=restart)
-            results = fit(runs, self._context.backbone, self._context.runs, settings, self._emit_epoch)
+            settings = dataclasses.replace(self._settings.fit, restart=restart)
+            results = fit(runs, self._backbone, self._runs, settings, self._emit_epoch)
         except StoreDamaged as error:
             if restart:
                 raise
@@ -345,7 +336,7 @@ class _Stream:
         return {result.run_id: result for result in results}
 
     def _publish(self, ready: _ReadyFile, result: Result, *, was_trained: bool) -> None:
-        item, task = ready.item, ready.run.task
+        item, task = ready.item, ready.prepared.run.task
         if result.status == DIVERGED:
             hint = f"give it a smaller learning rate in `{item.path.stem}.toml`, or mend its rows, and put it back"
             self._set_aside(item.path, item.stamp, Diverged(result.message, hint))
@@ -354,16 +345,21 @@ class _Stream:
         self._keep(item, version, [item.content, ready.rows])
         score = "" if result.dev_metric is None else f", dev {task.metric} {result.dev_metric:.4g}"
         message = f"{item.name}: published `{version.reference}`{score}" + ("" if was_trained else ", trained before")
-        details = {"digest": version.digest, "run": ready.run.id, "dev": result.dev_metrics, "trained": was_trained}
+        details = {
+            "digest": version.digest,
+            "run": ready.prepared.run.id,
+            "dev": result.dev_metrics,
+            "trained": was_trained,
+        }
         self._emit(StreamEvent("published", message, item.name, task.name, version.reference, details))
 
     def _prove(self) -> None:
         """Check every version on this backbone, alone and in mixed batches; raise if one does not stand."""
-        fingerprint = self._context.backbone.fingerprint
-        infos = [info for task in self._context.store.ledger() for info in task.versions]
+        fingerprint = self._backbone.fingerprint
+        infos = [info for task in self._store.ledger() for info in task.versions]
         ours = [info.version for info in infos if info.summary.backbone["fingerprint"] == fingerprint]
         different = list({version.digest: version for version in ours}.values())  # names of one content share a proof
-        checks = verify(different, self._context.backbone, self._context.store, engine=self._context.engine)
+        checks = verify(different, self._backbone, self._store, engine=self._engine)
         fallen = {check.version.reference: check.problem for check in checks if not check.stands}
         self._num_standing = len({version.name for version in ours})
         if fallen:
@@ -393,13 +389,6 @@ class _Stream:
             self._closed[path.name] = stamp
         self._aside.append(path.name)
         self._emit(StreamEvent("aside", f"bad file {path.name} {where}: {error}", path.name, details={"error": reason}))
-
-    def _name_ignored(self) -> None:
-        for path in self._folder.scan():
-            if path.suffix.lower() not in (*SUFFIXES, ".toml") and path.name not in self._ignored:
-                self._ignored.add(path.name)
-                message = f"{path.name}: not a data file ({', '.join(SUFFIXES)}), left alone"
-                self._emit(StreamEvent("ignored", message, path.name))
 
     def _emit_epoch(self, event: Event) -> None:
         """Emit an event for each scored epoch of each run, and ignore other events of training."""

@@ -238,7 +238,7 @@ def test_a_source_whose_weights_were_dropped_is_trained_again(tmp_path, backbone
 
 def test_the_source_of_a_run_that_has_ended_is_there_when_its_cohort_goes_on(tmp_path, backbone, monkeypatch):
     few, trained = make_plan(tmp_path, backbone, "few"), []
-    runner = UnitRunner({"few": few}.__getitem__, tmp_path / "runs", lambda records: None)
+    runner = UnitRunner({"few": few}, tmp_path / "runs", lambda records: None)
     monkeypatch.setattr(work, "fit", lambda runs, *rest: trained.extend(run.id for run in runs))
     unit = Unit("runs", (dataclasses.replace(few.items[0], source=None),), resumed_with=(few.items[1],))
     runner._train_sources(unit, few, None, None)

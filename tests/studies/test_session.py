@@ -20,7 +20,7 @@ from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run import session as conducting
 from inlay.studies.run import units as work
 from inlay.studies.run.estimate import estimate_units
-from inlay.studies.run.recording import Origin, Recorder
+from inlay.studies.run.recording import Recorder
 from inlay.studies.run.records import StudyDirs, StudyRecords, append_records, read_records
 from inlay.studies.run.session import Deadline, StudyProgress, _Alarm, conduct, list_todo
 from inlay.studies.spec.planning import load_tasks, plan_study
@@ -422,7 +422,7 @@ def test_the_best_copy_of_one_study_stays_though_another_has_a_better_one(tmp_pa
 
     one, both = plan_of("one", [0]), plan_of("both", [0, 1])
     records = StudyRecords([both, one], places)
-    recorder = Recorder(both, backbone, Origin.here(backbone, None))
+    recorder = Recorder(both)
     for item, score in zip(both.items, (0.1, 0.9), strict=True):
         (places.runs / item.id).mkdir(parents=True)
         (places.runs / item.id / "best.safetensors").touch()

@@ -126,7 +126,7 @@ class Session:
         self.known = StudyRecords(plans, dirs)
         self.known.write_borrowed()
         self.failed: list[tuple[PlannedRun, str]] = []
-        self.runner = UnitRunner(self.plans.__getitem__, dirs.runs, self.known.add, commit)
+        self.runner = UnitRunner(self.plans, dirs.runs, self.known.add, commit)
         self._before = {name: self.known.run_ids(name) for name in self.plans}
         self._claims = Claims(dirs.runs)
         self._num_jobs, self._prefers_copies = num_jobs, prefers_copies

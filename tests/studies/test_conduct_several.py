@@ -7,7 +7,7 @@ import json
 import shutil
 
 import pytest
-from test_session import Counter, without_times
+from test_session import Counter, list_todo, without_times
 
 from inlay.data import load_task
 from inlay.model import load_backbone
@@ -15,7 +15,7 @@ from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run import units as work
 from inlay.studies.run.estimate import estimate_units
 from inlay.studies.run.records import StudyDirs
-from inlay.studies.run.session import conduct, list_todo
+from inlay.studies.run.session import conduct
 from inlay.studies.run.units import Unit, UnitRunner
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study

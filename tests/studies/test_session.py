@@ -22,7 +22,7 @@ from inlay.studies.run import units as work
 from inlay.studies.run.estimate import estimate_units
 from inlay.studies.run.recording import Recorder
 from inlay.studies.run.records import StudyDirs, StudyRecords, append_records, read_records
-from inlay.studies.run.session import Deadline, StudyProgress, _Alarm, conduct, list_todo
+from inlay.studies.run.session import Deadline, StudyProgress, _Alarm, conduct, make_agenda
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
@@ -138,6 +138,11 @@ class Counter(StudyProgress):
 
 def file_of(places, name="small"):
     return places.results / name / "tiny-tiny.jsonl"
+
+
+def list_todo(plans, places):
+    """The units that `conduct` would do."""
+    return make_agenda(plans, StudyRecords(plans, places), places.runs)
 
 
 def without_times(records):

@@ -83,6 +83,10 @@ class Unit:
         return {item.id for item in (*self.items, *self.resumed_with)}
 
     @property
+    def urgency(self) -> tuple[bool, bool, int]:
+        return (not self.is_begun, self.is_finetuned, self.items[0].tier)
+
+    @property
     def compile_key(self) -> tuple[Any, ...]:
         """A key that is equal for units with the same compiled programs."""
         item = self.items[0]

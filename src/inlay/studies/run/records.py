@@ -303,6 +303,10 @@ class StudyRecords:
         """Tell whether an item has a record; a record of a failure does not count."""
         return item.key in self._known
 
+    def is_left(self, item: PlannedRun) -> bool:
+        """Tell whether an item has neither a record nor failed since this object was made."""
+        return not self.is_known(item) and item.id not in self.failed
+
     def records(self, study: str) -> list[Record]:
         """Return the records of a plan's items, without those of other settings from earlier sessions."""
         wanted = {item.key for item in self._plans[study].items}

@@ -193,7 +193,7 @@ class Session:
     @property
     def has_work(self) -> bool:
         """Whether any item has neither a record nor a failure, even if another process trains it."""
-        return bool(_group_by_run(list(self.plans.values()), self.known))
+        return any(self.known.is_left(item) for plan in self.plans.values() for item in plan.items)
 
     def list_units(self, held: Collection[str] = ()) -> list[Unit]:
         """List the units that are left, without the runs that others hold."""
@@ -316,10 +316,13 @@ def make_agenda(
     """
     # 1. every run once, whoever asks for it: the item whose record serves all (spans are more work, on the same run),
     # else the one wanted soonest
-    wanted: dict[str, PlannedRun] = {}
-    for asking in _group_by_run(plans, known):
-        item = min(asking, key=lambda item: (item.arm.kind != "spans", item.tier))
-        wanted[item.id] = item
+    asking: dict[str, list[PlannedRun]] = {}
+    for item in (item for plan in plans for item in plan.items):
+        if known.is_left(item):
+            asking.setdefault(item.id, []).append(item)
+    wanted = {
+        run_id: min(items, key=lambda item: (item.arm.kind != "spans", item.tier)) for run_id, items in asking.items()
+    }
     num_copies = Counter(item.tier for item in wanted.values() if item.is_finetuned)
     lengths = {tier: min(_COPIES_IN_A_ROW, -(-number // num_jobs)) for tier, number in num_copies.items()}
     # 2. cohorts that were stopped go on as they were
@@ -344,16 +347,6 @@ def make_agenda(
                 placed.setdefault(id(source), source)
         placed.setdefault(id(unit), unit)
     return [*begun, *placed.values()]
-
-
-def _group_by_run(plans: Sequence[StudyPlan], known: StudyRecords) -> list[list[PlannedRun]]:
-    """Group the items without a record by their run."""
-    asking: dict[str, list[PlannedRun]] = {}
-    for plan in plans:
-        for item in plan.items:
-            if not known.is_known(item) and item.id not in known.failed:
-                asking.setdefault(item.id, []).append(item)
-    return list(asking.values())
 
 
 def _find_begun(plans: Sequence[StudyPlan], wanted: dict[str, PlannedRun], runs: Path, without: set[str]) -> list[Unit]:

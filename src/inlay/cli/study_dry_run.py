@@ -102,16 +102,16 @@ def _join_alone(
         else:
             groups.append((unit, [found]))
     rows = []
-    for unit, found in groups:
+    for unit, estimated in groups:
         ids = {item.id for item in unit.items}
         row = {
             "studies": {study: len(ids & wanted) for study, wanted in left.items() if ids & wanted},
             "work": unit.describe(),
             "runs": unit.num_runs,
-            "together": max(item.num_slots for item in found),
-            "samples": sum(item.num_samples for item in found),
-            "seconds": round(sum(item.seconds for item in found), 1),
-            "memory_bytes": max(item.memory_bytes for item in found),
+            "together": max(item.num_slots for item in estimated),
+            "samples": sum(item.num_samples for item in estimated),
+            "seconds": round(sum(item.seconds for item in estimated), 1),
+            "memory_bytes": max(item.memory_bytes for item in estimated),
         }
         rows.append(row)
     return rows

@@ -76,7 +76,7 @@ class Recorder:
         records = []
         for number, (name, part) in enumerate(zip(item.tasks, run.parts, strict=True)):
             own = written[number] if written else None
-            more = {"joint": about, "embedding": None, "embedding_start": None}
+            more: dict[str, Any] = {"joint": about, "embedding": None, "embedding_start": None}
             # The task's embedding, which the hypernetwork reads, as it was trained and as it was drawn.
             if (found := result.tensors.get(f"{part.name}/task.embedding")) is not None:
                 more["embedding"] = _rounded(found)

@@ -181,14 +181,14 @@ class Session:
             unit = self._choose(units, held)
             if unit is not None:
                 unit = self.deadline.cut(unit)
-                claim = self._claims.claim(unit.run_ids | self._sources_to_train(unit))
+                release = self._claims.claim(unit.run_ids | self._sources_to_train(unit))
         if unit is None:
             yield None, len(units)
             return
         try:
             yield unit, len(units)
         finally:
-            claim.release()
+            release()
 
     @property
     def has_work(self) -> bool:

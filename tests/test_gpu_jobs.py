@@ -8,7 +8,7 @@ import torch
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run.records import StudyDirs
-from inlay.studies.run.worker_processes import JobSettings, _Job, conduct_in_jobs
+from inlay.studies.run.worker_processes import JobSettings, _take_share, conduct_in_jobs
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import find_study, read_study, study_folders
 from inlay.studies.spec.toy import WORDS
@@ -44,10 +44,9 @@ def test_a_process_that_may_have_a_share_of_the_gpu_counts_on_no_more():
 
 def test_all_shares_together_leave_room_for_contexts(tmp_path):
     gpu = load_backbone(str(make_tiny_folder(tmp_path / "tiny", WORDS)), device="cuda")
-    dirs = StudyDirs(tmp_path / "results", tmp_path / "runs")
     try:
         for num_jobs in (1, 2, 3, 8):
-            _Job(0, {}, {}, dirs, JobSettings(num_jobs, "cuda:0"), None).take_share(gpu)
+            _take_share(gpu, 0, JobSettings(num_jobs, "cuda:0"))
             assert num_jobs * torch.cuda.get_per_process_memory_fraction(gpu.device.index) <= 0.9 + 1e-6
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, gpu.device)

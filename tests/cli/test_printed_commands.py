@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -16,17 +15,8 @@ from .conftest import Inlay
 ROOT = Path(__file__).parents[2]
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("found_runs", ROOT / "docs" / "found_runs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = script  # its dataclasses look for their module there
-    spec.loader.exec_module(script)
-    return script
-
-
-found_runs = load_script()
+sys.path.insert(0, str(ROOT / "docs"))
+found_runs = importlib.import_module("found_runs")
 PRINTED = found_runs.list_printed(found_runs.RESULTS.read_text(encoding="utf8"))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inlay.data.windows import Reading
-from inlay.errors import BadConfig, Missing, Unsupported, WrongBackbone
+from inlay.errors import Missing, Unsupported, WrongBackbone
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.slots import SlotSpec
 from inlay.model.heads.heads import HeadSpec
@@ -98,9 +98,6 @@ def test_the_score_is_accuracy_also_where_another_metric_selected(tmp_path, tiny
     task = dataclasses.replace(toy_task(num_rows=120), metric="matthews")
     run, tensors = write_run(tmp_path, task, tiny_bert)
     assert score_spans(tiny_bert, tmp_path, task)[None] == accuracy_of(tiny_bert, run, tensors)
-    assert score_spans(tiny_bert, tmp_path, task, metric="matthews")[None] < accuracy_of(tiny_bert, run, tensors)
-    with pytest.raises(BadConfig, match="spearman"):
-        score_spans(tiny_bert, tmp_path, task, metric="spearman")
 
 
 @pytest.mark.parametrize("make", ["toy_tags", "toy_answers"])
@@ -113,11 +110,10 @@ def test_heads_that_read_tokens_are_ablated_too(tmp_path, tiny_bert, request, ma
     assert all(0 <= value <= 1 for value in found.values())
 
 
-def test_every_dev_row_is_heard_of_once(tmp_path, tiny_bert, toy_task):
-    run, _ = write_run(tmp_path, toy_task(num_rows=120), tiny_bert)
-    heard = []
-    score_spans(tiny_bert, tmp_path, run.task, on_rows=heard.append)
-    assert sum(heard) == len(run.task.dev)
+def test_every_dev_row_is_scored_once_though_they_are_more_than_a_batch(tmp_path, tiny_bert, toy_task, monkeypatch):
+    run, tensors = write_run(tmp_path, toy_task(num_rows=120), tiny_bert)
+    monkeypatch.setattr("inlay.studies.ablate.TOKEN_BUDGET", {"cpu": 64})
+    assert score_spans(tiny_bert, tmp_path, run.task)[None] == accuracy_of(tiny_bert, run, tensors)
 
 
 def test_a_trained_run_scores_unablated_what_it_scored_in_training(tmp_path, tiny_bert, toy_task):

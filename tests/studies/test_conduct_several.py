@@ -7,7 +7,7 @@ import json
 import shutil
 
 import pytest
-from test_session import Counter, without_times
+from test_session import Counter, list_todo, without_times
 
 from inlay.data import load_task
 from inlay.model import load_backbone
@@ -15,7 +15,7 @@ from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run import units as work
 from inlay.studies.run.estimate import estimate_units
 from inlay.studies.run.records import StudyDirs
-from inlay.studies.run.session import conduct, list_todo
+from inlay.studies.run.session import conduct
 from inlay.studies.run.units import Unit, UnitRunner
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
@@ -238,7 +238,7 @@ def test_a_source_whose_weights_were_dropped_is_trained_again(tmp_path, backbone
 
 def test_the_source_of_a_run_that_has_ended_is_there_when_its_cohort_goes_on(tmp_path, backbone, monkeypatch):
     few, trained = make_plan(tmp_path, backbone, "few"), []
-    runner = UnitRunner({"few": few}.__getitem__, tmp_path / "runs", lambda records: None)
+    runner = UnitRunner({"few": few}, tmp_path / "runs", lambda records: None)
     monkeypatch.setattr(work, "fit", lambda runs, *rest: trained.extend(run.id for run in runs))
     unit = Unit("runs", (dataclasses.replace(few.items[0], source=None),), resumed_with=(few.items[1],))
     runner._train_sources(unit, few, None, None)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,10 +13,13 @@ from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run.records import FAILED, StudyDirs, StudyRecords, read_study
 from inlay.studies.run.session import conduct
-from inlay.studies.spec.matching import BackboneFacts, Count, count_found
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study as read_study_file
 from inlay.studies.spec.toy import WORDS
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+found_runs = importlib.import_module("found_runs")
+BackboneFacts, Count, count_found = found_runs.BackboneFacts, found_runs.Count, found_runs.count_found
 
 STUDY = """
 title = "small"

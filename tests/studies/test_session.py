@@ -20,9 +20,9 @@ from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run import session as conducting
 from inlay.studies.run import units as work
 from inlay.studies.run.estimate import estimate_units
-from inlay.studies.run.recording import Origin, Recorder
+from inlay.studies.run.recording import Recorder
 from inlay.studies.run.records import StudyDirs, StudyRecords, append_records, read_records
-from inlay.studies.run.session import Deadline, StudyProgress, _Alarm, conduct, list_todo
+from inlay.studies.run.session import Deadline, StudyProgress, _Alarm, conduct, make_agenda
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
@@ -138,6 +138,11 @@ class Counter(StudyProgress):
 
 def file_of(places, name="small"):
     return places.results / name / "tiny-tiny.jsonl"
+
+
+def list_todo(plans, places):
+    """The units that `conduct` would do."""
+    return make_agenda(plans, StudyRecords(plans, places), places.runs)
 
 
 def without_times(records):
@@ -422,7 +427,7 @@ def test_the_best_copy_of_one_study_stays_though_another_has_a_better_one(tmp_pa
 
     one, both = plan_of("one", [0]), plan_of("both", [0, 1])
     records = StudyRecords([both, one], places)
-    recorder = Recorder(both, backbone, Origin.here(backbone, None))
+    recorder = Recorder(both)
     for item, score in zip(both.items, (0.1, 0.9), strict=True):
         (places.runs / item.id).mkdir(parents=True)
         (places.runs / item.id / "best.safetensors").touch()

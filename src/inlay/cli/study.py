@@ -8,7 +8,7 @@ import fnmatch
 import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +25,7 @@ from inlay.settings import FitSettings
 if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
-    from inlay.studies import Entry, SessionResult, Study, StudyDirs, StudyPlan
+    from inlay.studies import SessionResult, Study, StudyDirs, StudyPlan
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
@@ -129,7 +129,7 @@ def study(
     report.md. `inlay study report` draws them anew, of all studies or of those named after it, on all backbones or on
     that of `--backbone`, and trains nothing.
     """
-    from inlay.studies import find_study, list_studies, study_folders
+    from inlay.studies import find_study, list_studies, read_study, study_folders
 
     began = time.monotonic()
     folders = study_folders()
@@ -152,9 +152,11 @@ def study(
     deadline = None if budget is None else began + parse_budget(budget)
     chosen = _having(known.values(), profile) if names == ["all"] else [find_study(name, folders) for name in names]
     paths = list({path.stem: path for path in chosen}.values())
-    studies = [narrow(_read(path, profile, backbone), arms, tasks) for path in paths]
+    studies = [narrow(read_study(path, profile, backbone), arms, tasks) for path in paths]
     studies = [dataclasses.replace(item, fit={**item.fit, **changes(effort)}) for item in studies]
-    command = _StudyCommand(kept, results, data_root, device, skip_missing, commit, retrain)
+    from inlay.studies import StudyDirs
+
+    command = _StudyCommand(kept, StudyDirs(results, kept / "runs"), data_root, device, skip_missing, commit, retrain)
     plans = [command.prepare(item) for item in studies]
     if dry_run:
         forecast(plans, command.dirs, measured=measure, as_json=json)
@@ -223,12 +225,6 @@ def parse_budget(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
-def _read(path: Path, profile: str, backbone: str | None = None) -> Study:
-    from inlay.studies import read_study
-
-    return read_study(path, profile, backbone)
-
-
 def _having(paths: Iterable[Path], profile: str) -> list[Path]:
     """List the studies that have a profile; if none has it, all of them, to be refused by name."""
     from inlay.studies import has_profile
@@ -267,22 +263,14 @@ class _StudyCommand:
     """The steps of `inlay study`, and the settings its studies share."""
 
     kept: Path
-    results: Path
+    dirs: StudyDirs
     data_root: str | None
     device: str
     skip_missing: bool
     commit: str | None
-    retrain: bool = False
-
-    def __post_init__(self) -> None:
-        self._backbones: dict[str, Backbone] = {}
-        self._tasks: dict[Any, Task] = {}
-
-    @property
-    def dirs(self) -> StudyDirs:
-        from inlay.studies import StudyDirs
-
-        return StudyDirs(self.results, self.kept / "runs")
+    retrain: bool
+    _backbones: dict[str, Backbone] = field(default_factory=dict)
+    _tasks: dict[Any, Task] = field(default_factory=dict)
 
     def prepare(self, study: Study) -> StudyPlan:
         """Read a study's data and make its runs; report what is left out."""
@@ -299,20 +287,18 @@ class _StudyCommand:
         return plan
 
     def _open(self, study: Study) -> Backbone:
+        from inlay.model import make_tiny_folder
+        from inlay.studies import WORDS
+
         name = study.backbone
         if name not in self._backbones:
             try:
-                self._backbones[name] = open_backbone(self._find_tiny() if name == "tiny" else name, self.device)
+                found = str(make_tiny_folder(self.kept / "tiny", WORDS)) if name == "tiny" else name
+                self._backbones[name] = open_backbone(found, self.device)
             except Missing as error:
                 reason = f"{error.message}, which study `{study.name}` is to run on"
                 raise Missing(reason, f"{error.hint}; name one with `--backbone`") from None
         return self._backbones[name]
-
-    def _find_tiny(self) -> str:
-        from inlay.model import make_tiny_folder
-        from inlay.studies import WORDS
-
-        return str(make_tiny_folder(self.kept / "tiny", WORDS))
 
     def train(
         self, plans: Sequence[StudyPlan], deadline: float | None, num_jobs: int, memory_share: float
@@ -335,23 +321,19 @@ class _StudyCommand:
         """Answer the test sets of a study that has a server for them, and put the paths into its report."""
         if not plan.study.submission or plan.study.is_toy:
             return
-        from inlay.studies import choose_entries, list_gone, write_entries
+        from inlay.cli.progress import TrainingProgress
+        from inlay.studies import choose_entries, list_gone, train_again, write_entries
 
         own = [record for record in result.records if record.study == plan.study.name]
         entries = choose_entries(plan, own, self.dirs, self.data_root)
         if self.retrain and (gone := list_gone(entries)):
-            self._train_again(plan, gone)
+            number = screen.count(len(gone), "run")
+            screen.log(f"training again, to answer the test sets: {number} without weights")
+            with _resumable(), screen.Meter("training") as meter:
+                train_again(plan, gone, self.dirs, TrainingProgress(meter, num_runs=len(gone)))
         missing = [item for item in result.missing if item.study == plan.study.name]
         with screen.working("answering the test sets"):
             report["submission"] = write_entries(plan, entries, self.dirs, self.data_root, missing)
-
-    def _train_again(self, plan: StudyPlan, gone: Sequence[Entry]) -> None:
-        from inlay.cli.progress import TrainingProgress
-        from inlay.studies import train_again
-
-        screen.log(f"training again, to answer the test sets: {screen.count(len(gone), 'run')} without weights")
-        with _resumable(), screen.Meter("training") as meter:
-            train_again(plan, gone, self.dirs, TrainingProgress(meter, num_runs=len(gone)))
 
 
 def _describe_result(plan: StudyPlan, result: SessionResult, dirs: StudyDirs) -> dict[str, Any]:
@@ -394,23 +376,25 @@ def _put_result(report: dict[str, Any], *, is_alone: bool) -> None:
 
 
 def _put_list(paths: Sequence[Path], profile: str, *, as_json: bool) -> None:
-    studies = [_read(path, profile) for path in paths]
-    found: list[dict[str, Any]] = [
-        {
-            "study": item.name,
-            "title": item.title,
-            "source": item.source,
-            "tasks": list(item.tasks),
-            "arms": list(item.arms),
-            "runs": item.num_runs,
-        }
-        for item in studies
-    ]
+    from inlay.studies import read_study
+
+    studies = [read_study(path, profile) for path in paths]
     if as_json:
+        found = [
+            {
+                "study": study.name,
+                "title": study.title,
+                "source": study.source,
+                "tasks": list(study.tasks),
+                "arms": list(study.arms),
+                "runs": study.num_runs,
+            }
+            for study in studies
+        ]
         screen.emit_json({"profile": profile, "studies": found})
         return
     columns = [Column("study"), Column("tasks", True), Column("arms", True), Column(f"runs ({profile})", True)]
     cells = [
-        [str(i["study"]), *(str(len(i[key])) for key in ("tasks", "arms")), str(i["runs"]), i["title"]] for i in found
+        [study.name, str(len(study.tasks)), str(len(study.arms)), str(study.num_runs), study.title] for study in studies
     ]
     screen.emit_table([*columns, Column("what it shows", is_flexible=True)], cells)

@@ -25,16 +25,15 @@ def forecast(plans: Sequence[StudyPlan], dirs: StudyDirs, *, measured: bool, as_
     if not measured:
         for row in rows:
             row["seconds"] = None
+    pairs = list(zip(units, estimates, strict=True))
     num_left = len(set().union(*left.values()))
     totals = {
         "left": num_left,
         "done": len({item.id for plan in plans for item in plan.items}) - num_left,
         "seconds": round(sum(found.seconds for found in estimates), 1) if measured else None,
         "samples": {
-            "cohorts": sum(
-                found.num_samples for unit, found in zip(units, estimates, strict=True) if not unit.is_finetuned
-            ),
-            "copies": sum(found.num_samples for unit, found in zip(units, estimates, strict=True) if unit.is_finetuned),
+            "cohorts": sum(found.num_samples for unit, found in pairs if not unit.is_finetuned),
+            "copies": sum(found.num_samples for unit, found in pairs if unit.is_finetuned),
         },
     }
     studies = [
@@ -102,24 +101,20 @@ def _join_alone(
             groups[-1] = (before.take((*before.items, *unit.items)), [*groups[-1][1], found])
         else:
             groups.append((unit, [found]))
-    return [
-        {
-            "studies": _count_runs(unit, left),
+    rows = []
+    for unit, estimated in groups:
+        ids = {item.id for item in unit.items}
+        row = {
+            "studies": {study: len(ids & wanted) for study, wanted in left.items() if ids & wanted},
             "work": unit.describe(),
             "runs": unit.num_runs,
-            "together": max(item.num_slots for item in found),
-            "samples": sum(item.num_samples for item in found),
-            "seconds": round(sum(item.seconds for item in found), 1),
-            "memory_bytes": max(item.memory_bytes for item in found),
+            "together": max(item.num_slots for item in estimated),
+            "samples": sum(item.num_samples for item in estimated),
+            "seconds": round(sum(item.seconds for item in estimated), 1),
+            "memory_bytes": max(item.memory_bytes for item in estimated),
         }
-        for unit, found in groups
-    ]
-
-
-def _count_runs(unit: Unit, left: Mapping[str, set[str]]) -> dict[str, int]:
-    """Count the runs of a unit that each study asks for."""
-    ids = {item.id for item in unit.items}
-    return {study: len(ids & wanted) for study, wanted in left.items() if ids & wanted}
+        rows.append(row)
+    return rows
 
 
 def _key(unit: Unit) -> tuple[str, str, int]:

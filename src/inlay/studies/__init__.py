@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
-    from inlay.studies.glue_entries import Entry, choose_entries, list_gone, train_again, write_entries
+    from inlay.studies.glue_server import choose_entries, list_gone, train_again, write_entries
     from inlay.studies.report.report import draw_report
     from inlay.studies.run.estimate import Estimate, estimate_units
     from inlay.studies.run.records import StudyDirs, StudyRecords, count_other_poolings, results_file
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __getattr__ = import_lazily(
     __name__,
     {
-        "inlay.studies.glue_entries": ("Entry", "choose_entries", "list_gone", "train_again", "write_entries"),
+        "inlay.studies.glue_server": ("choose_entries", "list_gone", "train_again", "write_entries"),
         "inlay.studies.report.report": ("draw_report",),
         "inlay.studies.run.estimate": ("Estimate", "estimate_units"),
         "inlay.studies.run.records": ("StudyDirs", "StudyRecords", "count_other_poolings", "results_file"),
@@ -43,7 +43,6 @@ __getattr__ = import_lazily(
 
 __all__ = [
     "WORDS",
-    "Entry",
     "Estimate",
     "JobSettings",
     "SessionResult",

@@ -74,8 +74,8 @@ def conduct_sequence(
     that must be kept to answer them, `extra["moved"]` the largest difference of a probe's logit from what it was when
     its task had been learnt (None for one network, which moves). A step that diverges ends the sequence.
     """
-    runs = [make_run(task, config, backbone) for task in tasks]
     walk = _Walk(backbone, folder, emit, settings)
+    runs = [make_run(task, config, backbone) for task in tasks]  # all at first: what cannot be is refused before any
     steps = []
     for number in range(len(runs)):
         steps.append(walk.take_step(runs[: number + 1]))
@@ -98,7 +98,8 @@ class _Walk:
 
     def take_step(self, runs: Sequence[Run]) -> dict[str, Any]:
         """Learn the last of these runs' tasks and score all of them, or read the result of an earlier session."""
-        place, run = self._folder / _name_step(runs), runs[-1]
+        run = runs[-1]
+        place = self._folder / f"{len(runs):02d}-{digest([each.id for each in runs])[:12]}"
         kept = place / "step.json"
         if not kept.is_file():
             own = set(self._body) & {item.name for item in run.spec.layout(self._backbone.anatomy)}
@@ -141,22 +142,29 @@ class _Walk:
     def _describe(self, run: Run, result: Result) -> dict[str, Any]:
         task, anatomy = run.task, self._backbone.anatomy
         is_lost = result.status == DIVERGED or not result.tensors
-        has_test = task.test is not None and task.test.targets is not None and not is_lost
+        test = None
+        if task.test is not None and task.test.targets is not None and not is_lost:
+            test = score_split(run, result, self._backbone, task.test)
         own = sum(tensor.numel() for learned in self._learned for tensor in learned.tensors.values())
+        moves = [0.0]
+        if not run.spec.is_finetuned:
+            for learned in self._learned:
+                now = self._answer_probes(learned.run, learned.spec, learned.tensors)
+                moves += [float((a - b).abs().max()) for a, b in zip(now, learned.probes, strict=True)]
         return {
             "task": task.name,
             "trained_parameters": run.spec.count_parameters(anatomy),
             "num_train": len(task.train),
             "metric": task.metric,
             "dev": result.dev_metrics,
-            "test": score_split(run, result, self._backbone, task.test) if has_test and task.test else None,
+            "test": test,
             "status": DIVERGED if is_lost else "finished",
             "curve": [[line["epoch"], line["dev"][task.metric]] for line in result.history],
             "seconds": result.seconds,
             "extra": {
                 "after": {} if is_lost else self._score(),
                 "total_parameters": self._backbone.num_parameters + own,
-                "moved": None if run.spec.is_finetuned else self._measure_moves(),
+                "moved": None if run.spec.is_finetuned else max(moves),
             },
         }
 
@@ -165,8 +173,10 @@ class _Walk:
         if self._learned[0].spec.is_finetuned:
             scores = {}
             for learned in self._learned:
+                names = {item.name for item in learned.spec.layout(self._backbone.anatomy)}
+                body = {name: self._body[name] for name in names & self._body.keys()}
                 bank = Bank(self._backbone, 1)
-                bank.put(0, learned.spec, self._tensors_of(learned))
+                bank.put(0, learned.spec, {**learned.tensors, **body})
                 scores[learned.run.task.name] = _score_slot(bank, 0, learned)
             return scores
         bank = Bank(self._backbone, len(self._learned))
@@ -174,28 +184,11 @@ class _Walk:
             bank.put(slot, learned.spec, learned.tensors)
         return {learned.run.task.name: _score_slot(bank, slot, learned) for slot, learned in enumerate(self._learned)}
 
-    def _tensors_of(self, learned: _Learned) -> dict[str, Tensor]:
-        """Return a task's tensors on the current network."""
-        names = {item.name for item in learned.spec.layout(self._backbone.anatomy)}
-        return {**learned.tensors, **{name: self._body[name] for name in names & self._body.keys()}}
-
-    def _measure_moves(self) -> float:
-        """Return the largest change of a probe's logit since its task was learnt."""
-        moves = [0.0]
-        for learned in self._learned:
-            now = self._answer_probes(learned.run, learned.spec, learned.tensors)
-            moves += [float((a - b).abs().max()) for a, b in zip(now, learned.probes, strict=True)]
-        return max(moves)
-
     def _answer_probes(self, run: Run, spec: SlotSpec, tensors: Mapping[str, Tensor]) -> list[Tensor]:
         backbone = canonical_backbone(self._backbone)
         dev = run.task.dev.take(range(min(NUM_PROBES, len(run.task.dev))))
         rows = make_rows(encode_cached(backbone.tokenizer, dev, run.reading))
         return [answer.to(torch.float32).contiguous() for answer in infer_canonically(backbone, spec, tensors, rows)]
-
-
-def _name_step(runs: Sequence[Run]) -> str:
-    return f"{len(runs):02d}-{digest([run.id for run in runs])[:12]}"
 
 
 def _score_slot(bank: Bank, slot: int, learned: _Learned) -> float:

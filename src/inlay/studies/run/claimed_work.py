@@ -12,32 +12,10 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from inlay.store import locked, make_directory
-
-
-class HeldRuns:
-    """A process's hold on some runs, until it is released or the process dies."""
-
-    def __init__(self, path: Path, run_ids: Iterable[str]) -> None:
-        self._path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-            os.write(self._descriptor, json.dumps(sorted(run_ids)).encode())
-            os.fsync(self._descriptor)  # other hosts must not see a claim of nothing
-        except BaseException:
-            path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            raise
-
-    def release(self) -> None:
-        """Release the runs."""
-        self._path.unlink(missing_ok=True)
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open too
-        os.close(self._descriptor)
 
 
 class Claims:
@@ -53,10 +31,27 @@ class Claims:
         with locked(self._folder / ".lock", exclusive=True):
             yield {run_id for path in sorted(self._folder.glob("*.json")) for run_id in _read_claim(path)}
 
-    def claim(self, run_ids: Iterable[str]) -> HeldRuns:
-        """Claim runs; call it inside `choosing`, for unclaimed runs."""
-        name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}.json"
-        return HeldRuns(self._folder / name, run_ids)
+    def claim(self, run_ids: Iterable[str]) -> Callable[[], None]:
+        """Claim runs until this process dies or calls the returned function.
+
+        Call it inside `choosing`, for unclaimed runs.
+        """
+        path = self._folder / f"{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}.json"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+
+        def release() -> None:
+            path.unlink(missing_ok=True)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open too
+            os.close(descriptor)
+
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            os.write(descriptor, json.dumps(sorted(run_ids)).encode())
+            os.fsync(descriptor)  # other hosts must not see a claim of nothing
+        except BaseException:
+            release()
+            raise
+        return release
 
 
 def _read_claim(path: Path) -> list[str]:

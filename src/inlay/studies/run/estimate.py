@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +26,7 @@ from inlay.training import (
 _GAIN = {"cuda": {1: 1.0, 8: 2.6, 32: 3.1}, "cpu": {1: 1.0}}
 _CHARACTERS = 4  # characters of a token, as in `PlannedRun.cost`
 _STILL = StepCost(0.0, 0.0, 0)
+_Kind = tuple[str, bool, bool]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[StudyPlan], *, measure
     nothing is computed and no time is known.
     """
     by_study = {plan.study.name: plan for plan in plans}
-    find_pace = _measure_lazily([item for unit in units for item in unit.items], by_study)
+    paces: dict[_Kind, StepCost] = {}
     estimates = []
     for unit in units:
         # 1. memory: as many slots as fit
@@ -59,7 +59,12 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[StudyPlan], *, measure
         most = 1 if unit.is_finetuned or unit.kind == "sequence" else min(MAX_COHORT, unit.num_runs)
         num_slots = choose_slots(most, slot_bytes, available_bytes(backbone.device)) if trained else 0
         # 2. time: the texts at the measured pace, less the gain of training together
-        pace = find_pace(unit.items[0]) if measured and unit.cost else _STILL
+        pace = _STILL
+        if measured and unit.cost:
+            kind = _kind_of(unit.items[0], by_study)
+            if kind not in paces:
+                paces[kind] = _measure_cheapest(kind, units, by_study)
+            pace = paces[kind]
         num_steps = sum(item.num_samples / item.config.train.batch_size for item in unit.items)
         seconds = unit.cost * _CHARACTERS * pace.seconds_a_character + num_steps * pace.seconds_a_step
         known = _GAIN[backbone.device.type]
@@ -77,26 +82,18 @@ def _find_run(item: PlannedRun, plan: StudyPlan) -> AnyRun | None:
     return make_run(item.sequence[0], item.config, plan.backbone)
 
 
-def _measure_lazily(items: Sequence[PlannedRun], plans: dict[str, StudyPlan]) -> Callable[[PlannedRun], StepCost]:
-    """Return a function that gives an item's pace: that of the cheapest run of its kind, measured once."""
+def _kind_of(item: PlannedRun, plans: Mapping[str, StudyPlan]) -> _Kind:
+    return (plans[item.study].backbone.fingerprint, isinstance(item.run, JointRun), item.is_finetuned)
 
-    def kind_of(item: PlannedRun) -> tuple[str, bool, bool]:
-        return (plans[item.study].backbone.fingerprint, isinstance(item.run, JointRun), item.is_finetuned)
 
-    cheapest: dict[tuple[str, bool, bool], PlannedRun] = {}
-    for item in items:
-        if item.run is not None or item.sequence:
-            other = cheapest.setdefault(kind_of(item), item)
-            if item.cost < other.cost:
-                cheapest[kind_of(item)] = item
-
-    @functools.cache
-    def measure(kind: tuple[str, bool, bool]) -> StepCost:
-        if kind not in cheapest:
-            return _STILL
-        plan = plans[cheapest[kind].study]
-        run = _find_run(cheapest[kind], plan)
-        assert run is not None
-        return measure_step_cost(run, plan.backbone, checkpointing=plan.study.fit.get("checkpointing", False))
-
-    return lambda item: measure(kind_of(item))
+def _measure_cheapest(kind: _Kind, units: Sequence[Unit], plans: Mapping[str, StudyPlan]) -> StepCost:
+    """Measure a step of the cheapest run of a kind."""
+    items = [item for unit in units for item in unit.items if item.run is not None or item.sequence]
+    alike = [item for item in items if _kind_of(item, plans) == kind]
+    if not alike:
+        return _STILL
+    cheapest = min(alike, key=lambda item: item.cost)
+    plan = plans[cheapest.study]
+    run = _find_run(cheapest, plan)
+    assert run is not None
+    return measure_step_cost(run, plan.backbone, checkpointing=plan.study.fit.get("checkpointing", False))

@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from inlay.errors import BadData
 from inlay.store import locked, make_directory, sync_directory
@@ -23,7 +23,6 @@ from inlay.store import locked, make_directory, sync_directory
 if TYPE_CHECKING:
     from inlay.studies.spec.planning import PlannedRun, StudyPlan
 
-_BLOCK_BYTES = 1 << 16
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"
 STATUSES = (FINISHED, DIVERGED, FAILED)
 
@@ -72,6 +71,11 @@ class Record:
         """The fields that tell records apart: a run may stand in several arms, and be repeated on other hardware; one
         that reads no backbone, such as TF-IDF's, stands beside every backbone and in every profile."""
         return (self.id, self.arm, self.hardware, self.fingerprint, self.profile)
+
+    @property
+    def group(self) -> tuple[str, str, str]:
+        """The fields that a plan's own records share."""
+        return (self.study, self.profile, self.backbone)
 
     @property
     def pooling(self) -> str:
@@ -187,27 +191,18 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
     with locked(path.parent / ".lock", exclusive=True):
         is_new = not path.exists()
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            _drop_torn_line(file)
+            # Cut off a last line that a kill left incomplete.
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":
+                    file.seek(0)
+                    file.truncate(file.read().rfind(b"\n") + 1)
+                    file.seek(0, os.SEEK_END)
             file.write("".join(f"{line}\n" for line in lines).encode())
             file.flush()
             os.fsync(file.fileno())
         if is_new:
             sync_directory(path.parent)
-
-
-def _drop_torn_line(file: BinaryIO) -> None:
-    """Cut off a last line that a kill left incomplete, and go to the end of the file."""
-    end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - _BLOCK_BYTES)
-        file.seek(start)
-        found = file.read(end - start).rfind(b"\n")
-        if found >= 0:
-            end = start + found + 1
-            break
-        end = start
-    file.truncate(end)
-    file.seek(end)
 
 
 def read_study(root: Path, study: str) -> list[Record]:
@@ -272,6 +267,9 @@ class StudyRecords:
     def __init__(self, plans: Sequence[StudyPlan], dirs: StudyDirs) -> None:
         self._dirs = dirs
         self._plans = {plan.study.name: plan for plan in plans}
+        self._groups = {
+            name: (name, plan.study.profile, short_name(plan.backbone.name)) for name, plan in self._plans.items()
+        }
         self._asking: dict[str, list[PlannedRun]] = {}
         for item in (item for plan in plans for item in plan.items):
             self._asking.setdefault(item.id, []).append(item)
@@ -280,35 +278,34 @@ class StudyRecords:
         """study -> byte of its file up to which records are read"""
         self.failed: dict[str, str] = {}
         """run id -> the reason, for runs that failed since this object was made"""
-        for name in self._plans:
-            _, self._read_to[name] = read_appended(self.file_of(name))
-            self._note(name, merge_records(read_records(self.file_of(name)), self._read_beside(name)))
+        # 1. records of the studies' own files, and of their groups in other files beside them
+        for name, group in self._groups.items():
+            own = self.file_of(name)
+            _, self._read_to[name] = read_appended(own)
+            others = [path for path in list_files(dirs.results, name) if path.with_suffix(".jsonl") != own]
+            beside = [record for path in others for record in read_records(path) if record.group == group]
+            self._note(name, merge_records(read_records(own), beside))
         self.failed.clear()
-        self._borrowed = self._borrow()
+        # 2. records of the same runs in other arms, studies and profiles
+        self._borrowed: list[Record] = []
+        if not all(self.is_known(item) for plan in plans for item in plan.items):
+            for path in list_files(dirs.results):
+                self._borrowed += [copy for record in read_records(path) for copy in self._lend(record)]
+        for record in self._borrowed:
+            self._note(record.study, [record])
 
     def file_of(self, study: str) -> Path:
         """Return the file that a study's records are appended to."""
-        plan = self._plans[study]
-        return results_file(self._dirs.results, study, plan.backbone.name, plan.study.profile)
-
-    def _read_beside(self, study: str) -> list[Record]:
-        """Read the records of a plan's backbone and profile in other files of its study's folder."""
-        own = self.file_of(study)
-        others = [path for path in list_files(self._dirs.results, study) if path.with_suffix(".jsonl") != own]
-        found = (record for path in others for record in read_records(path))
-        return [record for record in found if self._group_of(record) == self._group_of_plan(study)]
-
-    @staticmethod
-    def _group_of(record: Record) -> tuple[str, str, str]:
-        return (record.study, record.profile, record.backbone)
-
-    def _group_of_plan(self, study: str) -> tuple[str, str, str]:
-        plan = self._plans[study]
-        return (study, plan.study.profile, short_name(plan.backbone.name))
+        _, profile, backbone = self._groups[study]
+        return results_file(self._dirs.results, study, backbone, profile)
 
     def is_known(self, item: PlannedRun) -> bool:
         """Tell whether an item has a record; a record of a failure does not count."""
         return item.key in self._known
+
+    def is_left(self, item: PlannedRun) -> bool:
+        """Tell whether an item has neither a record nor failed since this object was made."""
+        return not self.is_known(item) and item.id not in self.failed
 
     def records(self, study: str) -> list[Record]:
         """Return the records of a plan's items, without those of other settings from earlier sessions."""
@@ -369,30 +366,33 @@ class StudyRecords:
         default = self._plans[study].backbone.default_pooling
         return bool(record.extra.get("pooling", default) == default)
 
-    def _borrow(self) -> list[Record]:
-        """Find records of these plans' runs in other arms, studies and profiles."""
-        if all(self.is_known(item) for items in self._asking.values() for item in items):
-            return []
-        borrowed = []
-        for path in list_files(self._dirs.results):
-            borrowed += [copy for record in read_records(path) for copy in self._lend(record)]
-        for record in borrowed:
-            self._note(record.study, [record])
-        return borrowed
-
     def _lend(self, record: Record) -> list[Record]:
         """Copy a record for every item that asks for its run and has none."""
+        copies: list[Record] = []
         if record.status == FAILED:
-            return []
-        asking = self._asking.get(record.id.partition("-")[0], ())
-        return [
-            _copy(record, item, self._plans[item.study])
-            for item in asking
-            if (self._group_of_plan(item.study), item.arm.name) != (self._group_of(record), record.arm)
-            and (item.study, record.id, item.arm.name) not in self._known
-            and (item.arm.kind != "spans" or "spans" in record.extra)
-            and self._is_read_alike(record, item.study)
-        ]
+            return copies
+        for item in self._asking.get(record.id.partition("-")[0], ()):
+            is_own = (self._groups[item.study], item.arm.name) == (record.group, record.arm)
+            has_one = (item.study, record.id, item.arm.name) in self._known
+            lacks_spans = item.arm.kind == "spans" and "spans" not in record.extra
+            if is_own or has_one or lacks_spans or not self._is_read_alike(record, item.study):
+                continue
+            plan = self._plans[item.study]
+            copy = dataclasses.replace(
+                record,
+                study=item.study,
+                arm=item.arm.name,
+                profile=plan.study.profile,
+                axes=dict(item.axes),
+                # The same weights may have another name elsewhere, and a baseline has no backbone: here it is beside
+                # this one.
+                backbone=short_name(plan.backbone.name),
+                fingerprint=plan.backbone.fingerprint,
+                backbone_parameters=plan.backbone.num_parameters,
+                extra={**record.extra, "layers": plan.backbone.anatomy.num_layers},
+            )
+            copies.append(copy)
+        return copies
 
     def _drop_weights(self, record: Record) -> None:
         """Delete the weights of a fine-tuned copy, as many would fill the disk; each arm's best one stays to answer.
@@ -416,21 +416,6 @@ class StudyRecords:
         beaten = {other.id for item in asking for other in rivals.get((item.study, item.arm.name), ())}
         for run_id in {*beaten, record.id} - best:
             (self._dirs.runs / run_id / "best.safetensors").unlink(missing_ok=True)
-
-
-def _copy(record: Record, item: PlannedRun, plan: StudyPlan) -> Record:
-    return dataclasses.replace(
-        record,
-        study=item.study,
-        arm=item.arm.name,
-        profile=plan.study.profile,
-        axes=dict(item.axes),
-        # The same weights may have another name elsewhere, and a baseline has no backbone: here it is beside this one.
-        backbone=short_name(plan.backbone.name),
-        fingerprint=plan.backbone.fingerprint,
-        backbone_parameters=plan.backbone.num_parameters,
-        extra={**record.extra, "layers": plan.backbone.anatomy.num_layers},
-    )
 
 
 def count_other_poolings(plan: StudyPlan, results: Path) -> dict[str, int]:

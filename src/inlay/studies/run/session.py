@@ -102,11 +102,6 @@ def conduct(
     return session.sum_up()
 
 
-def list_todo(plans: Sequence[StudyPlan], dirs: StudyDirs) -> list[Unit]:
-    """List the units that `conduct` would do."""
-    return make_agenda(plans, StudyRecords(plans, dirs), dirs.runs)
-
-
 class Session:
     """One process's work on several plans, from reading the records to the result."""
 
@@ -126,7 +121,7 @@ class Session:
         self.known = StudyRecords(plans, dirs)
         self.known.write_borrowed()
         self.failed: list[tuple[PlannedRun, str]] = []
-        self.runner = UnitRunner(self.plans.__getitem__, dirs.runs, self.known.add, commit)
+        self.runner = UnitRunner(self.plans, dirs.runs, self.known.add, commit)
         self._before = {name: self.known.run_ids(name) for name in self.plans}
         self._claims = Claims(dirs.runs)
         self._num_jobs, self._prefers_copies = num_jobs, prefers_copies
@@ -186,23 +181,23 @@ class Session:
             unit = self._choose(units, held)
             if unit is not None:
                 unit = self.deadline.cut(unit)
-                claim = self._claims.claim(unit.run_ids | self._sources_to_train(unit))
+                release = self._claims.claim(unit.run_ids | self._sources_to_train(unit))
         if unit is None:
             yield None, len(units)
             return
         try:
             yield unit, len(units)
         finally:
-            claim.release()
+            release()
 
     @property
     def has_work(self) -> bool:
         """Whether any item has neither a record nor a failure, even if another process trains it."""
-        return bool(_group_by_run(list(self.plans.values()), self.known))
+        return any(self.known.is_left(item) for plan in self.plans.values() for item in plan.items)
 
     def list_units(self, held: Collection[str] = ()) -> list[Unit]:
         """List the units that are left, without the runs that others hold."""
-        in_pieces = self._num_jobs > 1 or self.deadline.is_set
+        in_pieces = self._num_jobs > 1 or self.deadline.deadline is not None
         plans = list(self.plans.values())
         return make_agenda(plans, self.known, self.dirs.runs, in_pieces=in_pieces, num_jobs=self._num_jobs, held=held)
 
@@ -218,34 +213,36 @@ class Session:
         # 2. the first of the preferred kind
         if self._prefers_copies:
             free.sort(key=lambda unit: not unit.is_finetuned)
-        if not free or self._num_jobs == 1:
-            return next(iter(free), None)
-        # 3. Among equally urgent units, prefer one that needs no new compiled programs.
-        alike = [unit for unit in free if _urgency(unit) == _urgency(free[0]) and unit.compile_key == self._compiled]
-        chosen = next(iter([*alike, *free]))
+        if not free:
+            return None
+        if self._num_jobs == 1:
+            return free[0]
+        # 3. among equally urgent units, one that needs no new compiled programs
+        alike = [unit for unit in free if unit.urgency == free[0].urgency and unit.compile_key == self._compiled]
+        chosen = alike[0] if alike else free[0]
         self._compiled = chosen.compile_key
         return chosen
 
     def _sources_to_train(self, unit: Unit) -> set[str]:
         """Return the runs that a unit starts from and that have no weights yet."""
-        sources = {item.source.id for item in (*unit.items, *unit.resumed_with) if item.source is not None}
-        folders = {run_id: self.dirs.runs / run_id for run_id in sources}
-        return {
-            run_id
-            for run_id, folder in folders.items()
-            if not (is_finished(folder) and (folder / "best.safetensors").is_file())
-        }
+        needed = set()
+        for item in (*unit.items, *unit.resumed_with):
+            if item.source is not None:
+                folder = self.dirs.runs / item.source.id
+                if not (is_finished(folder) and (folder / "best.safetensors").is_file()):
+                    needed.add(item.source.id)
+        return needed
 
     def sum_up(self) -> SessionResult:
         """Return the result of the session, with records that other processes have added meanwhile."""
         self.known.refresh()
-        for name in (name for name, plan in self.plans.items() if plan.study.paired_rows):
-            self.known.revise(name, add_covariances(self.known.records(name), self.dirs.runs))
-        items = [item for plan in self.plans.values() for item in plan.items]
+        for name, plan in self.plans.items():
+            if plan.study.paired_rows:
+                self.known.revise(name, add_covariances(self.known.records(name), self.dirs.runs))
         new = {name: self.known.run_ids(name) - before for name, before in self._before.items()}
         return SessionResult(
             records=[record for name in self.plans for record in self.known.records(name)],
-            missing=[item for item in items if not self.known.is_known(item)],
+            missing=[item for plan in self.plans.values() for item in plan.items if not self.known.is_known(item)],
             failed=self.failed,
             num_trained={name: len(ids) for name, ids in new.items()},
             total_trained=len(set().union(*new.values())),
@@ -259,10 +256,6 @@ class Deadline:
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
         self._rates: dict[bool, float] = {}
-
-    @property
-    def is_set(self) -> bool:
-        return self.deadline is not None
 
     @property
     def is_late(self) -> bool:
@@ -289,33 +282,20 @@ class Deadline:
 
 
 class _Alarm:
-    """Stops at the deadline as Ctrl-C would: the step in hand is finished and saved."""
+    """Stops at the deadline as Ctrl-C would: the step in hand is finished and saved. A second stop would end that."""
 
-    def __init__(self, pace: Deadline) -> None:
-        self._pace, self._has_rung = pace, False
+    def __init__(self, deadline: Deadline) -> None:
+        self._deadline, self._has_rung = deadline, False
 
     def __call__(self, event: Event) -> None:
-        if not isinstance(event, StepTaken | RowsAnswered):
+        if self._has_rung or not isinstance(event, StepTaken | RowsAnswered) or not self._deadline.is_late:
             return
-        if _is_main_thread():
-            if self._is_due():
-                signal.raise_signal(signal.SIGINT)
-        elif isinstance(event, StepTaken) and self._is_due():  # another thread has no signals: its next step ends it
+        if threading.current_thread() is threading.main_thread():
+            self._has_rung = True
+            signal.raise_signal(signal.SIGINT)
+        elif isinstance(event, StepTaken):  # another thread has no signals: its next step ends it
+            self._has_rung = True
             raise Interrupted
-
-    def _is_due(self) -> bool:
-        """Tell once whether it is late: a second signal would stop the saving."""
-        is_due = self._pace.is_late and not self._has_rung
-        self._has_rung |= is_due
-        return is_due
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
-def _urgency(unit: Unit) -> tuple[bool, bool, int]:
-    return (not unit.is_begun, unit.is_finetuned, unit.items[0].tier)
 
 
 def make_agenda(
@@ -334,8 +314,15 @@ def make_agenda(
     copies of the backbone each of `num_jobs` gets its part. Runs that other processes hold are left out, and so are
     those that have failed since `known` was made.
     """
-    # 1. every run once, whoever asks for it
-    wanted = {item.id: item for item in map(_choose_item, _group_by_run(plans, known))}
+    # 1. every run once, whoever asks for it: the item whose record serves all (spans are more work, on the same run),
+    # else the one wanted soonest
+    asking: dict[str, list[PlannedRun]] = {}
+    for item in (item for plan in plans for item in plan.items):
+        if known.is_left(item):
+            asking.setdefault(item.id, []).append(item)
+    wanted = {
+        run_id: min(items, key=lambda item: (item.arm.kind != "spans", item.tier)) for run_id, items in asking.items()
+    }
     num_copies = Counter(item.tier for item in wanted.values() if item.is_finetuned)
     lengths = {tier: min(_COPIES_IN_A_ROW, -(-number // num_jobs)) for tier, number in num_copies.items()}
     # 2. cohorts that were stopped go on as they were
@@ -346,37 +333,20 @@ def make_agenda(
     for item in sorted(wanted.values(), key=lambda item: item.tier):
         if item.id not in held:
             groups.setdefault(_key(item, by_study[item.study]), []).append(item)
-    # 4. units in order of their tier, after those that train their sources
+    # 4. units in order of their tier
     units = [unit for key, group in groups.items() for unit in _slice(key[0], group, lengths, in_pieces=in_pieces)]
     order = {name: number for number, name in enumerate(by_study)}
-    return begun + _after_sources(sorted(units, key=lambda unit: (unit.items[0].tier, order[unit.items[0].study])))
-
-
-def _after_sources(units: Sequence[Unit]) -> list[Unit]:
-    """Put units after those that train their sources: trained alone, sources would take as long as their cohort."""
+    units.sort(key=lambda unit: (unit.items[0].tier, order[unit.items[0].study]))
+    # 5. units after those that train their sources: trained alone, sources would take as long as their cohort
     trained = {item.id: unit for unit in units for item in unit.items}
     placed: dict[int, Unit] = {}
     for unit in units:
-        sources = [trained.get(item.source.id) for item in unit.items if item.source is not None]
-        for each in (*sources, unit):
-            if each is not None:
-                placed.setdefault(id(each), each)
-    return list(placed.values())
-
-
-def _group_by_run(plans: Sequence[StudyPlan], known: StudyRecords) -> list[list[PlannedRun]]:
-    """Group the items without a record by their run."""
-    asking: dict[str, list[PlannedRun]] = {}
-    for plan in plans:
-        for item in plan.items:
-            if not known.is_known(item) and item.id not in known.failed:
-                asking.setdefault(item.id, []).append(item)
-    return list(asking.values())
-
-
-def _choose_item(asking: Sequence[PlannedRun]) -> PlannedRun:
-    """Choose the item whose record serves all (spans are more work, on the same run); else the one wanted soonest."""
-    return min(asking, key=lambda item: (item.arm.kind != "spans", item.tier))
+        for item in unit.items:
+            if item.source is not None and item.source.id in trained:
+                source = trained[item.source.id]
+                placed.setdefault(id(source), source)
+        placed.setdefault(id(unit), unit)
+    return [*begun, *placed.values()]
 
 
 def _find_begun(plans: Sequence[StudyPlan], wanted: dict[str, PlannedRun], runs: Path, without: set[str]) -> list[Unit]:

@@ -6,28 +6,26 @@ A run whose folder is finished is read back, and a cohort that was stopped goes 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inlay.data import Task
 from inlay.errors import InlayError
 from inlay.model import is_out_of_memory
+from inlay.studies.ablate import score_spans
 from inlay.studies.judge.row_covariances import keep_influences
-from inlay.studies.run.recording import Origin, Recorder, has_diverged, list_notes, name_processor
+from inlay.studies.run.recording import Recorder, has_diverged, list_notes, name_processor
 from inlay.studies.run.records import Record
-from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.planning import PlannedRun, StudyPlan
+from inlay.studies.task_sequence import conduct_sequence
 from inlay.training import (
-    AnyMember,
     AnyRun,
     Emit,
     Event,
     FitSettings,
     Interrupted,
     JointRun,
-    Result,
     RunEnded,
     drop_rows,
     emit_to,
@@ -85,6 +83,10 @@ class Unit:
         return {item.id for item in (*self.items, *self.resumed_with)}
 
     @property
+    def urgency(self) -> tuple[bool, bool, int]:
+        return (not self.is_begun, self.is_finetuned, self.items[0].tier)
+
+    @property
     def compile_key(self) -> tuple[Any, ...]:
         """A key that is equal for units with the same compiled programs."""
         item = self.items[0]
@@ -97,10 +99,6 @@ class Unit:
         """Return the unit with some of its items only."""
         return dataclasses.replace(self, items=tuple(items))
 
-    def split(self, items: Iterable[PlannedRun]) -> list[Unit]:
-        """Return some of its items, each as a new unit."""
-        return [Unit(self.kind, (item,)) for item in items]
-
     def describe(self) -> str:
         """Return its arms, tasks and settings in a few words."""
         arms = list(dict.fromkeys(item.arm.name for item in self.items))
@@ -110,26 +108,23 @@ class Unit:
         where += ", one after another" if len(tasks) > 1 and self.items[0].sequence else ""
         seeds = sorted({item.seed for item in self.items})
         which = f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds"
-        return f"{first} on {where}, {which}{self._settings}"
-
-    @property
-    def _settings(self) -> str:
-        """Describe sizes that the arms do not name, and the learning rate: they tell units of the same arms apart."""
+        # sizes that the arms do not name, and the learning rate: they tell units of the same arms apart
         trained = [item for item in self.items if item.run is not None or item.sequence]
-        sizes = {item.config.method.size for item in trained if str(item.config.method.size) not in item.arm.name}
-        found = sorted(size for size in sizes if size is not None)
-        said = "" if not found else f", size {found[0]}" + (f" to {found[-1]}" if len(found) > 1 else "")
+        named = {item.config.method.size for item in trained if str(item.config.method.size) not in item.arm.name}
+        sizes = sorted(size for size in named if size is not None)
+        if sizes:
+            which += f", size {sizes[0]}" + (f" to {sizes[-1]}" if len(sizes) > 1 else "")
         rates = {item.config.train.lr for item in trained}
-        return said + (f", lr {rates.pop():g}" if len(rates) == 1 and None not in rates else "")
+        if len(rates) == 1 and None not in rates:
+            which += f", lr {rates.pop():g}"
+        return f"{first} on {where}, {which}"
 
 
 class UnitRunner:
-    """Trains and scores units. `keep` gets records as soon as they are known."""
+    """Trains and scores units of these plans. `keep` gets records as soon as they are known."""
 
-    def __init__(
-        self, find_plan: Callable[[str], StudyPlan], runs: Path, keep: Keep, commit: str | None = None
-    ) -> None:
-        self._find_plan, self._runs, self._keep, self._commit = find_plan, runs, keep, commit
+    def __init__(self, plans: Mapping[str, StudyPlan], runs: Path, keep: Keep, commit: str | None = None) -> None:
+        self._plans, self._runs, self._keep, self._commit = plans, runs, keep, commit
         self._recorders: dict[str, Recorder] = {}
         self._kept: set[tuple[str, str, str]] = set()
 
@@ -141,7 +136,12 @@ class UnitRunner:
         out, which takes minutes.
         """
         try:
-            self._work(unit, emit)
+            if unit.kind == "runs":
+                self._train(unit, emit)
+            elif unit.kind == "baseline":
+                self._score_baseline(unit.items[0])
+            else:
+                self._conduct_sequence(unit.items[0], emit)
         except Interrupted:
             self._keep_finished(unit.take(item for item in unit.items if item.arm.kind != "spans"))
             raise
@@ -149,8 +149,8 @@ class UnitRunner:
             self._keep_finished(unit)
             lost = [item for item in unit.items if item.key not in self._kept]
             if unit.is_sequential:
-                self._drop_row(unit)
-                return [failure for single in unit.split(lost) for failure in self.do(single, emit)]
+                drop_rows(self._runs / "cohorts", unit.run_ids)
+                return [failure for item in lost for failure in self.do(Unit(unit.kind, (item,)), emit)]
             self.record_failure(lost, error)
             return [(item, error) for item in lost]
         return []
@@ -159,39 +159,42 @@ class UnitRunner:
         """Keep records that say why items have no result; they are tried again in the next session."""
         self._keep([self._recorder(item).record_failure(item, error) for item in items])
 
-    def _drop_row(self, unit: Unit) -> None:
-        drop_rows(self._runs / "cohorts", unit.run_ids)
-
     def _recorder(self, item: PlannedRun) -> Recorder:
         if item.study not in self._recorders:
-            plan = self._find_plan(item.study)
-            self._recorders[item.study] = Recorder(plan, plan.backbone, Origin.here(plan.backbone, self._commit))
+            self._recorders[item.study] = Recorder(self._plans[item.study], self._commit)
         return self._recorders[item.study]
 
     def _hand_over(self, item: PlannedRun, records: Sequence[Record]) -> None:
         self._keep(records)
         self._kept.add(item.key)
 
-    def _work(self, unit: Unit, emit: Emit) -> None:
-        if unit.kind == "runs":
-            self._train(unit, emit)
-        else:
-            _WORKERS[unit.kind](self, unit.items[0], emit)
-
     def _train(self, unit: Unit, emit: Emit) -> None:
+        # 1. the runs, with the weights that they start from
         for item in unit.items:
-            has_tests = item.run is not None and any(part.task.test is not None for part in item.run.parts)
-            if item.arm.kind == "spans" or has_tests:
+            if item.arm.kind == "spans" or (item.run is not None and _has_tests(item.run)):
                 self._forget_bare(item.id)
-        plan = self._find_plan(unit.items[0].study)
+        plan = self._plans[unit.items[0].study]
         settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, keep_last=False, **plan.study.fit)
         self._train_sources(unit, plan, settings, emit)
-        runs = [self._started(item) for item in (*unit.items, *unit.resumed_with) if item.run is not None]
+        runs: list[AnyRun] = []
+        for item in (*unit.items, *unit.resumed_with):
+            run = item.run
+            if item.source is not None and isinstance(run, JointRun):
+                tasks = [part.task for part in run.parts]
+                run = dataclasses.replace(run, start=start_from(self._runs / item.source.id, run.config, tasks))
+            if run is not None:
+                runs.append(run)
         if unit.is_finetuned:
             self._keep_finished(unit)  # a run that was killed before it was scored: it might be stopped again later
-        fit(runs, plan.backbone, self._runs, settings, emit_to(_Keeper(self, unit), emit))
-        if unit.is_finetuned:
-            self._drop_row(unit)  # a cohort of which some runs were trained elsewhere, so that its state was not found
+
+        # 2. their training, and their records
+        def keep_ended(event: Event) -> None:
+            if isinstance(event, RunEnded):
+                self._keep_ended(unit, event.member.run)
+
+        fit(runs, plan.backbone, self._runs, settings, emit_to(keep_ended, emit))
+        if unit.is_finetuned:  # a cohort of which some runs were trained elsewhere, so that its state was not found
+            drop_rows(self._runs / "cohorts", unit.run_ids)
         self._keep_finished(unit)
 
     def _train_sources(self, unit: Unit, plan: StudyPlan, settings: FitSettings, emit: Emit) -> None:
@@ -203,15 +206,6 @@ class UnitRunner:
         if any(not is_finished(self._runs / run_id) for run_id in sources):
             fit(list(sources.values()), plan.backbone, self._runs, settings, emit)
 
-    def _started(self, item: PlannedRun) -> AnyRun:
-        """Return the run of an item, with the weights it starts from."""
-        assert item.run is not None
-        if item.source is None or not isinstance(item.run, JointRun):
-            return item.run
-        tasks = [part.task for part in item.run.parts]
-        start = start_from(self._runs / item.source.id, item.run.config, tasks)
-        return dataclasses.replace(item.run, start=start)
-
     def _forget_bare(self, run_id: str) -> None:
         """Let a run be trained again if its weights were dropped after its record was kept and are needed again."""
         folder = self._runs / run_id
@@ -220,43 +214,50 @@ class UnitRunner:
         if result is not None and result.dev_metric is not None:
             (folder / "result.json").unlink()
 
+    def _keep_ended(self, unit: Unit, run: AnyRun) -> None:
+        """Keep a run's record as soon as it ends, unless that needs more work or delays other runs."""
+        pairs_rows = any(self._plans[item.study].study.paired_rows for item in unit.items)
+        if (_has_tests(run) or pairs_rows) and not unit.is_finetuned:
+            return  # scored with its weights, once the cohort has ended
+        for item in unit.items:
+            if item.id == run.id and item.arm.kind != "spans":
+                try:
+                    self._keep_result(item, unit.num_together)
+                except (InlayError, RuntimeError, MemoryError) as error:
+                    # There may be no memory for its weights beside the training; there is once that has ended.
+                    if not is_out_of_memory(error):
+                        raise
+
     def _keep_finished(self, unit: Unit) -> None:
         for item in unit.items:
-            if item.run is not None:
-                self.keep_finished(item, unit.num_together)
+            self._keep_result(item, unit.num_together)
 
-    def keep_finished(self, item: PlannedRun, num_together: int) -> None:
-        """Keep the records of an item's run once it has ended; resumed from an older state, it may end again."""
-        result = read_result(self._runs / item.id) if item.key not in self._kept else None
-        if result is not None:
-            self._hand_over(item, self._describe(item, result, num_together))
+    def _keep_result(self, item: PlannedRun, num_together: int) -> None:
+        """Keep the records of an item's run once it has ended; resumed from an older state, it may end again.
 
-    def _describe(self, item: PlannedRun, result: Result, num_together: int) -> list[Record]:
-        """Make the records of a trained run: score the test rows, and the spans if the arm asks for them."""
-        assert item.run is not None
+        Its test rows are scored, and its spans if the arm asks for them.
+        """
+        run, plan = item.run, self._plans[item.study]
+        result = read_result(self._runs / item.id) if run is not None and item.key not in self._kept else None
+        if run is None or result is None:
+            return
         extra: dict[str, Any] = {"together": num_together}
-        if isinstance(item.run, JointRun):
-            return self._recorder(item).record_joint(item, result, extra)
+        if isinstance(run, JointRun):
+            self._hand_over(item, self._recorder(item).record_joint(item, result, extra))
+            return
         if item.arm.kind == "spans" and not has_diverged(result):
-            extra["spans"] = self._score_spans(item, item.run.task)
-        plan = self._find_plan(item.study)
+            # `first-last` -> dev score without the adapters of these layers; `whole` is the score with all
+            scores = score_spans(plan.backbone, self._runs / item.id, run.task)
+            extra["spans"] = {"whole" if span is None else f"{span[0]}-{span[1]}": at for span, at in scores.items()}
         if plan.study.paired_rows and not has_diverged(result):
-            keep_influences(self._runs / item.id, item.run, result, plan.backbone)
-        return [self._recorder(item).record_result(item, result, extra)]
+            keep_influences(self._runs / item.id, run, result, plan.backbone)
+        self._hand_over(item, [self._recorder(item).record_result(item, result, extra)])
 
-    def pairs_rows(self, unit: Unit) -> bool:
-        """Tell whether the dev rows of a unit's runs are answered once more, for covariances."""
-        return any(self._find_plan(item.study).study.paired_rows for item in unit.items)
+    def _score_baseline(self, item: PlannedRun) -> None:
+        from inlay.explore import fit_baseline  # scikit-learn takes long to import
 
-    def _score_spans(self, item: PlannedRun, task: Task) -> dict[str, float]:
-        """Return `first-last` -> dev score without the adapters of these layers; `whole` is the score with all."""
-        backbone = self._find_plan(item.study).backbone
-        scores = ARM_KINDS["spans"].find()(backbone, self._runs / item.id, task)
-        return {"whole" if span is None else f"{span[0]}-{span[1]}": value for span, value in scores.items()}
-
-    def _score_baseline(self, item: PlannedRun, emit: Emit) -> None:
-        task = self._find_plan(item.study).tasks[item.task]
-        found = ARM_KINDS["baseline"].find()(task)
+        task = self._plans[item.study].tasks[item.task]
+        found = fit_baseline(task)
         record = self._recorder(item).record(
             item,
             task,
@@ -271,49 +272,17 @@ class UnitRunner:
 
     def _conduct_sequence(self, item: PlannedRun, emit: Emit) -> None:
         """Train one network through all tasks, and keep a record for each."""
-        plan = self._find_plan(item.study)
-        conduct_sequence = ARM_KINDS["sequence"].find()
-        settings, place = FitSettings(**plan.study.fit), self._runs / item.id
-        found = conduct_sequence(plan.backbone, item.sequence, item.config, place, emit, settings=settings)
+        plan = self._plans[item.study]
+        settings, folder = FitSettings(**plan.study.fit), self._runs / item.id
+        steps = conduct_sequence(plan.backbone, item.sequence, item.config, folder, emit, settings=settings)
         records = []
-        for number, given in enumerate(found):
-            known = {key: value for key, value in dict(given).items() if key not in ("id", "study", "arm", "profile")}
-            task = plan.tasks[known.pop("task")]
-            extra = {**known.pop("extra", {}), "sequence": [other.name for other in item.sequence]}
+        for number, step in enumerate(steps):
+            known = {name: value for name, value in step.items() if name not in ("task", "extra")}
             known["id"] = f"{item.id}-{number}" if number else item.id
-            records.append(self._recorder(item).record(item, task, extra=extra, **known))
+            known["extra"] = {**step["extra"], "sequence": [task.name for task in item.sequence]}
+            records.append(self._recorder(item).record(item, plan.tasks[step["task"]], **known))
         self._hand_over(item, records)
 
 
-# Kind of unit -> the function that does it, for kinds that are not trained in a cohort.
-_WORKERS: dict[str, Callable[[UnitRunner, PlannedRun, Emit], None]] = {
-    "baseline": UnitRunner._score_baseline,
-    "sequence": UnitRunner._conduct_sequence,
-}
-
-
-class _Keeper:
-    """Keeps a run's record as soon as it ends, unless that needs more work or delays other runs."""
-
-    def __init__(self, runner: UnitRunner, unit: Unit) -> None:
-        self._runner, self._unit = runner, unit
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, RunEnded):
-            self._keep_ended(event.member)
-
-    def _keep_ended(self, member: AnyMember) -> None:
-        has_tests = any(part.task.test is not None for part in member.run.parts)
-        if (has_tests or self._runner.pairs_rows(self._unit)) and not self._unit.is_finetuned:
-            return  # scored with its weights, once the cohort has ended
-        for item in self._unit.items:
-            if item.id == member.run.id and item.arm.kind != "spans":
-                self._keep(item)
-
-    def _keep(self, item: PlannedRun) -> None:
-        try:
-            self._runner.keep_finished(item, self._unit.num_together)
-        except (InlayError, RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            # There is no memory for its weights beside the training; there is once that has ended.
+def _has_tests(run: AnyRun) -> bool:
+    return any(part.task.test is not None for part in run.parts)

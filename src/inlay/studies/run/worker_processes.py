@@ -108,6 +108,7 @@ class _Workers:
         self._workers: list[_Worker] = []
         self._num_begun, self._num_rows = 0, 0
         self._is_stopping = False
+        self._log_folder = session.dirs.runs.parent / "jobs"
         self._tried: set[str] = set()
         """runs during which a process died"""
         self._lost: list[str] = []
@@ -139,28 +140,26 @@ class _Workers:
     def _is_to_end(self) -> bool:
         return self._session.deadline.is_late or len(self._lost) >= _MOST_LOST
 
-    @property
-    def _log_folder(self) -> Path:
-        return self._session.dirs.runs.parent / "jobs"
-
     def _start(self, number: int) -> _Worker:
-        ours, theirs = PROCESSES.Pipe(duplex=False)
-        log = self._log_folder / f"{number}.log"
-        plans = self._session.plans.values()
+        session = self._session
         job = _Job(
             number=number,
-            studies={plan.study.name: plan.study for plan in plans},
-            backbones={plan.study.name: plan.backbone.name for plan in plans},
-            dirs=self._session.dirs,
+            studies=[(plan.study, plan.backbone.name) for plan in session.plans.values()],
+            dirs=session.dirs,
             settings=self._settings,
-            deadline=self._session.deadline.deadline,
-            failed=dict(self._session.known.failed),
+            deadline=session.deadline.deadline,
+            failed=dict(session.known.failed),
+            log=self._log_folder / f"{number}.log",
         )
-        process = PROCESSES.Process(target=_work, args=(theirs, job, log), name=f"inlay-{number}")
-        with _blocked_interrupts():
+        ours, theirs = PROCESSES.Pipe(duplex=False)
+        process = PROCESSES.Process(target=_work, args=(theirs, job), name=f"inlay-{number}")
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process unblocks it when it is ready
+        try:
             process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        return _Worker(number, process, ours, log)
+        return _Worker(number, process, ours, job.log)
 
     def _listen(self, wanted: Sequence[PlannedRun]) -> None:
         """Handle the messages that arrive within a short time, and report the overall progress."""
@@ -202,7 +201,10 @@ class _Workers:
 
     def _bury(self, worker: _Worker) -> None:
         """Close an ended process, and start another in its place if it died and work is left."""
-        _end_process(worker.process)
+        worker.process.join(timeout=_EXIT_SECONDS)
+        if worker.process.is_alive():  # it hangs at its exit, in a driver or a library
+            worker.process.kill()
+            worker.process.join()
         worker.link.close()
         self._workers.remove(worker)
         if worker.process.exitcode != 0 and not self._is_stopping:
@@ -214,8 +216,10 @@ class _Workers:
     def _lose(self, worker: _Worker) -> None:
         """Report a dead process; record as failed the runs that have killed a process before."""
         # 1. how it ended
-        words = _last_words(worker.log)
-        said = f"process {worker.number} ended with status {worker.process.exitcode}" + (f": {words}" if words else "")
+        said = f"process {worker.number} ended with status {worker.process.exitcode}"
+        log = worker.log.read_text(encoding="utf8", errors="replace").strip() if worker.log.is_file() else ""
+        if log:
+            said += f": {log.splitlines()[-1][-300:]}"
         if not worker.has_stepped:
             self._lost.append(f"`{worker.unit.describe()}`" if worker.unit is not None else said)
         if worker.unit is None:
@@ -264,19 +268,6 @@ def _receive(link: Connection) -> Iterator[tuple[str, Any]]:
         yield word
 
 
-def _end_process(process: BaseProcess) -> None:
-    """Wait for a process to end; one that hangs at its exit, in a driver or a library, is killed."""
-    process.join(timeout=_EXIT_SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
-
-
-def _last_words(log: Path) -> str:
-    lines = log.read_text(encoding="utf8", errors="replace").strip().splitlines() if log.is_file() else []
-    return lines[-1][-300:] if lines else ""
-
-
 @contextlib.contextmanager
 def _noting_interrupts() -> Iterator[threading.Event]:
     """Let the first Ctrl-C set the event, so that no process is left half started; a second one interrupts at once."""
@@ -298,58 +289,22 @@ def _noting_interrupts() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-@contextlib.contextmanager
-def _blocked_interrupts() -> Iterator[None]:
-    """Block Ctrl-C in this process, and in a process started meanwhile until that one unblocks it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 @dataclass(frozen=True)
 class _Job:
     """All that a process needs to make the plans and to do its part of the work."""
 
     number: int
-    studies: dict[str, Study]
-    backbones: dict[str, str]
-    """study -> its backbone's name or folder"""
+    studies: list[tuple[Study, str]]
+    """the studies, each with its backbone's name or folder"""
     dirs: StudyDirs
     settings: JobSettings
     deadline: float | None
     failed: dict[str, str]
     """run id -> the reason, for runs that failed in this session before the process was started"""
-
-    def make_plans(self) -> list[StudyPlan]:
-        """Load data and backbones, and plan the studies as the first process did."""
-        settings = self.settings
-        device: str | None = None if settings.device == "auto" else settings.device
-        if settings.device in ("auto", "cuda") and torch.cuda.is_available():
-            device = f"cuda:{self.number % torch.cuda.device_count()}"
-        backbones = {name: load_backbone(name, device=device) for name in set(self.backbones.values())}
-        tasks: dict[Any, Task] = {}
-        plans = []
-        for name, study in self.studies.items():
-            found = load_tasks(study, settings.root, skip_missing=settings.skip_missing, known=tasks)
-            plans.append(plan_study(study, backbones[self.backbones[name]], *found, root=settings.root))
-        return plans
-
-    def take_share(self, backbone: Backbone) -> bool:
-        """Limit this process to its part of a GPU's memory; return whether it prefers copies of the backbone.
-
-        A few cohorts keep a GPU busy. A step of what writes its answers is many small kernels: it takes more of them.
-        """
-        if backbone.device.type != "cuda":
-            return False
-        num_gpus = torch.cuda.device_count() if self.settings.device in ("auto", "cuda") else 1
-        take_share(backbone.device, self.settings.memory_share * _USABLE / -(-self.settings.num_jobs // num_gpus))
-        num_cohorts = 2 if backbone.num_parameters >= _MANY_PARAMETERS and not backbone.is_seq2seq else 4
-        return self.number >= num_cohorts * num_gpus
+    log: Path
 
 
-def _work(link: Connection, job: _Job, log: Path) -> None:
+def _work(link: Connection, job: _Job) -> None:
     """Train units until nothing is left. This is the main function of a process; its output goes to a log."""
     # 1. signals, threads and output of this process
     os.setsid()  # Ctrl-C at the terminal is for the first process, which stops this one itself
@@ -360,12 +315,17 @@ def _work(link: Connection, job: _Job, log: Path) -> None:
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(num_threads))  # else each compiles with all cores
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(num_threads)
-    _speak_into(log)
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    with job.log.open("ab") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     # 2. the plans, made again from their settings; then an ordinary session
     with contextlib.suppress(KeyboardInterrupt):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        plans = job.make_plans()
-        prefers_copies = [job.take_share(plan.backbone) for plan in plans]
+        plans = _make_plans(job)
+        prefers_copies = [_take_share(plan.backbone, job.number, job.settings) for plan in plans]
         session = Session(
             plans,
             job.dirs,
@@ -379,29 +339,49 @@ def _work(link: Connection, job: _Job, log: Path) -> None:
         session.train(relay, relay.wait)
 
 
-def _speak_into(log: Path) -> None:
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as file:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+def _make_plans(job: _Job) -> list[StudyPlan]:
+    """Load data and backbones, and plan the studies as the first process did."""
+    settings = job.settings
+    device: str | None = None if settings.device == "auto" else settings.device
+    if settings.device in ("auto", "cuda") and torch.cuda.is_available():
+        device = f"cuda:{job.number % torch.cuda.device_count()}"
+    backbones = {name: load_backbone(name, device=device) for name in {name for _, name in job.studies}}
+    tasks: dict[Any, Task] = {}
+    plans = []
+    for study, backbone in job.studies:
+        found = load_tasks(study, settings.root, skip_missing=settings.skip_missing, known=tasks)
+        plans.append(plan_study(study, backbones[backbone], *found, root=settings.root))
+    return plans
+
+
+def _take_share(backbone: Backbone, number: int, settings: JobSettings) -> bool:
+    """Limit this process to its part of a GPU's memory; return whether it prefers copies of the backbone.
+
+    A few cohorts keep a GPU busy. A step of what writes its answers is many small kernels: it takes more of them.
+    """
+    if backbone.device.type != "cuda":
+        return False
+    num_gpus = torch.cuda.device_count() if settings.device in ("auto", "cuda") else 1
+    take_share(backbone.device, settings.memory_share * _USABLE / -(-settings.num_jobs // num_gpus))
+    num_cohorts = 2 if backbone.num_parameters >= _MANY_PARAMETERS and not backbone.is_seq2seq else 4
+    return number >= num_cohorts * num_gpus
 
 
 class _Relay(StudyProgress):
-    """Reports progress to the first process, and stops if that one has died."""
+    """Reports progress to the first process, rows at most every half second, and stops if that one has died."""
 
     def __init__(self, link: Connection) -> None:
         self._link, self._parent, self._is_left = link, os.getppid(), False
+        self._num_rows, self._told = 0, 0.0
 
     def send(self, what: str, value: Any = None) -> None:
         """Send a message; if nobody listens any more, stop as by Ctrl-C, once: a second time would stop the saving."""
         try:
             self._link.send((what, value))
         except OSError:
-            self.stop_if_parent_died(is_gone=True)
+            self._stop_if_parent_died(is_gone=True)
 
-    def stop_if_parent_died(self, *, is_gone: bool = False) -> None:
+    def _stop_if_parent_died(self, *, is_gone: bool = False) -> None:
         """Stop as by Ctrl-C if the first process has died: the step in hand is finished and saved."""
         if not self._is_left and (is_gone or os.getppid() != self._parent):
             self._is_left = True
@@ -409,14 +389,15 @@ class _Relay(StudyProgress):
 
     def wait(self) -> None:
         """Sleep while other processes do the rest."""
-        self.stop_if_parent_died()
+        self._stop_if_parent_died()
         time.sleep(_WAIT_SECONDS)
 
     def begin(self, number: int, num_units: int, unit: Unit) -> None:
         self.send("begin", (num_units - number + 1, unit.kind, [item.key for item in unit.items]))
 
     def watch(self, unit: Unit) -> Emit:
-        return _RelayListener(self)
+        self._num_rows, self._told = 0, time.monotonic()
+        return self._listen
 
     def end(self, unit: Unit, seconds: float) -> None:
         self.send("end")
@@ -424,30 +405,20 @@ class _Relay(StudyProgress):
     def warn(self, message: str) -> None:
         self.send("warn", message)
 
-
-class _RelayListener:
-    """Reports the training progress to the first process, at most every half second."""
-
-    def __init__(self, relay: _Relay) -> None:
-        self._relay, self._num_rows, self._told = relay, 0, time.monotonic()
-
-    def __call__(self, event: Event) -> None:
+    def _listen(self, event: Event) -> None:
         match event:
             case CohortStarted(cohort):
                 for member in cohort.members:
-                    self._relay.send("enter", member.run.id)
+                    self.send("enter", member.run.id)
             case RunEntered(member):
-                self._relay.send("enter", member.run.id)
+                self.send("enter", member.run.id)
             case StepTaken(_, num_rows):
-                self._count(num_rows)
+                self._num_rows += num_rows
+                if time.monotonic() - self._told >= _LISTEN_SECONDS:
+                    self.send("rows", self._num_rows)
+                    self._num_rows, self._told = 0, time.monotonic()
+                    self._stop_if_parent_died()
             case RowsAnswered():
-                self._relay.stop_if_parent_died()
+                self._stop_if_parent_died()
             case MemoryRanOut(message):
-                self._relay.send("warn", message)
-
-    def _count(self, num_rows: int) -> None:
-        self._num_rows += num_rows
-        if time.monotonic() - self._told >= _LISTEN_SECONDS:
-            self._relay.send("rows", self._num_rows)
-            self._num_rows, self._told = 0, time.monotonic()
-            self._relay.stop_if_parent_died()
+                self.send("warn", message)

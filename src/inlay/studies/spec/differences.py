@@ -67,7 +67,11 @@ def _group(texts: Mapping[str, Iterable[str]], what: str) -> list[str]:
     for name, found in texts.items():
         for text in found:
             grouped.setdefault(text, []).append(name)
-    return [f"{_list_some(names, what)}: {text}" for text, names in grouped.items()]
+    said = []
+    for text, names in grouped.items():
+        whose = ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]} ({len(names)} {what})"
+        said.append(f"{whose}: {text}")
+    return said
 
 
 def _compare_arms(ours: Arm, theirs: Arm, configs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -83,7 +87,9 @@ def _compare_arms(ours: Arm, theirs: Arm, configs: Sequence[Mapping[str, Any]]) 
     for key, value in _values(ours).items():
         there = values.get(key, [None])  # kinds of arms may have different settings
         if value != there and value in _OPEN:
-            value = _resolve(key, configs)  # an arm without runs has nothing to compare
+            # The values that runs came to; some runs (of sequences) do not say, and without runs there are none.
+            found = [config.get(key[0], {}).get(key[1]) for config in configs]
+            value = list(dict.fromkeys(tuple(each) if isinstance(each, list) else each for each in found))
         if value and set(value) != set(there):
             yield f"{key[1]} {_show(value)}" + ("" if there in _OPEN else f" instead of {_show(there)}")
 
@@ -96,12 +102,6 @@ def _values(arm: Arm) -> dict[Key, list[Any]]:
     fixed = {(section, name): [value] for section, tree in trees.items() for name, value in tree.items()}
     varied = {key: list(arm.axes[key[1]]) for key in fixed if key[1] in arm.axes}
     return {key: value for key, value in (fixed | varied).items() if key[1] not in _OWN}
-
-
-def _resolve(key: Key, configs: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Return the values that runs used for an open setting; some runs (of sequences) do not say."""
-    values = [config.get(key[0], {}).get(key[1]) for config in configs]
-    return list(dict.fromkeys(tuple(value) if isinstance(value, list) else value for value in values))
 
 
 def _compare_task(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -119,7 +119,3 @@ def _show(value: Any) -> str:
         return "left open"
     values = value if isinstance(value, list | tuple) else [value]
     return ", ".join(f"{item:g}" if isinstance(item, float) else str(item) for item in values)
-
-
-def _list_some(names: list[str], what: str) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{names[0]} … {names[-1]} ({len(names)} {what})"

@@ -21,7 +21,7 @@ from inlay.settings import DataConfig, RunConfig, digest
 from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.study import Arm, Point, Study, shorten
 from inlay.studies.spec.toy import make_toy_task
-from inlay.training import ANSWERED, AnyRun, JointRun, Start, make_joint_run, make_run
+from inlay.training import ANSWERED, AnyRun, JointRun, Run, Start, make_joint_run, make_run
 
 if TYPE_CHECKING:
     from inlay.model import Backbone
@@ -74,13 +74,16 @@ class PlannedRun:
         """Whether it trains a copy of the backbone's weights."""
         return ARM_KINDS[self.arm.kind].needs_backbone and find_method(self.config.method.name).is_finetuned
 
-    @cached_property
+    @property
+    def _trained_tasks(self) -> tuple[Task, ...]:
+        return (self.run.task,) if isinstance(self.run, Run) else self.sequence
+
+    @property
     def num_samples(self) -> int:
         """Number of rows it is trained on, counted as often as they are read."""
         if isinstance(self.run, JointRun):
             return self.run.config.train.batch_size * self.run.num_steps
-        tasks = [self.run.task] if self.run is not None else list(self.sequence)
-        return sum(len(task.train) for task in tasks) * self.config.train.num_epochs
+        return sum(len(task.train) for task in self._trained_tasks) * self.config.train.num_epochs
 
     @cached_property
     def cost(self) -> float:
@@ -97,8 +100,9 @@ class PlannedRun:
             dev = sum(_count_tokens(part.task.dev, part.max_length) for part in parts)
             return float(length * self.num_samples + ANSWERED * epochs * dev)
         most = self.run.max_length if self.run is not None else self.config.train.max_length or _USUAL_LENGTH
-        tasks = [self.run.task] if self.run is not None else list(self.sequence)
-        read = sum(_count_tokens(task.train, most) + ANSWERED * _count_tokens(task.dev, most) for task in tasks)
+        read = sum(
+            _count_tokens(task.train, most) + ANSWERED * _count_tokens(task.dev, most) for task in self._trained_tasks
+        )
         return float(read * epochs)
 
 
@@ -179,7 +183,13 @@ def plan_study(
     if too_deep:
         left_out.append(f"{', '.join(too_deep)}: {backbone.name} has {num_layers} layers")
     maker = _Maker(study, backbone, tasks, find_root(root))
-    left_out += maker.list_too_small()
+    too_small: dict[str, list[str]] = {}
+    for arm in study.arms.values():
+        for task in arm.tasks:
+            if task in tasks and maker.is_too_small(arm, task):
+                too_small.setdefault(task, []).append(arm.name)
+    for task, arms in too_small.items():
+        left_out.append(f"{', '.join(arms)} on {task}: it has {len(tasks[task].train):,} training rows")
     # 2. every arm with every seed
     items = [
         item
@@ -203,25 +213,14 @@ class _Maker:
     def make(self, arm: Arm, seed: int) -> list[PlannedRun]:
         """Make all items of an arm with one seed."""
         kind = ARM_KINDS[arm.kind]
-        chosen = [task for task in arm.tasks if task in self._tasks and not self._is_too_small(arm, task)]
+        chosen = [task for task in arm.tasks if task in self._tasks and not self.is_too_small(arm, task)]
         if kind.spans_tasks:
             return [self._make(arm, seed, chosen, point) for point in arm.points() if chosen]
         points = [(task, point) for task in chosen for point in arm.points(self._study.per_task.get(task))]
         return [self._make(arm, seed, [task], point) for task, point in points]
 
-    def list_too_small(self) -> list[str]:
-        """Describe the tasks with fewer rows than an arm's sample needs."""
-        found: dict[str, list[str]] = {}
-        for arm in self._study.arms.values():
-            for task in arm.tasks:
-                if task in self._tasks and self._is_too_small(arm, task):
-                    found.setdefault(task, []).append(arm.name)
-        return [
-            f"{', '.join(arms)} on {task}: it has {len(self._tasks[task].train):,} training rows"
-            for task, arms in found.items()
-        ]
-
-    def _is_too_small(self, arm: Arm, task: str) -> bool:
+    def is_too_small(self, arm: Arm, task: str) -> bool:
+        """Tell whether a task has fewer rows than an arm's sample needs."""
         return arm.kind == "single" and arm.sample is not None and len(self._tasks[task].train) < arm.sample
 
     def _find_data(self, task: str, sample: int | None = None, seed: int = 0) -> DataConfig:
@@ -248,12 +247,14 @@ class _Maker:
             run = make_run(self._tasks[name], config, self._backbone)
             return PlannedRun(run.id, self._study.name, arm, name, seed, point.axes, run.config, run)
         # 3. other work (a baseline, a sequence), with an id made of settings and data
-        data = [self._tasks[each].digest for each in names] if kind.spans_tasks else self._tasks[name].digest
-        settings = [arm.kind, dataclasses.asdict(config.method), dataclasses.asdict(config.train), data]
-        fingerprint = self._backbone.fingerprint if kind.spans_tasks else ""
-        made = PlannedRun(digest([*settings, fingerprint])[:16], self._study.name, arm, name, seed, point.axes, config)
-        steps = tuple(self._tasks[each] for each in names) if kind.spans_tasks else ()
-        return dataclasses.replace(made, sequence=steps)
+        content: list[Any] = [arm.kind, dataclasses.asdict(config.method), dataclasses.asdict(config.train)]
+        sequence = tuple(self._tasks[each] for each in names) if kind.spans_tasks else ()
+        if kind.spans_tasks:
+            content += [[task.digest for task in sequence], self._backbone.fingerprint]
+        else:
+            content += [self._tasks[name].digest, ""]
+        run_id = digest(content)[:16]
+        return PlannedRun(run_id, self._study.name, arm, name, seed, point.axes, config, sequence=sequence)
 
     def _join(self, arm: Arm, config: RunConfig, names: Sequence[str], point: Point) -> PlannedRun:
         """Make a multi-task run, or a run of one task by the same rules; with the run it starts from, if any."""
@@ -266,8 +267,8 @@ class _Maker:
         data = [self._find_data(name, arm.sample, seed) for name in names]
         start = Start() if source is None else Start(lineage=({"run": source.id},))
         run = make_joint_run(tasks, config, self._backbone, start=start, data=data)
-        made = PlannedRun(run.id, self._study.name, arm, names[0], seed, point.axes, run.config, run)
-        return dataclasses.replace(made, tasks=tuple(names), source=source)
+        about = (run.id, self._study.name, arm, names[0], seed, point.axes)
+        return PlannedRun(*about, run.config, run, tasks=tuple(names), source=source)
 
     def _sample(self, name: str, num_rows: int | None, seed: int) -> Task:
         """Return a task under its name in multi-task runs, with a sample of its rows."""
@@ -283,12 +284,10 @@ class _Maker:
         if source not in self._sources:
             name, _, arm = source.partition("/")
             study = self._study.sources[name]
-            own = {
-                key.removeprefix(f"{name}:"): task for key, task in self._tasks.items() if key.startswith(f"{name}:")
-            }
-            found = _Maker(study, self._backbone, own, self._root).make(study.arms[arm], 0)
-            assert isinstance(found[0].run, JointRun)
-            self._sources[source] = found[0].run
+            own = {task: self._tasks[f"{name}:{task}"] for task in study.tasks if f"{name}:{task}" in self._tasks}
+            run = _Maker(study, self._backbone, own, self._root).make(study.arms[arm], 0)[0].run
+            assert isinstance(run, JointRun)
+            self._sources[source] = run
         return self._sources[source]
 
 

@@ -15,10 +15,10 @@ from typing import Any
 from inlay.errors import BadConfig, UnknownName
 from inlay.settings import JointConfig, MethodConfig, TrainConfig, from_tree
 
-CONFIGS = {"method": MethodConfig, "train": TrainConfig, "joint": JointConfig}
 # Section of a run's config -> its settings with their defaults; if two sections have one name, the first counts.
 SETTINGS = {
-    section: {item.name: item.default for item in dataclasses.fields(kind)} for section, kind in CONFIGS.items()
+    section: {item.name: item.default for item in dataclasses.fields(kind)}
+    for section, kind in (("method", MethodConfig), ("train", TrainConfig), ("joint", JointConfig))
 }
 SAMPLE = "sample"
 """the one setting of an arm's rows that a rule may ask for: most training rows of a task"""
@@ -182,27 +182,23 @@ def find_section(name: str) -> str:
 
 def read_claims(study: str, tree: Iterable[Mapping[str, Any]]) -> tuple[Claim, ...]:
     """Read the claims of a study's file."""
-    claims = tuple(_read_claim(study, item) for item in tree)
-    names = [claim.name for claim in claims]
-    for name in names:
-        if names.count(name) > 1:
-            raise BadConfig(f"two claims are named `{name}`", "give each a name of its own")
-    return claims
-
-
-def _read_claim(study: str, tree: Mapping[str, Any]) -> Claim:
-    flat = {key: value for key, value in tree.items() if key not in ("covers", "kinds", "bounds")}
-    _require(flat, ("name", "text", "source", "rule"), "claims")
-    claim = from_tree(Claim, flat, "claims.")
-    if claim.rule not in RULES:
-        raise UnknownName(f"rule of claim `{claim.name}`", claim.rule, RULES)
-    return dataclasses.replace(
-        claim,
-        study=study,
-        covers=dict(tree.get("covers", {})),
-        kinds=dict(tree.get("kinds", {})),
-        bounds=tuple(map(float, tree.get("bounds", ()))),
-    )
+    claims: dict[str, Claim] = {}
+    for item in tree:
+        flat = {key: value for key, value in item.items() if key not in ("covers", "kinds", "bounds")}
+        _require(flat, ("name", "text", "source", "rule"), "claims")
+        claim = from_tree(Claim, flat, "claims.")
+        if claim.rule not in RULES:
+            raise UnknownName(f"rule of claim `{claim.name}`", claim.rule, RULES)
+        if claim.name in claims:
+            raise BadConfig(f"two claims are named `{claim.name}`", "give each a name of its own")
+        claims[claim.name] = dataclasses.replace(
+            claim,
+            study=study,
+            covers=dict(item.get("covers", {})),
+            kinds=dict(item.get("kinds", {})),
+            bounds=tuple(map(float, item.get("bounds", ()))),
+        )
+    return tuple(claims.values())
 
 
 def _require(tree: Mapping[str, Any], keys: Collection[str], where: str) -> None:

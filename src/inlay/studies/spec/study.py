@@ -8,7 +8,7 @@ one of them (`adapters-512` beside `adapters-{size}`) is laid over that one. Eve
 what cannot be trained is refused before anything is. An arm may go on from what another study trained:
 `from = "STUDY/ARM"` is that study's arm under the same profile and on the same backbone. `most_samples` are the
 training rows that there are of a task, so that no arm of it asks for more. `[report]` and `[[claims]]` say how the
-study is shown and judged (`shown.py`); they are the same under every profile.
+study is shown and judged (`report_spec.py`); they are the same under every profile.
 """
 
 from __future__ import annotations
@@ -278,11 +278,15 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
     arms = _read_arms(tree, tasks)
     for missing in without - arms.keys():
         raise UnknownName("arm", missing, arms)
-    report, claims = (
-        read_report(tree.get("report", {}), tree.get("figures", ())),
-        read_claims(name, tree.get("claims", ())),
-    )
-    _check_rows(report, claims, arms)
+    report = read_report(tree.get("report", {}), tree.get("figures", ()))
+    claims = read_claims(name, tree.get("claims", ()))
+    # a claim is on rows that a rule of the report or an arm makes
+    series = [rule.series for rule in report.rows]
+    for claim in claims:
+        for row in claim.rows:
+            is_known = "*" in row or row in arms or any(row == own or row.startswith(f"{own}-") for own in series)
+            if not is_known:
+                raise UnknownName(f"row of claim `{claim.name}`", row, [*series, *arms])
     study = Study(
         name=name,
         title=tree["title"],
@@ -305,19 +309,8 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
         report=report,
         claims=claims,
     )
-    for _ in study.points():  # refuses impossible values
-        pass
+    list(study.points())  # refuses impossible values
     return study
-
-
-def _check_rows(report: ReportSpec, claims: Iterable[Claim], arms: Iterable[str]) -> None:
-    """Refuse a claim on a row that neither a rule of the report nor an arm can make."""
-    series = [rule.series for rule in report.rows]
-    for claim in claims:
-        for row in claim.rows:
-            is_known = "*" in row or row in arms or any(row == own or row.startswith(f"{own}-") for own in series)
-            if not is_known:
-                raise UnknownName(f"row of claim `{claim.name}`", row, [*series, *arms])
 
 
 def _read_arms(tree: Mapping[str, Any], tasks: tuple[str, ...]) -> dict[str, Arm]:
@@ -361,6 +354,12 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
             _section_of(key)
             if not value:
                 raise BadConfig(f"the axis `{key}` of arm `{full}` has no values", "give one or more")
+        source = str(filled.get("from", ""))
+        if source and (source.count("/") != 1 or kind != "single"):
+            raise BadConfig(
+                f"`arms.{full}.from` is `{source}` in an arm of the kind `{kind}`",
+                'write `from = "STUDY/ARM"` in an arm of the kind `single`',
+            )
         yield Arm(
             name=full,
             kind=kind,
@@ -371,18 +370,8 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
             tasks=chosen,
             min_layers=int(filled.get("min_layers", 0)),
             sample=_whole(filled["sample"], f"arms.{full}.sample") if "sample" in filled else None,
-            source=_read_from(filled, full),
+            source=source,
         )
-
-
-def _read_from(tree: Mapping[str, Any], arm: str) -> str:
-    source, kind = str(tree.get("from", "")), tree.get("kind", "runs")
-    if source and (source.count("/") != 1 or kind != "single"):
-        raise BadConfig(
-            f"`arms.{arm}.from` is `{source}` in an arm of the kind `{kind}`",
-            'write `from = "STUDY/ARM"` in an arm of the kind `single`',
-        )
-    return source
 
 
 def _fill(value: Any, each: Mapping[str, Any], values: Iterable[Any]) -> Any:

@@ -13,8 +13,7 @@ import synthetic
 from inlay.studies.judge.bounds import MeanWithError, estimate, show
 from inlay.studies.judge.claims import judge_claims
 from inlay.studies.judge.coverage import list_missing
-from inlay.studies.judge.gaps import describe_ends, find_gaps
-from inlay.studies.judge.pairs import pair
+from inlay.studies.judge.pairs import describe_ends, find_gaps, pair
 from inlay.studies.judge.published import Published, read_published
 from inlay.studies.judge.row_specs import find_number, list_rows, name_task
 from inlay.studies.judge.scored import mean_tasks, score_study

@@ -1,7 +1,7 @@
 """The rows of a study's tables: their records, labels and order.
 
-A row is what a rule of the study's `[report]` takes, by what was trained (`spec/shown.py`), or an arm as the file names
-it. A rule without `each` takes runs of several settings together; the best of them is chosen on dev.
+A row is what a rule of the study's `[report]` takes, by what was trained, or an arm as the file names it. A rule
+without `each` takes runs of several settings together; the best of them is chosen on dev.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -89,8 +90,10 @@ def score_study(study: Study, records: Sequence[Record], published: Published) -
     split = study.report_on if has_test else "dev"
     specs = list_rows(study, records)
     rows = {spec.key: score_row(study, spec, split) for spec in specs}
+    # Arms that give the same result with every seed: without a backbone (TF-IDF) nothing is random.
+    fixed = {name for name, arm in study.arms.items() if not ARM_KINDS[arm.kind].needs_backbone}
     for spec in specs:
-        if all(_is_fixed(study, record.arm) for record in spec.records):
+        if fixed.issuperset(record.arm for record in spec.records):
             rows[spec.key] = {task: replace(cell, is_fixed=True) for task, cell in rows[spec.key].items()}
     held = {task for row in rows.values() for task in row}
     known = [*study.tasks, *sorted(held - set(study.tasks))]
@@ -132,11 +135,6 @@ def _choose(study: Study, records: Sequence[Record], split: str) -> Row:
     return row
 
 
-def _is_fixed(study: Study, arm: str) -> bool:
-    """Tell whether an arm gives the same result with every seed: without a backbone (TF-IDF) nothing is random."""
-    return arm in study.arms and not ARM_KINDS[study.arms[arm].kind].needs_backbone
-
-
 def needs_backbone(scored: ScoredStudy, key: str) -> bool:
     """Tell whether a row needs the backbone to answer; TF-IDF does not."""
     return not all(cell.is_fixed for cell in scored.rows[key].values())
@@ -156,3 +154,51 @@ def published_tasks(scored: ScoredStudy) -> list[str]:
     """Return the tasks of the mean that some published table has with the same metric, so that means compare."""
     columns = {column for table in scored.published.tables for column in table.columns}
     return [task for task in mean_tasks(scored) if scored.column(task) in columns]
+
+
+# Series: the rows of one rule by their numbers. Rows that were planned and have not been run can be listed too, so that
+# a line breaks where they would stand.
+
+
+def series_keys(scored: ScoredStudy, series: str) -> list[str]:
+    """Return the rows of a series, fewest parameters first."""
+    found = [spec.key for spec in scored.specs if spec.series == series and spec.key in scored.rows]
+    return sorted(found, key=lambda key: median_parameters(scored, key))
+
+
+def median_parameters(scored: ScoredStudy, key: str) -> float:
+    """Return the trained parameters of a row: the median over its tasks."""
+    return statistics.median(cell.trained_parameters for cell in scored.rows[key].values())
+
+
+def most_parameters(scored: ScoredStudy, key: str) -> int:
+    """Return the trained parameters of a row's largest task."""
+    return max(cell.trained_parameters for cell in scored.rows[key].values())
+
+
+def planned_numbers(scored: ScoredStudy, series: str, tasks: Iterable[str] = ()) -> dict[float, str]:
+    """Return number -> row of a series, in order: rows that were run or planned on all of these tasks."""
+    wanted = set(tasks)
+    planned = [spec for spec in scored.planned_specs if wanted <= {record.task for record in spec.records}]
+    held = [spec for spec in scored.specs if spec.key in scored.rows and wanted <= scored.rows[spec.key].keys()]
+    keys: dict[str, tuple[float, str]] = {}
+    for spec in (*planned, *held):
+        if spec.series == series and spec.number is not None:
+            keys[spec.key] = (spec.number, spec.key)
+    return dict(sorted(keys.values()))
+
+
+def planned_keys(scored: ScoredStudy, series: str, task: str | None = None) -> list[str]:
+    """Return the rows of a series by number, including planned rows (of a task) that were not run."""
+    whole = [spec.key for spec in scored.specs if (spec.series, spec.number) == (series, None)]
+    numbered = planned_numbers(scored, series, () if task is None else (task,)).values()
+    return [*(key for key in whole if key in scored.rows), *numbered]
+
+
+def list_series(scored: ScoredStudy) -> dict[str, dict[float, str]]:
+    """Return series -> number -> its row, numbers in order."""
+    found: dict[str, dict[float, str]] = {}
+    for spec in scored.specs:
+        if spec.number is not None and spec.key in scored.rows:
+            found.setdefault(spec.series, {})[spec.number] = spec.key
+    return {name: dict(sorted(rows.items())) for name, rows in found.items()}

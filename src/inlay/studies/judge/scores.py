@@ -26,6 +26,9 @@ from inlay.studies.judge.bounds import MeanWithError, average, estimate
 from inlay.studies.judge.row_sampling import num_rows, score_error
 from inlay.studies.run.records import DIVERGED, FAILED, FINISHED, Record
 
+ENOUGH_SEEDS = 2
+"""number of seeds from which a setting is a candidate, though others have more"""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -165,13 +168,9 @@ def choose(records: Iterable[Record], report_on: str = "dev", metric: str | None
 
 
 def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Cell | None:
-    settings: dict[str, list[Record]] = {}
-    for record in records:
-        if record.status == FINISHED and _score(record, report_on, metric) is not None:
-            settings.setdefault(_setting(record), []).append(record)
-    if not settings:
+    ranked = rank_settings(records, metric, report_on)
+    if not ranked:
         return None
-    ranked = _rank(settings, metric, _diverged(records))
     chosen, num_candidates = ranked[0], len(ranked)
     first = chosen[0]
     metrics = {metric or first.metric, *first.dev}
@@ -245,40 +244,6 @@ def joint_of(record: Record) -> Mapping[str, Any]:
     return record.extra.get("joint") or {}
 
 
-def _rank(
-    settings: Mapping[str, Sequence[Record]], metric: str | None, diverged: frozenset[str]
-) -> list[Sequence[Record]]:
-    """Rank the settings that may be chosen by their runs on dev, the best first."""
-    found = {name: _mean_by_seed(group, metric) for name, group in settings.items()}
-    # A seed counts once it has all tasks; before any has, that with the most of them.
-    tasks = max(num_tasks for seeds in found.values() for num_tasks, _ in seeds.values())
-    whole = {name: {seed: mean for seed, (n, mean) in seeds.items() if n == tasks} for name, seeds in found.items()}
-    steady = {name: seeds for name, seeds in whole.items() if name not in diverged and seeds} or whole
-    fewest = min(ENOUGH_SEEDS, max(map(len, steady.values())))
-    candidates = {name: seeds for name, seeds in steady.items() if len(seeds) >= fewest}
-    shared = set.intersection(*map(set, candidates.values()))
-
-    def worth(name: str) -> tuple[float, int]:
-        seeds = candidates[name]
-        means = [statistics.fmean(seeds.values())]
-        means += [statistics.fmean(seeds[seed] for seed in shared)] if shared else []
-        return min(means), len(seeds)
-
-    return [settings[name] for name in sorted(candidates, key=worth, reverse=True)]
-
-
-def _diverged(records: Iterable[Record]) -> frozenset[str]:
-    """Return the settings with a diverged run on every machine that tried it."""
-    tried: dict[tuple[str, str, int], set[str]] = {}
-    for record in records:
-        tried.setdefault((_setting(record), record.task, record.seed), set()).add(record.status)
-    return frozenset(key[0] for key, statuses in tried.items() if DIVERGED in statuses and FINISHED not in statuses)
-
-
-ENOUGH_SEEDS = 2
-"""number of seeds from which a setting is a candidate, though others have more"""
-
-
 def _mean_by_seed(records: Sequence[Record], metric: str | None) -> dict[int, tuple[int, float]]:
     """Map each seed to the number of tasks with a dev score, and their mean."""
     found: dict[int, list[float]] = {}
@@ -296,13 +261,37 @@ def keep_best(records: Iterable[Record], metric: str | None = None, *, over_task
     return [record for group in by_task.values() for record in next(iter(rank_settings(group, metric)), ())]
 
 
-def rank_settings(records: Sequence[Record], metric: str | None = None) -> list[Sequence[Record]]:
-    """Return the finished runs of each setting over all tasks, the best on dev first."""
+def rank_settings(
+    records: Sequence[Record], metric: str | None = None, report_on: str = "dev"
+) -> list[Sequence[Record]]:
+    """Return the finished runs of each setting that may be chosen, over all tasks, the best on dev first."""
     settings: dict[str, list[Record]] = {}
+    tried: dict[tuple[str, str, int], set[str]] = {}
     for record in records:
-        if record.status == FINISHED and _score(record, "dev", metric) is not None:
-            settings.setdefault(_setting(record), []).append(record)
-    return _rank(settings, metric, _diverged(records)) if settings else []
+        setting = _setting(record)
+        tried.setdefault((setting, record.task, record.seed), set()).add(record.status)
+        if record.status == FINISHED and _score(record, report_on, metric) is not None:
+            settings.setdefault(setting, []).append(record)
+    if not settings:
+        return []
+    # 1. scores by setting and seed; a seed counts once it has all tasks; before any has, that with the most of them
+    found = {name: _mean_by_seed(group, metric) for name, group in settings.items()}
+    tasks = max(num_tasks for seeds in found.values() for num_tasks, _ in seeds.values())
+    whole = {name: {seed: mean for seed, (n, mean) in seeds.items() if n == tasks} for name, seeds in found.items()}
+    # 2. no candidate: a setting with a run that diverged on every machine that tried it, and one of too few seeds
+    diverged = {key[0] for key, statuses in tried.items() if DIVERGED in statuses and FINISHED not in statuses}
+    steady = {name: seeds for name, seeds in whole.items() if name not in diverged and seeds} or whole
+    fewest = min(ENOUGH_SEEDS, max(map(len, steady.values())))
+    candidates = {name: seeds for name, seeds in steady.items() if len(seeds) >= fewest}
+    shared = set.intersection(*map(set, candidates.values()))
+
+    def worth(name: str) -> tuple[float, int]:
+        seeds = candidates[name]
+        means = [statistics.fmean(seeds.values())]
+        means += [statistics.fmean(seeds[seed] for seed in shared)] if shared else []
+        return min(means), len(seeds)
+
+    return [settings[name] for name in sorted(candidates, key=worth, reverse=True)]
 
 
 def list_candidates(ranked: Sequence[Sequence[Record]], task: str, metric: str | None) -> tuple[Candidate, ...]:

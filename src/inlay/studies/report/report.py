@@ -24,7 +24,7 @@ from inlay.studies.judge.scored import ScoredStudy, score_study
 from inlay.studies.judge.scores import network_of
 from inlay.studies.judge.verdicts import NONE
 from inlay.studies.report.chart import Drawing
-from inlay.studies.report.figures.compare import draw_figures
+from inlay.studies.report.figures import draw_figures
 from inlay.studies.report.page import Block, Folded, Heading, Picture, Points, Text, write_html, write_markdown
 from inlay.studies.report.tables import ReportTable, other_metric_tables, settings_table, study_tables
 from inlay.studies.run.records import FINISHED, Record, short_name

@@ -1,6 +1,6 @@
 """The tables of a study, ours beside the published values, as cells of text.
 
-A table of scores has a line for each row of `judge/report_rows.py` and one for published values under the same columns.
+A table of scores has a line for each row of `judge/row_specs.py` and one for published values under the same columns.
 Means are over the columns that all lines have, and the published mean is computed anew over exactly these columns. The
 last columns compare with full fine-tuning pair by pair, over the same columns as the means; where fewer of them were
 published, a second comparison is over these. What a half-done study lacks is left out and named in a note.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import ABSENT, estimate, show
-from inlay.studies.judge.gaps import averaged_rows, describe_ends, own_mean, published_gap
-from inlay.studies.judge.pairs import pair
+from inlay.studies.judge.extra_data import lower_part, read_ablations, read_steps
+from inlay.studies.judge.pairs import averaged_rows, describe_ends, own_mean, pair, published_gap
 from inlay.studies.judge.published import PublishedRow, PublishedTable
 from inlay.studies.judge.row_specs import (
     WIDE,
@@ -26,7 +26,6 @@ from inlay.studies.judge.row_specs import (
 )
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks, needs_backbone, published_tasks
 from inlay.studies.judge.scores import column_row, mean_of, total_parameters
-from inlay.studies.judge.series import lower_part, read_ablations, read_steps
 
 
 @dataclass(frozen=True)

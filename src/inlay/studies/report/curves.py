@@ -7,33 +7,53 @@ short is to be seen in the learning curves: a line that still rises at its end, 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inlay.studies.judge.bounds import MeanWithError, estimate
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.row_specs import METRICS, RowSpec, has_joint_runs, name_column, name_task
-from inlay.studies.judge.scored import ScoredStudy, mean_tasks
-from inlay.studies.judge.scores import Row, mean_of, network_of
-from inlay.studies.judge.series import list_series, planned_numbers
+from inlay.studies.judge.scored import ScoredStudy, list_series, mean_tasks, planned_numbers
+from inlay.studies.judge.scores import mean_of, network_of
 from inlay.studies.report.chart import (
+    DASHED,
     INK,
     PALE_INK,
     WIDTH,
     Drawing,
     Entry,
-    Mark,
     Place,
     draw_series,
     finish,
     legend,
-    lone_entries,
     marks_for,
     new_figure,
     paper_style,
     plain,
+    task_marks,
     tell_lone,
 )
+
+
+def _first_series(scored: ScoredStudy) -> tuple[str, dict[float, str]]:
+    """Return the first series of a study with its rows by number; empty if there is none."""
+    return next(iter(list_series(scored).items()), ("", {}))
+
+
+def _places(scored: ScoredStudy, tasks: Sequence[str], series: str, reference: str | None = None) -> list[Place | None]:
+    """Return a series' points over these tasks, less those of a reference, None for planned ones that were not run."""
+    places: list[Place | None] = []
+    for number, key in planned_numbers(scored, series, tasks).items():
+        row = scored.rows.get(key, {})
+        if reference is None:
+            value = mean_of(row, tasks)
+        elif key != reference:
+            difference = pair(row, scored.rows[reference], tasks)
+            value = difference.estimate if difference else None
+        else:
+            continue
+        places.append(None if value is None else (float(number), value))
+    return places
 
 
 def draw_samples(scored: ScoredStudy) -> Drawing | None:
@@ -52,10 +72,11 @@ def draw_samples(scored: ScoredStudy) -> Drawing | None:
         shown: list[MeanWithError] = []
         for axes, own in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for method, rows in series.items():
-                places = _places(scored, own, method)
-                shown += [place[1] for place in places if place]
-                draw_series(axes, places, marks[method])
-                has_published |= _draw_printed(axes, scored, own, rows, marks[method])
+                shown += draw_series(axes, _places(scored, own, method), marks[method])
+                if len(own) == 1:
+                    line = {"linestyle": (0, (1, 2)), "linewidth": 0.9, "zorder": 3}
+                    column = scored.column(own[0])
+                    has_published |= _draw_printed(axes, scored, rows, column, {**marks[method].theirs(), **line})
             axes.set_xscale("log")
             numbers = sorted({number for rows in series.values() for number in rows})
             axes.set_xticks(numbers, [f"{number:g}" for number in numbers], fontsize=6.5, rotation=45)
@@ -65,46 +86,30 @@ def draw_samples(scored: ScoredStudy) -> Drawing | None:
         figure.axes[0].set_ylabel(f"{scored.split} score (points)")
         labels = {method: plain(scored.label(rows[min(rows)]).partition(",")[0]) for method, rows in series.items()}
         entries: list[Entry] = [(labels[method], marks[method], False) for method in series]
-        entries += lone_entries(shown)
-        legend(figure, entries + [("published (T5-base)", Mark(PALE_INK, "o"), True)] * has_published)
+        legend(figure, entries, shown, hollow="published (T5-base)" if has_published else "")
         caption = "Score against the number of training samples, ± one s.e.m. over seeds, which draw the samples."
         caption += tell_lone(shown)
         return finish(figure, name, caption + (" Hollow: published, on T5-base." if has_published else ""))
 
 
-def _first_series(scored: ScoredStudy) -> tuple[str, dict[float, str]]:
-    """Return the first series of a study with its rows by number; empty if there is none."""
-    return next(iter(list_series(scored).items()), ("", {}))
-
-
-def _places(scored: ScoredStudy, tasks: Sequence[str], series: str) -> list[Place | None]:
-    """Return a series' points over these tasks, None for planned points that were not run."""
-    places: list[Place | None] = []
-    for number, key in planned_numbers(scored, series, tasks).items():
-        mean = mean_of(scored.rows.get(key, {}), tasks)
-        places.append(None if mean is None else (float(number), mean))
-    return places
-
-
-def _draw_printed(axes: Any, scored: ScoredStudy, tasks: Sequence[str], rows: Mapping[float, str], mark: Mark) -> bool:
-    """Draw the published values beside a method's line; return whether there are any."""
-    printed = [
-        (number, scored.published.value(key, scored.column(tasks[0])))
-        for number, key in rows.items()
-        if len(tasks) == 1
-    ]
+def _draw_printed(
+    axes: Any, scored: ScoredStudy, rows: Mapping[float, str], column: str, style: Mapping[str, Any]
+) -> bool:
+    """Draw the published values beside a line; return whether there are any."""
+    printed = [(number, scored.published.value(key, column)) for number, key in rows.items()]
     known = [(number, value) for number, value in printed if value is not None]
     if known:
-        axes.plot(*zip(*known, strict=True), **{**mark.theirs(), "linestyle": (0, (1, 2)), "linewidth": 0.9}, zorder=3)
+        axes.plot(*zip(*known, strict=True), **style)
     return bool(known)
 
 
 def draw_sizes(scored: ScoredStudy) -> Drawing | None:
     """Draw scores against adapter sizes: the mean beside the published one, and each task beside its own mean."""
-    numbers = planned_numbers(scored, "adapters")
-    keys, sizes = list(numbers.values()), [int(number) for number in numbers]
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    rows = planned_numbers(scored, "adapters")
     tasks = mean_tasks(scored)
-    if not tasks or len(set(keys) & set(scored.rows)) < 2:
+    if not tasks or len(set(rows.values()) & set(scored.rows)) < 2:
         return None
     metric = METRICS.get(scored.metric(tasks[0]), "score")
     name = scored.study.name
@@ -112,49 +117,40 @@ def draw_sizes(scored: ScoredStudy) -> Drawing | None:
         figure = new_figure(WIDTH, 2.9)
         left, right = figure.subplots(1, 2)
         mark = marks_for(["adapters"])["adapters"]
-        means = [mean_of(scored.rows.get(key, {}), tasks) for key in keys]
-        draw_series(left, [mean and (size, mean) for size, mean in zip(sizes, means, strict=True)], mark)
-        shown = [mean for mean in means if mean]
-        printed = [(size, scored.published.value(key, "mean:accuracy")) for key, size in zip(keys, sizes, strict=True)]
-        known = [(size, value) for size, value in printed if value is not None]
-        if known:
-            left.plot(*zip(*known, strict=True), **{**mark.theirs(), "linestyle": ":"}, linewidth=1, zorder=4)
+        means = [mean_of(scored.rows.get(key, {}), tasks) for key in rows.values()]
+        shown = draw_series(left, [mean and (size, mean) for size, mean in zip(rows, means, strict=True)], mark)
+        line = {"linestyle": ":", "linewidth": 1, "zorder": 4}
+        has_published = _draw_printed(left, scored, rows, "mean:accuracy", {**mark.theirs(), **line})
         left.set_ylabel(f"mean {metric} of {len(tasks)} tasks")
-        colours = marks_for([f"task-{task}" for task in tasks])
-        for task, own in zip(tasks, colours.values(), strict=True):
-            cells = [scored.rows[key][task].estimate if key in scored.rows else None for key in keys]
+        marks = task_marks(tasks)
+        for task in tasks:
+            cells = [scored.rows[key][task].estimate if key in scored.rows else None for key in rows.values()]
             middle = statistics.fmean(cell.mean for cell in cells if cell)
-            shown += [cell for cell in cells if cell]
             beside = [cell and cell._replace(mean=cell.mean - middle) for cell in cells]
-            draw_series(right, [value and (size, value) for size, value in zip(sizes, beside, strict=True)], own)
+            places = [value and (size, value) for size, value in zip(rows, beside, strict=True)]
+            shown += draw_series(right, places, marks[task])
         right.axhline(0, color=PALE_INK, linewidth=0.8, zorder=1)
         right.set_ylabel("less the mean over sizes\n(points)")
         for axes in (left, right):
-            _size_axis(axes, sizes)
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_locator(FixedLocator(list(rows)))
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.set_xticklabels([str(int(size)) for size in rows])
+            axes.set_xlabel("adapter size m")
+            axes.margins(x=0.1)
         entries: list[Entry] = [("mean", mark, False)]
-        entries += [("mean, published (BERT-large, 8 tasks)", mark, True)] if known else []
-        entries += [(name_task(task), own, False) for task, own in zip(tasks, colours.values(), strict=True)]
-        legend(figure, entries + lone_entries(shown))
+        entries += [("mean, published (BERT-large, 8 tasks)", mark, True)] if has_published else []
+        entries += [(name_task(task), own, False) for task, own in marks.items()]
+        legend(figure, entries, shown)
         caption = f"Dev {metric} against adapter size, ± one s.e.m.: the mean over tasks (left) and each task (right)."
         return finish(figure, name, caption + tell_lone(shown))
-
-
-def _size_axis(axes: Any, sizes: Sequence[int]) -> None:
-    from matplotlib.ticker import FixedLocator, NullLocator
-
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(list(sizes)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xticklabels([str(size) for size in sizes])
-    axes.set_xlabel("adapter size m")
-    axes.margins(x=0.1)
 
 
 def draw_init(scored: ScoredStudy) -> Drawing | None:
     """Draw accuracy against the initial scale, a panel per task, all of the same height in points."""
     series, rows = _first_series(scored)
-    keys = list(rows.values())
-    tasks = [task for task in scored.tasks if sum(task in scored.rows[key] for key in keys) > 1]
+    cells = [scored.rows[key] for key in rows.values()]
+    tasks = [task for task in scored.tasks if sum(task in row for row in cells) > 1]
     if not tasks:
         return None
     mark = marks_for(["adapters"])["adapters"]
@@ -164,38 +160,29 @@ def draw_init(scored: ScoredStudy) -> Drawing | None:
         panels = figure.subplots(1, len(tasks), squeeze=False)[0]
         shown: list[MeanWithError] = []
         for axes, task in zip(panels, tasks, strict=True):
-            places = _places(scored, [task], series)
-            shown += [place[1] for place in places if place]
-            draw_series(axes, places, mark)
-            _init_axis(axes, name_task(task))
-        _draw_majorities(panels, [scored.rows[key] for key in keys], tasks)
+            shown += draw_series(axes, _places(scored, [task], series), mark)
+            axes.axvline(1e-2, color=PALE_INK, linewidth=0.9, zorder=1)
+            axes.set_xscale("log")
+            axes.set_xlabel("standard deviation of the initial values")
+            axes.set_title(name_task(task))
+        # All panels have the same height, with room for the highest markers; the majority class is drawn if it fits.
+        height = max(axes.dataLim.height for axes in panels) or 1.0
+        room = 0.07 * height
+        height += 2 * room
+        for axes, task in zip(panels, tasks, strict=True):
+            top = axes.dataLim.y1 + room
+            axes.set_ylim(top - height, top)
+            found = [row[task].majority for row in cells if task in row]
+            majority = next((value for value in found if value is not None), None)
+            if majority is not None and majority >= top - height:
+                axes.axhline(majority, color=INK, linestyle=":", linewidth=1.1, zorder=1)
         panels[0].set_ylabel("dev accuracy (points)")
-        legend(figure, lone_entries(shown))
+        legend(figure, [], shown)
         caption = (
             "Dev accuracy against the standard deviation of the adapters' initial values, ± one s.e.m.; the panels "
             "span the same number of points. Dotted, if in sight: the majority class. Upright: the paper's 1e-2."
         )
         return finish(figure, name, caption + tell_lone(shown))
-
-
-def _init_axis(axes: Any, title: str) -> None:
-    axes.axvline(1e-2, color=PALE_INK, linewidth=0.9, zorder=1)
-    axes.set_xscale("log")
-    axes.set_xlabel("standard deviation of the initial values")
-    axes.set_title(title)
-
-
-def _draw_majorities(panels: Sequence[Any], rows: Sequence[Row], tasks: Sequence[str]) -> None:
-    """Give all panels the same height, with room for the highest markers; draw the majority class if it fits."""
-    height = max(axes.dataLim.height for axes in panels) or 1.0
-    room = 0.07 * height
-    height += 2 * room
-    for axes, task in zip(panels, tasks, strict=True):
-        top = axes.dataLim.y1 + room
-        axes.set_ylim(top - height, top)
-        majority = next((row[task].majority for row in rows if task in row and row[task].majority is not None), None)
-        if majority is not None and majority >= top - height:
-            axes.axhline(majority, color=INK, linestyle=":", linewidth=1.1, zorder=1)
 
 
 def draw_layers(scored: ScoredStudy) -> Drawing | None:
@@ -208,21 +195,17 @@ def draw_layers(scored: ScoredStudy) -> Drawing | None:
     with paper_style(name):
         figure = new_figure(WIDTH * 0.82, 3.3)
         axes = figure.add_subplot()
-        axes.axhline(0, color=INK, linestyle=(0, (4, 2)), linewidth=1.1, zorder=2)
-        marks = dict(zip(tasks, marks_for([f"task-{task}" for task in tasks]).values(), strict=True))
-        mean_mark = marks_for(["adapters"])["adapters"]
+        axes.axhline(0, **DASHED, zorder=2)
+        lines = [(name_task(task), [task], mark) for task, mark in task_marks(tasks).items()]
+        if len(tasks) > 1:
+            lines.append((f"mean of {len(tasks)}", tasks, marks_for(["adapters"])["adapters"]))
         shown: list[MeanWithError] = []
-        lines = [([task], marks[task]) for task in tasks] + [(tasks, mean_mark)] * (len(tasks) > 1)
-        for own, mark in lines:
-            places = _difference_places(scored, own, series, reference)
-            shown += [place[1] for place in places if place]
-            draw_series(axes, places, mark)
+        for _, own, mark in lines:
+            shown += draw_series(axes, _places(scored, own, series, reference), mark)
         axes.set_xticks([int(number) for number in planned_numbers(scored, series)])
         axes.set_xlabel("lowest layer with adapters")
         axes.set_ylabel(f"{scored.split} score less that of\n{plain(scored.label(reference))} (points)")
-        entries: list[Entry] = [(name_task(task), mark, False) for task, mark in marks.items()]
-        entries += [(f"mean of {len(tasks)}", mean_mark, False)] if len(tasks) > 1 else []
-        legend(figure, entries + lone_entries(shown))
+        legend(figure, [(label, mark, False) for label, _, mark in lines], shown)
         caption = (
             f"Score against the lowest layer that has adapters, less that of {scored.label(reference)}, paired by "
             "seed, ± one s.e.m.: each task, and their mean."
@@ -230,18 +213,9 @@ def draw_layers(scored: ScoredStudy) -> Drawing | None:
         return finish(figure, name, caption + tell_lone(shown))
 
 
-def _difference_places(scored: ScoredStudy, tasks: Sequence[str], series: str, reference: str) -> list[Place | None]:
-    """Return a series' differences to the reference, None for planned rows that were not run."""
-    places: list[Place | None] = []
-    for number, key in planned_numbers(scored, series, tasks).items():
-        if key != reference:
-            found = pair(scored.rows.get(key, {}), scored.rows[reference], tasks)
-            places.append(None if found is None else (float(number), found.estimate))
-    return places
+# Score against steps
 
-
-_COLUMNS = 4
-_MOST_TICKS = 4
+_COLUMNS, _MOST_TICKS = 4, 4
 Curve = dict[float, dict[int, float]]
 """step -> seed -> score, in points"""
 
@@ -249,12 +223,15 @@ Curve = dict[float, dict[int, float]]
 def draw_learning(scored: ScoredStudy) -> Drawing | None:
     """Draw dev scores at the chosen settings against steps, for rows whose tasks are one run."""
     specs = [spec for spec in scored.specs if spec.key in scored.rows and has_joint_runs(spec)]
-    curves = {spec.key: read_curves(scored, spec) for spec in specs}
+    curves = {spec.key: _read_curves(scored, spec) for spec in specs}
     tasks = [task for task in scored.tasks if any(len(own.get(task, ())) > 1 for own in curves.values())]
     if not tasks:
         return None
     panels = [[task] for task in tasks] + [tasks] * (len(tasks) > 1)
     num_lines = -(-len(panels) // _COLUMNS)
+    # From the first step, with ticks at scored steps, at every second one if there are many.
+    steps = sorted({step for found in curves.values() for curve in found.values() for step in curve})
+    ticks = steps[:: -(-len(steps) // _MOST_TICKS)]
     with paper_style("learning"):
         figure = new_figure(WIDTH, 0.7 + 1.75 * num_lines)
         grid = figure.subplots(num_lines, min(_COLUMNS, len(panels)), squeeze=False).flat
@@ -262,23 +239,23 @@ def draw_learning(scored: ScoredStudy) -> Drawing | None:
         shown: list[MeanWithError] = []
         for own, axes in zip(panels, grid, strict=False):  # in this order: an axes too many is left for below
             for key, found in curves.items():
-                places = mean_places(found, own)
-                shown += [value for _, value in places]
-                draw_series(axes, places, marks[key])
+                shown += draw_series(axes, _mean_places(found, own), marks[key])
             title = name_column(own[0], scored.metric(own[0])) if len(own) == 1 else f"mean of {len(own)} tasks"
             axes.set_title(title, fontsize=8)
-            _step_axis(axes, {step for found in curves.values() for curve in found.values() for step in curve})
+            axes.set_xlim(0, 1.06 * max(steps))
+            axes.set_xticks(ticks, [f"{step / 1000:.3g}k" if step >= 1000 else f"{step:.3g}" for step in ticks])
+            axes.tick_params(labelsize=6.5)
+            axes.set_xlabel("steps", fontsize=7)
         for axes in grid:
             axes.remove()
         for place in range(0, len(panels), _COLUMNS):
             figure.axes[place].set_ylabel("dev score (points)", fontsize=7.5)
-        entries: list[Entry] = [(plain(spec.label), marks[spec.key], False) for spec in specs]
-        legend(figure, entries + lone_entries(shown))
+        legend(figure, [(plain(spec.label), marks[spec.key], False) for spec in specs], shown)
         caption = "Dev scores against steps of training, at the chosen settings, ± one s.e.m. over seeds."
         return finish(figure, f"{scored.study.name}-learning", caption + tell_lone(shown))
 
 
-def read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
+def _read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
     """Read the curve of each task from the runs of a row's cells, if it is in the cell's metric."""
     found: dict[str, Curve] = {}
     for record in spec.records:
@@ -294,7 +271,7 @@ def read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
     return found
 
 
-def mean_places(curves: dict[str, Curve], tasks: Sequence[str]) -> list[Place]:
+def _mean_places(curves: dict[str, Curve], tasks: Sequence[str]) -> list[Place]:
     """Return the mean over tasks at each step, over the steps and seeds that all tasks have."""
     if not set(tasks) <= curves.keys():
         return []
@@ -305,12 +282,3 @@ def mean_places(curves: dict[str, Curve], tasks: Sequence[str]) -> list[Place]:
         if seeds:
             places.append((step, estimate([sum(part[seed] for part in parts) / len(parts) for seed in seeds])))
     return places
-
-
-def _step_axis(axes: Any, steps: Collection[float]) -> None:
-    """Scale the axis from the first step, with ticks at scored steps, at every second one if there are many."""
-    axes.set_xlim(0, 1.06 * max(steps))
-    ticks = sorted(steps)[:: -(-len(steps) // _MOST_TICKS)]
-    axes.set_xticks(ticks, [f"{step / 1000:.3g}k" if step >= 1000 else f"{step:.3g}" for step in ticks])
-    axes.tick_params(labelsize=6.5)
-    axes.set_xlabel("steps", fontsize=7)

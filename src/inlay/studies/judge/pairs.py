@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from inlay.studies.judge.bounds import MeanWithError, estimate
-from inlay.studies.judge.published import PublishedTable
+from inlay.studies.judge.published import PublishedTable, split_columns
 from inlay.studies.judge.row_sampling import paired_error
 from inlay.studies.judge.row_specs import NOT_AVERAGED, has_one_setting, name_task
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks
@@ -202,7 +202,7 @@ def averaged_rows(scored: ScoredStudy, table: PublishedTable) -> tuple[dict[str,
     if not table.mean_of:
         rows = {key: {task: row[task] for task in tasks} for key, row in scored.rows.items()}
         return rows, f"mean of {len(tasks)}", ()
-    split = [(task, metric) for task, _, metric in (column.partition(":") for column in table.mean_of)]
+    split = split_columns(table.mean_of)
     known = [column for column in split if column[0] in tasks]
     found = {key: column_row(row, known) for key, row in scored.rows.items()}
     absent = dict.fromkeys(name_task(task) for task, _ in split if task not in tasks)

@@ -10,7 +10,7 @@ from functools import cached_property
 from inlay.studies.judge.coverage import Coverage, list_planned_rows
 from inlay.studies.judge.published import Published
 from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, has_one_setting, list_rows, make_rows, name_row
-from inlay.studies.judge.scores import Row, choose, list_candidates, rank_settings, shared_tasks
+from inlay.studies.judge.scores import Row, choose, list_candidates, rank_settings
 from inlay.studies.run.records import Record
 from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.study import Study
@@ -107,7 +107,7 @@ def score_row(study: Study, spec: RowSpec, split: str) -> Row:
     # 1. of tasks that have one setting together, keep the runs of the best one
     ranked = rank_settings(found, report.metric_of()) if has_one_setting(spec) else []
     kept = ranked[0] if ranked else found
-    chosen = _choose(study, kept, split)
+    chosen = choose(kept, split, report.metric_of)
     # 2. say of each cell what it was chosen from
     if ranked and split == "dev":
         chosen = {
@@ -115,7 +115,7 @@ def score_row(study: Study, spec: RowSpec, split: str) -> Row:
             for task, cell in chosen.items()
         }
     if len(kept) < len(found):
-        tried = _choose(study, found, split)
+        tried = choose(found, split, report.metric_of)
         counted = ("num_settings", "num_waiting", "num_lost", "rates")
         chosen = {
             task: replace(cell, **{name: getattr(tried[task], name) for name in counted})
@@ -123,16 +123,7 @@ def score_row(study: Study, spec: RowSpec, split: str) -> Row:
         }
     # 3. tasks without labelled test rows are shown on dev
     untested = [record for record in kept if split == "test" and record.task not in chosen]
-    return chosen | _choose(study, untested, "dev")
-
-
-def _choose(study: Study, records: Sequence[Record], split: str) -> Row:
-    """Return a row's cells, each in the metric that the study shows for its task."""
-    row: Row = {}
-    for task in dict.fromkeys(record.task for record in records):
-        own = [record for record in records if record.task == task]
-        row |= choose(own, split, study.report.metric_of(task))
-    return row
+    return chosen | choose(untested, "dev", report.metric_of)
 
 
 def needs_backbone(scored: ScoredStudy, key: str) -> bool:
@@ -142,7 +133,8 @@ def needs_backbone(scored: ScoredStudy, key: str) -> bool:
 
 def mean_tasks(scored: ScoredStudy) -> list[str]:
     """Return the tasks of a mean: those that every row has. WNLI is shown and not averaged, as in the papers."""
-    return [task for task in shared_tasks(scored.rows.values(), scored.tasks) if task not in NOT_AVERAGED]
+    rows = scored.rows.values()
+    return [task for task in averaged_tasks(scored) if rows and all(task in row for row in rows)]
 
 
 def averaged_tasks(scored: ScoredStudy) -> list[str]:

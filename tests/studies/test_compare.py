@@ -18,7 +18,7 @@ from inlay.studies.judge.pairs import find_gaps
 from inlay.studies.judge.published import read_published
 from inlay.studies.judge.row_specs import name_column
 from inlay.studies.judge.scored import planned_keys, score_study
-from inlay.studies.report import curves, figures, tradeoff
+from inlay.studies.report import chart, curves, figures, tradeoff
 from inlay.studies.report.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone
 from inlay.studies.report.figures import difference_lines, draw_figures, draw_spans, growth
 from inlay.studies.report.tradeoff import common_tasks, draw_percentiles, percentiles
@@ -34,10 +34,8 @@ NAMES = {
 @pytest.fixture
 def unfinished(monkeypatch):
     """What lines are drawn in, neither laid out nor written, which takes the most of the time."""
-    for module in (curves, tradeoff):
-        monkeypatch.setattr(
-            module, "finish", lambda figure, name, caption: SimpleNamespace(figure=figure, caption=caption)
-        )
+    kept = lambda figure, name, caption: SimpleNamespace(figure=figure, caption=caption)  # noqa: E731
+    monkeypatch.setattr(chart, "finish", kept)
 
 
 def scored_of(name: str, records=None, **more):
@@ -313,8 +311,8 @@ def test_what_is_forgotten_is_the_score_when_learnt_less_the_last():
 
 def test_embeddings_are_drawn_beside_what_training_added_where_their_start_is_known(monkeypatch):
     kept = lambda figure, name, caption: SimpleNamespace(figure=figure, caption=caption)  # noqa: E731
-    monkeypatch.setattr(figures, "finish", kept)
-    monkeypatch.setattr(figures, "hold_labels", lambda axes, points: None)  # which takes the most of the time
+    monkeypatch.setattr(chart, "finish", kept)
+    monkeypatch.setattr(chart, "hold_labels", lambda axes, points: None)  # which takes the most of the time
     _, records = synthetic.embeddings()
     bare = [dataclasses.replace(item, extra={**item.extra, "embedding_start": None}) for item in records]
     for given, num_rows in ((records, 2), (bare, 1)):

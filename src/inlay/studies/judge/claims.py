@@ -106,7 +106,11 @@ def judge_difference(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
     names = [given or label for given, label in zip(claim.names or ("", ""), labels, strict=True)]
     words["gap"] = gap_text(paired, f"{names[0]} less {names[1]}")
     words["unequal"] = _tell_unequal(scored, key, other)
-    words["beside"] = _tell_beside(scored, key, other, tasks) if claim.on_published else ""
+    words["beside"] = ""
+    if claim.on_published:
+        others = [task for task in scored.tasks if task not in (*(tasks or ()), *NOT_AVERAGED)]
+        apart = compare(scored, key, other, others)
+        words["beside"] = f"; {gap_text(apart, 'on tasks that were not published')}" if apart else ""
     for place, row in enumerate(claim.rows):
         words[f"parameters_{place}"] = f"{most_parameters(scored, row):,}" if row in scored.rows else ""
     usual = "{gap}{ahead}{unequal}" if claim.rule == "above" else "{gap}"
@@ -134,13 +138,6 @@ def _source_tasks(scored: ScoredStudy, key: str) -> tuple[str, ...]:
     }
     tasks = tuple(task for task in scored.study.tasks if task not in NOT_AVERAGED)
     return tuple(task for task in tasks if task in columns) or tasks
-
-
-def _tell_beside(scored: ScoredStudy, key: str, other: str, judged: Sequence[str] | None) -> str:
-    """Return the part of a sentence about the tasks that a claim is not about."""
-    others = [task for task in scored.tasks if task not in (*(judged or ()), *NOT_AVERAGED)]
-    paired = compare(scored, key, other, others)
-    return f"; {gap_text(paired, 'on tasks that were not published')}" if paired else ""
 
 
 def _tell_unequal(scored: ScoredStudy, *keys: str) -> str:

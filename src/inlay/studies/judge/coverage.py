@@ -13,7 +13,7 @@ import fnmatch
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, list_rows, make_rows, name_task, plain_value
@@ -227,14 +227,25 @@ def list_missing(study: Study, records: Sequence[Record]) -> list[str]:
     return found
 
 
+# Data settings that do not choose rows: found out by a run, given by an arm, or paths.
+_NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "root", "source", "dev", "test", "pairs"))
+
+
 def _plan(study: Study) -> Iterator[Planned]:
     """List every arm, task, setting and seed; multi-task runs have the arm's own grid, as in `planning.py`."""
+
+    @cache
+    def row_settings(task: str) -> dict[str, Any]:
+        config = dataclasses.asdict(study.data_config(task, None))
+        config |= {f"most_{side}": number for side, number in study.most_rows.items()}
+        return {name: value for name, value in config.items() if name not in _NOT_ROWS}
+
     for name, arm in study.arms.items():
         is_one = ARM_KINDS[arm.kind].spans_tasks
         made: dict[str, Any] = {}
         for task in arm.tasks:
             own = {} if is_one else study.per_task.get(task, {})
-            data = {shorten(first): _list_row_settings(study, first) for first in (arm.tasks if is_one else (task,))}
+            data = {shorten(first): row_settings(first) for first in (arm.tasks if is_one else (task,))}
             if repr(own) not in made:
                 made[repr(own)] = arm.points(own)
             for point in made[repr(own)]:
@@ -250,17 +261,6 @@ def _plan(study: Study) -> Iterator[Planned]:
                     yield Planned(
                         (*run, seed), name, task, seed, point.axes, settings, data, arm.sample, arm.min_layers
                     )
-
-
-# Data settings that do not choose rows: found out by a run, given by an arm, or paths.
-_NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "root", "source", "dev", "test", "pairs"))
-
-
-def _list_row_settings(study: Study, task: str) -> dict[str, Any]:
-    """Return a study's settings that choose a task's rows, as far as records have them."""
-    most = {f"most_{side}": number for side, number in study.most_rows.items()}
-    config = {**dataclasses.asdict(study.data_config(task, None)), **most}
-    return {name: value for name, value in config.items() if name not in _NOT_ROWS}
 
 
 def _list_answers(given: Iterable[str]) -> set[str]:

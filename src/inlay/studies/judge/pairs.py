@@ -19,8 +19,7 @@ from inlay.studies.judge.published import PublishedTable, split_columns
 from inlay.studies.judge.row_sampling import paired_error
 from inlay.studies.judge.row_specs import NOT_AVERAGED, has_one_setting, name_task
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks
-from inlay.studies.judge.scores import Cell, Row, average_columns, column_row
-from inlay.studies.run.records import Record
+from inlay.studies.judge.scores import Candidate, Cell, Row, average_columns, column_row
 
 BY_CHANCE = 0.05
 """largest p-value at which a row is mentioned whose learning rates lie at one end of the grid"""
@@ -66,13 +65,21 @@ def _pair(row: Row, other: Row, numbers: Mapping[str, int | None]) -> Paired | N
     errors: dict[str, float | None] = {}
     for task, number in numbers.items():
         cells = (row[task], other[task])
-        sides = [_limit(cell, number) for cell in cells]
+        sides = [_draw_settings(cell, number) for cell in cells]
+        scores = [
+            {
+                seed: sum(chance * item.scores[seed] for chance, item in side)
+                for seed in side[0][1].scores
+                if all(seed in item.scores for _, item in side)
+            }
+            for side in sides
+        ]
         # A cell without seeds takes the other's.
-        drawn = [side.scores for cell, side in zip(cells, sides, strict=True) if not cell.is_fixed]
-        seeds = drawn[0] if drawn else sides[0].scores
+        drawn = [own for cell, own in zip(cells, scores, strict=True) if not cell.is_fixed]
+        seeds = drawn[0] if drawn else scores[0]
         first, second = (
-            dict.fromkeys(seeds, statistics.fmean(side.scores.values())) if cell.is_fixed else side.scores
-            for cell, side in zip(cells, sides, strict=True)
+            dict.fromkeys(seeds, statistics.fmean(own.values())) if cell.is_fixed else own
+            for cell, own in zip(cells, scores, strict=True)
         )
         found = {seed: first[seed] - second[seed] for seed in first if seed in second}
         if found:
@@ -85,15 +92,6 @@ def _pair(row: Row, other: Row, numbers: Mapping[str, int | None]) -> Paired | N
     return Paired(average_columns(differences, networks, errors), by_task)
 
 
-@dataclass(frozen=True)
-class _Side:
-    """A cell as it enters a difference."""
-
-    scores: Mapping[int, float]
-    runs: Mapping[int, Sequence[tuple[Record, float]]]
-    """seed -> the runs that its score is made of, with their weights"""
-
-
 def _common_settings(first: Cell, second: Cell) -> int | None:
     """Return the number of settings to compare two cells by; None if both have as many, or it does not matter."""
     counts = [len(cell.candidates) for cell in (first, second)]
@@ -101,33 +99,27 @@ def _common_settings(first: Cell, second: Cell) -> int | None:
     return None if is_moot or counts[0] == counts[1] else min(counts)
 
 
-def _limit(cell: Cell, number: int | None) -> _Side:
-    """Return a cell as the expected best of `number` random settings; unchanged for None."""
+def _draw_settings(cell: Cell, number: int | None) -> list[tuple[float, Candidate]]:
+    """Return settings with their chances of being the best of `number` random ones; None: the chosen one."""
     if number is None or number >= len(cell.candidates):
-        return _Side(cell.scores, {seed: _shares(runs, 1.0) for seed, runs in cell.runs.items()})
+        return [(1.0, Candidate(cell.scores, cell.runs))]
     # The i-th best is the best of those drawn if it is drawn and none of the i before it is.
     count = len(cell.candidates)
     chances = [math.comb(count - 1 - i, number - 1) / math.comb(count, number) for i in range(count)]
-    drawn = [(chance, item) for chance, item in zip(chances, cell.candidates, strict=True) if chance]
-    seeds = [seed for seed in drawn[0][1].scores if all(seed in item.scores for _, item in drawn)]
-    scores = {seed: sum(chance * item.scores[seed] for chance, item in drawn) for seed in seeds}
-    runs = {seed: [pair for chance, item in drawn for pair in _shares(item.runs[seed], chance)] for seed in seeds}
-    return _Side(scores, runs)
+    return [(chance, item) for chance, item in zip(chances, cell.candidates, strict=True) if chance]
 
 
-def _shares(runs: Sequence[Record], whole: float) -> list[tuple[Record, float]]:
-    return [(record, whole / len(runs)) for record in runs]
-
-
-def _paired_row_error(first: Cell, second: Cell, sides: Sequence[_Side], seeds: Sequence[int]) -> float | None:
+def _paired_row_error(
+    first: Cell, second: Cell, sides: Sequence[Sequence[tuple[float, Candidate]]], seeds: Sequence[int]
+) -> float | None:
     """Return the row error of a difference in points: measured on rows both answered, else as if independent."""
     if not first.is_fixed and not second.is_fixed:
-        runs = [
-            (record, sign * share / len(seeds))
-            for sign, side in zip((1, -1), sides, strict=True)
-            for seed in seeds
-            for record, share in side.runs.get(seed, ())
-        ]
+        runs = []
+        for sign, side in zip((1, -1), sides, strict=True):
+            for seed in seeds:
+                for chance, item in side:
+                    own = item.runs.get(seed, ())
+                    runs += [(record, sign * (chance / len(own)) / len(seeds)) for record in own]
         weights: dict[str, float] = {}
         for record, weight in runs:
             weights[record.id] = weights.get(record.id, 0.0) + weight

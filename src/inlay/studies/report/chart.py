@@ -286,7 +286,12 @@ def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]], *
             box = tuple(note.get_window_extent(renderer).extents)
             note.remove()
             out = max(0.0, frame.x0 - box[0], box[2] - frame.x1, frame.y0 - box[1], box[3] - frame.y1)
-            tried.append((sum(_overlap(box, other) for other in taken) + 100 * out, offset, box))
+            cost = 100 * out
+            for other in taken:  # the area that both cover
+                wide = min(box[2], other[2]) - max(box[0], other[0])
+                high = min(box[3], other[3]) - max(box[1], other[1])
+                cost += max(wide, 0.0) * max(high, 0.0)
+            tried.append((cost, offset, box))
             if tried[-1][0] == 0:
                 break
         _, offset, box = min(tried, key=lambda item: item[0])
@@ -312,9 +317,3 @@ _OFFSETS = [
     for distance in (6, 12, 18, 26, 36, 48, 62)
     for across, upright in ((1, 0), (-1, 0), (0, 1), (0, -1), (0.8, 0.8), (0.8, -0.8), (-0.8, 0.8), (-0.8, -0.8))
 ]
-
-
-def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:
-    wide = min(box[2], other[2]) - max(box[0], other[0])
-    high = min(box[3], other[3]) - max(box[1], other[1])
-    return max(wide, 0.0) * max(high, 0.0)

@@ -15,24 +15,7 @@ from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.row_specs import METRICS, RowSpec, has_joint_runs, name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, list_series, mean_tasks, planned_numbers
 from inlay.studies.judge.scores import mean_of, network_of
-from inlay.studies.report.chart import (
-    DASHED,
-    INK,
-    PALE_INK,
-    WIDTH,
-    Drawing,
-    Entry,
-    Place,
-    draw_series,
-    finish,
-    legend,
-    marks_for,
-    new_figure,
-    paper_style,
-    plain,
-    task_marks,
-    tell_lone,
-)
+from inlay.studies.report import chart
 
 
 def _first_series(scored: ScoredStudy) -> tuple[str, dict[float, str]]:
@@ -40,9 +23,11 @@ def _first_series(scored: ScoredStudy) -> tuple[str, dict[float, str]]:
     return next(iter(list_series(scored).items()), ("", {}))
 
 
-def _places(scored: ScoredStudy, tasks: Sequence[str], series: str, reference: str | None = None) -> list[Place | None]:
+def _places(
+    scored: ScoredStudy, tasks: Sequence[str], series: str, reference: str | None = None
+) -> list[chart.Place | None]:
     """Return a series' points over these tasks, less those of a reference, None for planned ones that were not run."""
-    places: list[Place | None] = []
+    places: list[chart.Place | None] = []
     for number, key in planned_numbers(scored, series, tasks).items():
         row = scored.rows.get(key, {})
         if reference is None:
@@ -56,7 +41,7 @@ def _places(scored: ScoredStudy, tasks: Sequence[str], series: str, reference: s
     return places
 
 
-def draw_samples(scored: ScoredStudy) -> Drawing | None:
+def draw_samples(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw score against number of samples, a line per method: a panel per task, or one for the mean.
 
     Where every row has all tasks their mean is shown; a row of few-shot transfer has those tasks that have the rows.
@@ -66,13 +51,13 @@ def draw_samples(scored: ScoredStudy) -> Drawing | None:
         return None
     panels = [tuple(tasks)] if len(tasks) > 1 and tasks == list(scored.tasks) else [(task,) for task in scored.tasks]
     name = scored.study.name
-    with paper_style(name):
-        figure = new_figure(WIDTH if len(panels) > 1 else WIDTH * 0.72, 2.9)
-        marks, has_published = marks_for(list(series)), False
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH if len(panels) > 1 else chart.WIDTH * 0.72, 2.9)
+        marks, has_published = chart.marks_for(list(series)), False
         shown: list[MeanWithError] = []
         for axes, own in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
             for method, rows in series.items():
-                shown += draw_series(axes, _places(scored, own, method), marks[method])
+                shown += chart.draw_series(axes, _places(scored, own, method), marks[method])
                 if len(own) == 1:
                     line = {"linestyle": (0, (1, 2)), "linewidth": 0.9, "zorder": 3}
                     column = scored.column(own[0])
@@ -84,12 +69,14 @@ def draw_samples(scored: ScoredStudy) -> Drawing | None:
             axes.set_xlabel("samples")
             axes.set_title(name_column(own[0], scored.metric(own[0])) if len(own) == 1 else f"mean of {len(own)} tasks")
         figure.axes[0].set_ylabel(f"{scored.split} score (points)")
-        labels = {method: plain(scored.label(rows[min(rows)]).partition(",")[0]) for method, rows in series.items()}
-        entries: list[Entry] = [(labels[method], marks[method], False) for method in series]
-        legend(figure, entries, shown, hollow="published (T5-base)" if has_published else "")
+        labels = {
+            method: chart.plain(scored.label(rows[min(rows)]).partition(",")[0]) for method, rows in series.items()
+        }
+        entries: list[chart.Entry] = [(labels[method], marks[method], False) for method in series]
+        chart.legend(figure, entries, shown, hollow="published (T5-base)" if has_published else "")
         caption = "Score against the number of training samples, ± one s.e.m. over seeds, which draw the samples."
-        caption += tell_lone(shown)
-        return finish(figure, name, caption + (" Hollow: published, on T5-base." if has_published else ""))
+        caption += chart.tell_lone(shown)
+        return chart.finish(figure, name, caption + (" Hollow: published, on T5-base." if has_published else ""))
 
 
 def _draw_printed(
@@ -103,7 +90,7 @@ def _draw_printed(
     return bool(known)
 
 
-def draw_sizes(scored: ScoredStudy) -> Drawing | None:
+def draw_sizes(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw scores against adapter sizes: the mean beside the published one, and each task beside its own mean."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -113,23 +100,23 @@ def draw_sizes(scored: ScoredStudy) -> Drawing | None:
         return None
     metric = METRICS.get(scored.metric(tasks[0]), "score")
     name = scored.study.name
-    with paper_style(name):
-        figure = new_figure(WIDTH, 2.9)
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH, 2.9)
         left, right = figure.subplots(1, 2)
-        mark = marks_for(["adapters"])["adapters"]
+        mark = chart.marks_for(["adapters"])["adapters"]
         means = [mean_of(scored.rows.get(key, {}), tasks) for key in rows.values()]
-        shown = draw_series(left, [mean and (size, mean) for size, mean in zip(rows, means, strict=True)], mark)
+        shown = chart.draw_series(left, [mean and (size, mean) for size, mean in zip(rows, means, strict=True)], mark)
         line = {"linestyle": ":", "linewidth": 1, "zorder": 4}
         has_published = _draw_printed(left, scored, rows, "mean:accuracy", {**mark.theirs(), **line})
         left.set_ylabel(f"mean {metric} of {len(tasks)} tasks")
-        marks = task_marks(tasks)
+        marks = chart.task_marks(tasks)
         for task in tasks:
             cells = [scored.rows[key][task].estimate if key in scored.rows else None for key in rows.values()]
             middle = statistics.fmean(cell.mean for cell in cells if cell)
             beside = [cell and cell._replace(mean=cell.mean - middle) for cell in cells]
             places = [value and (size, value) for size, value in zip(rows, beside, strict=True)]
-            shown += draw_series(right, places, marks[task])
-        right.axhline(0, color=PALE_INK, linewidth=0.8, zorder=1)
+            shown += chart.draw_series(right, places, marks[task])
+        right.axhline(0, color=chart.PALE_INK, linewidth=0.8, zorder=1)
         right.set_ylabel("less the mean over sizes\n(points)")
         for axes in (left, right):
             axes.set_xscale("log", base=2)
@@ -138,30 +125,30 @@ def draw_sizes(scored: ScoredStudy) -> Drawing | None:
             axes.set_xticklabels([str(int(size)) for size in rows])
             axes.set_xlabel("adapter size m")
             axes.margins(x=0.1)
-        entries: list[Entry] = [("mean", mark, False)]
+        entries: list[chart.Entry] = [("mean", mark, False)]
         entries += [("mean, published (BERT-large, 8 tasks)", mark, True)] if has_published else []
         entries += [(name_task(task), own, False) for task, own in marks.items()]
-        legend(figure, entries, shown)
+        chart.legend(figure, entries, shown)
         caption = f"Dev {metric} against adapter size, ± one s.e.m.: the mean over tasks (left) and each task (right)."
-        return finish(figure, name, caption + tell_lone(shown))
+        return chart.finish(figure, name, caption + chart.tell_lone(shown))
 
 
-def draw_init(scored: ScoredStudy) -> Drawing | None:
+def draw_init(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw accuracy against the initial scale, a panel per task, all of the same height in points."""
     series, rows = _first_series(scored)
     cells = [scored.rows[key] for key in rows.values()]
     tasks = [task for task in scored.tasks if sum(task in row for row in cells) > 1]
     if not tasks:
         return None
-    mark = marks_for(["adapters"])["adapters"]
+    mark = chart.marks_for(["adapters"])["adapters"]
     name = scored.study.name
-    with paper_style(name):
-        figure = new_figure(WIDTH if len(tasks) > 1 else WIDTH * 0.6, 2.8)
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH if len(tasks) > 1 else chart.WIDTH * 0.6, 2.8)
         panels = figure.subplots(1, len(tasks), squeeze=False)[0]
         shown: list[MeanWithError] = []
         for axes, task in zip(panels, tasks, strict=True):
-            shown += draw_series(axes, _places(scored, [task], series), mark)
-            axes.axvline(1e-2, color=PALE_INK, linewidth=0.9, zorder=1)
+            shown += chart.draw_series(axes, _places(scored, [task], series), mark)
+            axes.axvline(1e-2, color=chart.PALE_INK, linewidth=0.9, zorder=1)
             axes.set_xscale("log")
             axes.set_xlabel("standard deviation of the initial values")
             axes.set_title(name_task(task))
@@ -175,42 +162,42 @@ def draw_init(scored: ScoredStudy) -> Drawing | None:
             found = [row[task].majority for row in cells if task in row]
             majority = next((value for value in found if value is not None), None)
             if majority is not None and majority >= top - height:
-                axes.axhline(majority, color=INK, linestyle=":", linewidth=1.1, zorder=1)
+                axes.axhline(majority, color=chart.INK, linestyle=":", linewidth=1.1, zorder=1)
         panels[0].set_ylabel("dev accuracy (points)")
-        legend(figure, [], shown)
+        chart.legend(figure, [], shown)
         caption = (
             "Dev accuracy against the standard deviation of the adapters' initial values, ± one s.e.m.; the panels "
             "span the same number of points. Dotted, if in sight: the majority class. Upright: the paper's 1e-2."
         )
-        return finish(figure, name, caption + tell_lone(shown))
+        return chart.finish(figure, name, caption + chart.tell_lone(shown))
 
 
-def draw_layers(scored: ScoredStudy) -> Drawing | None:
+def draw_layers(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw each task's difference to all layers adapted, and the mean, against the lowest adapted layer."""
     series, rows = _first_series(scored)
     tasks, reference = mean_tasks(scored), scored.reference
     if not tasks or reference is None or len(rows) < 2:
         return None
     name = scored.study.name
-    with paper_style(name):
-        figure = new_figure(WIDTH * 0.82, 3.3)
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH * 0.82, 3.3)
         axes = figure.add_subplot()
-        axes.axhline(0, **DASHED, zorder=2)
-        lines = [(name_task(task), [task], mark) for task, mark in task_marks(tasks).items()]
+        axes.axhline(0, **chart.DASHED, zorder=2)
+        lines = [(name_task(task), [task], mark) for task, mark in chart.task_marks(tasks).items()]
         if len(tasks) > 1:
-            lines.append((f"mean of {len(tasks)}", tasks, marks_for(["adapters"])["adapters"]))
+            lines.append((f"mean of {len(tasks)}", tasks, chart.marks_for(["adapters"])["adapters"]))
         shown: list[MeanWithError] = []
         for _, own, mark in lines:
-            shown += draw_series(axes, _places(scored, own, series, reference), mark)
+            shown += chart.draw_series(axes, _places(scored, own, series, reference), mark)
         axes.set_xticks([int(number) for number in planned_numbers(scored, series)])
         axes.set_xlabel("lowest layer with adapters")
-        axes.set_ylabel(f"{scored.split} score less that of\n{plain(scored.label(reference))} (points)")
-        legend(figure, [(label, mark, False) for label, _, mark in lines], shown)
+        axes.set_ylabel(f"{scored.split} score less that of\n{chart.plain(scored.label(reference))} (points)")
+        chart.legend(figure, [(label, mark, False) for label, _, mark in lines], shown)
         caption = (
             f"Score against the lowest layer that has adapters, less that of {scored.label(reference)}, paired by "
             "seed, ± one s.e.m.: each task, and their mean."
         )
-        return finish(figure, name, caption + tell_lone(shown))
+        return chart.finish(figure, name, caption + chart.tell_lone(shown))
 
 
 # Score against steps
@@ -220,7 +207,7 @@ Curve = dict[float, dict[int, float]]
 """step -> seed -> score, in points"""
 
 
-def draw_learning(scored: ScoredStudy) -> Drawing | None:
+def draw_learning(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw dev scores at the chosen settings against steps, for rows whose tasks are one run."""
     specs = [spec for spec in scored.specs if spec.key in scored.rows and has_joint_runs(spec)]
     curves = {spec.key: _read_curves(scored, spec) for spec in specs}
@@ -232,14 +219,14 @@ def draw_learning(scored: ScoredStudy) -> Drawing | None:
     # From the first step, with ticks at scored steps, at every second one if there are many.
     steps = sorted({step for found in curves.values() for curve in found.values() for step in curve})
     ticks = steps[:: -(-len(steps) // _MOST_TICKS)]
-    with paper_style("learning"):
-        figure = new_figure(WIDTH, 0.7 + 1.75 * num_lines)
+    with chart.paper_style("learning"):
+        figure = chart.new_figure(chart.WIDTH, 0.7 + 1.75 * num_lines)
         grid = figure.subplots(num_lines, min(_COLUMNS, len(panels)), squeeze=False).flat
-        marks = marks_for([spec.key for spec in specs])
+        marks = chart.marks_for([spec.key for spec in specs])
         shown: list[MeanWithError] = []
         for own, axes in zip(panels, grid, strict=False):  # in this order: an axes too many is left for below
             for key, found in curves.items():
-                shown += draw_series(axes, _mean_places(found, own), marks[key])
+                shown += chart.draw_series(axes, _mean_places(found, own), marks[key])
             title = name_column(own[0], scored.metric(own[0])) if len(own) == 1 else f"mean of {len(own)} tasks"
             axes.set_title(title, fontsize=8)
             axes.set_xlim(0, 1.06 * max(steps))
@@ -250,9 +237,9 @@ def draw_learning(scored: ScoredStudy) -> Drawing | None:
             axes.remove()
         for place in range(0, len(panels), _COLUMNS):
             figure.axes[place].set_ylabel("dev score (points)", fontsize=7.5)
-        legend(figure, [(plain(spec.label), marks[spec.key], False) for spec in specs], shown)
+        chart.legend(figure, [(chart.plain(spec.label), marks[spec.key], False) for spec in specs], shown)
         caption = "Dev scores against steps of training, at the chosen settings, ± one s.e.m. over seeds."
-        return finish(figure, f"{scored.study.name}-learning", caption + tell_lone(shown))
+        return chart.finish(figure, f"{scored.study.name}-learning", caption + chart.tell_lone(shown))
 
 
 def _read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
@@ -271,7 +258,7 @@ def _read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
     return found
 
 
-def _mean_places(curves: dict[str, Curve], tasks: Sequence[str]) -> list[Place]:
+def _mean_places(curves: dict[str, Curve], tasks: Sequence[str]) -> list[chart.Place]:
     """Return the mean over tasks at each step, over the steps and seeds that all tasks have."""
     if not set(tasks) <= curves.keys():
         return []

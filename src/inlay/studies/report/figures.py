@@ -15,34 +15,15 @@ from inlay.studies.judge.extra_data import Ablation, read_ablations, read_embedd
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.row_specs import group_tasks, name_column, name_task
 from inlay.studies.judge.scored import ScoredStudy, mean_tasks, needs_backbone
-from inlay.studies.report.chart import (
-    DASHED,
-    INK,
-    PALE_INK,
-    WIDTH,
-    Drawing,
-    Entry,
-    Mark,
-    draw_series,
-    error_bar,
-    finish,
-    hold_labels,
-    legend,
-    marks_for,
-    new_figure,
-    paper_style,
-    plain,
-    task_marks,
-    tell_lone,
-)
+from inlay.studies.report import chart
 from inlay.studies.report.curves import draw_init, draw_layers, draw_learning, draw_samples, draw_sizes
 from inlay.studies.report.tradeoff import draw_panels, draw_percentiles, draw_points
 
 
-def draw_figures(scored: ScoredStudy) -> list[Drawing]:
+def draw_figures(scored: ScoredStudy) -> list[chart.Drawing]:
     """Draw all figures that a study's file names and its records can fill; by default differences to the reference."""
     kinds = scored.study.report.figures or ("differences",)
-    found: list[Drawing] = []
+    found: list[chart.Drawing] = []
     for kind in dict.fromkeys(kinds):
         if kind not in FIGURES:
             raise UnknownName("kind of figure", kind, FIGURES)
@@ -54,7 +35,7 @@ def draw_figures(scored: ScoredStudy) -> list[Drawing]:
 # Rows compared
 
 
-def draw_differences(scored: ScoredStudy) -> list[Drawing]:
+def draw_differences(scored: ScoredStudy) -> list[chart.Drawing]:
     """Draw for each group of tasks the difference of every row to full fine-tuning; published ones are hollow."""
     groups = group_tasks(scored.tasks)
     name = scored.study.name
@@ -65,38 +46,38 @@ def draw_differences(scored: ScoredStudy) -> list[Drawing]:
     return [drawing for drawing in made if drawing is not None]
 
 
-def _draw_differences(scored: ScoredStudy, name: str) -> Drawing | None:
+def _draw_differences(scored: ScoredStudy, name: str) -> chart.Drawing | None:
     reference = scored.reference
     keys = [key for key in scored.rows if key != reference]
     if reference is None or not keys:
         return None
     lines = difference_lines(scored, keys, reference)
     step = 0.11 * len(keys) + 0.14
-    with paper_style(name):
-        figure = new_figure(WIDTH, 1.0 + step * len(lines))
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH, 1.0 + step * len(lines))
         axes = figure.add_subplot()
-        marks = marks_for(keys)
+        marks = chart.marks_for(keys)
         limits = _limits(lines)
         for place, (_, ours, published) in enumerate(lines):
             for number, key in enumerate(keys):
                 y = place + 0.72 * ((number + 0.5) / len(keys) - 0.5)
                 if key in ours:
-                    error_bar(axes, y, ours[key], marks[key], across=True)
+                    chart.error_bar(axes, y, ours[key], marks[key], across=True)
                 if key in published:
                     _draw_published(axes, published[key], y, marks[key], limits)
-        axes.axvline(0, **DASHED, zorder=2)
+        axes.axvline(0, **chart.DASHED, zorder=2)
         axes.set_xlim(*limits)
         _name_lines(axes, [label for label, _, _ in lines], has_mean=len(lines) > 1)
-        axes.set_xlabel(f"difference to {plain(scored.label(reference))} (points)")
+        axes.set_xlabel(f"difference to {chart.plain(scored.label(reference))} (points)")
         shown = [value for _, ours, _ in lines for value in ours.values()]
         has_published = any(published for _, _, published in lines)
-        entries: list[Entry] = [(plain(scored.label(key)), marks[key], False) for key in keys]
-        legend(figure, entries, shown, hollow="published" if has_published else "")
+        entries: list[chart.Entry] = [(chart.plain(scored.label(key)), marks[key], False) for key in keys]
+        chart.legend(figure, entries, shown, hollow="published" if has_published else "")
         caption = (
             f"Differences to {scored.label(reference)} on each task, paired by seed, ± one s.e.m.; below the line the "
             "mean over tasks." + (" Hollow: the published differences, on another backbone." if has_published else "")
         )
-        return finish(figure, name, caption + tell_lone(shown))
+        return chart.finish(figure, name, caption + chart.tell_lone(shown))
 
 
 DifferenceLine = tuple[str, dict[str, MeanWithError], dict[str, float]]
@@ -142,7 +123,7 @@ def _limits(lines: Sequence[DifferenceLine]) -> tuple[float, float]:
     return low - 0.06 * (high - low), high + 0.06 * (high - low)
 
 
-def _draw_published(axes: Any, value: float, y: float, mark: Mark, limits: tuple[float, float]) -> None:
+def _draw_published(axes: Any, value: float, y: float, mark: chart.Mark, limits: tuple[float, float]) -> None:
     """Draw a hollow marker; a value outside the axis is drawn at the edge with its number."""
     low, high = limits
     if low <= value <= high:
@@ -163,13 +144,15 @@ def _name_lines(axes: Any, labels: Sequence[str], *, has_mean: bool) -> None:
     axes.grid(visible=False, axis="y")
     for place in range(1, len(labels)):
         is_mean = has_mean and place == len(labels) - 1 and labels[-1].startswith("mean")
-        axes.axhline(place - 0.5, color=PALE_INK if is_mean else "#eef0f2", linewidth=0.9 if is_mean else 0.7, zorder=1)
+        axes.axhline(
+            place - 0.5, color=chart.PALE_INK if is_mean else "#eef0f2", linewidth=0.9 if is_mean else 0.7, zorder=1
+        )
 
 
 _SMALL = ("v", "s", "^", "D", "P", "X", "<", ">")
 
 
-def draw_less_reference(scored: ScoredStudy) -> Drawing | None:
+def draw_less_reference(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw each extension's difference to the plain adapter: the mean with its error, and the tasks as small points."""
     reference = scored.reference
     keys = [key for key in scored.rows if key != reference]
@@ -178,36 +161,36 @@ def draw_less_reference(scored: ScoredStudy) -> Drawing | None:
     if not shown or reference is None:
         return None
     name = scored.study.name
-    with paper_style(name):
-        figure = new_figure(WIDTH * 0.9, 0.9 + 0.29 * len(shown))
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH * 0.9, 0.9 + 0.29 * len(shown))
         axes = figure.add_subplot()
-        mark, small = marks_for(["adapters"])["adapters"], dict(zip(scored.tasks, _SMALL * 4, strict=False))
+        mark, small = chart.marks_for(["adapters"])["adapters"], dict(zip(scored.tasks, _SMALL * 4, strict=False))
         for place, paired in enumerate(shown.values()):
             for task, item in paired.by_task.items():
-                axes.plot(item.mean, place, small[task], color=PALE_INK, markersize=4, alpha=0.75, zorder=3)
-            error_bar(axes, place, paired.estimate, mark, across=True)
-        axes.axvline(0, **DASHED, zorder=2)
-        _name_lines(axes, [plain(scored.label(key)) for key in shown], has_mean=False)
-        axes.set_xlabel(f"difference to {plain(scored.label(reference))} (points)")
-        entries: list[Entry] = [("mean over tasks ± s.e.m.", mark, False)]
-        entries += [(name_task(task), Mark(PALE_INK, small[task]), False) for task in mean_tasks(scored)]
+                axes.plot(item.mean, place, small[task], color=chart.PALE_INK, markersize=4, alpha=0.75, zorder=3)
+            chart.error_bar(axes, place, paired.estimate, mark, across=True)
+        axes.axvline(0, **chart.DASHED, zorder=2)
+        _name_lines(axes, [chart.plain(scored.label(key)) for key in shown], has_mean=False)
+        axes.set_xlabel(f"difference to {chart.plain(scored.label(reference))} (points)")
+        entries: list[chart.Entry] = [("mean over tasks ± s.e.m.", mark, False)]
+        entries += [(name_task(task), chart.Mark(chart.PALE_INK, small[task]), False) for task in mean_tasks(scored)]
         means = [paired.estimate for paired in shown.values()]
-        legend(figure, entries, means)
+        chart.legend(figure, entries, means)
         caption = (
             f"Each row less {scored.label(reference)}, paired by task and seed: mean over tasks ± one s.e.m., and each "
             "task."
         )
-        return finish(figure, name, caption + tell_lone(means))
+        return chart.finish(figure, name, caption + chart.tell_lone(means))
 
 
-def draw_bars(scored: ScoredStudy) -> Drawing | None:
+def draw_bars(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw bars of each row on each task, with published ones hollow beside them."""
     if not scored.rows:
         return None
     name = scored.study.name
-    marks = marks_for(list(scored.rows))
-    with paper_style(name):
-        figure = new_figure(WIDTH * 0.8, 3.0)
+    marks = chart.marks_for(list(scored.rows))
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH * 0.8, 3.0)
         axes = figure.add_subplot()
         width, values, shown = 0.8 / (2 * len(marks)), [], []
         for place, task in enumerate(scored.tasks):
@@ -229,19 +212,19 @@ def draw_bars(scored: ScoredStudy) -> Drawing | None:
         bottom = max(0.0, 5 * ((min(values) - 5) // 5))
         axes.set_ylim(bottom, max(values) + 0.12 * (max(values) - bottom))
         axes.set_ylabel(f"dev score (points,\naxis from {bottom:g})")
-        entries: list[Entry] = []
+        entries: list[chart.Entry] = []
         for key, mark in marks.items():
-            entries.append((plain(scored.label(key)), Mark(mark.colour, "s"), False))
-            entries.append((f"{plain(scored.label(key))}, published", Mark(mark.colour, "s"), True))
-        legend(figure, entries, shown, shape="s")
+            entries.append((chart.plain(scored.label(key)), chart.Mark(mark.colour, "s"), False))
+            entries.append((f"{chart.plain(scored.label(key))}, published", chart.Mark(mark.colour, "s"), True))
+        chart.legend(figure, entries, shown, shape="s")
         caption = "Ours, ± one s.e.m. over seeds, beside the published scores (hollow; one run each)."
-        return finish(figure, name, caption + tell_lone(shown))
+        return chart.finish(figure, name, caption + chart.tell_lone(shown))
 
 
-def _draw_bar(axes: Any, x: float, value: MeanWithError, width: float, mark: Mark, face: Any) -> None:
+def _draw_bar(axes: Any, x: float, value: MeanWithError, width: float, mark: chart.Mark, face: Any) -> None:
     axes.bar(x, value.mean, width * 0.9, facecolor=face, edgecolor=mark.colour, linewidth=1.2, zorder=3)
     if value.sem:
-        axes.errorbar(x, value.mean, yerr=value.sem, color=INK, elinewidth=1.1, capsize=3, zorder=4)
+        axes.errorbar(x, value.mean, yerr=value.sem, color=chart.INK, elinewidth=1.1, capsize=3, zorder=4)
     text, spot = f"{value.mean:.1f}", (x, value.mean + value.margin)
     axes.annotate(text, spot, xytext=(0, 2), textcoords="offset points", ha="center", fontsize=7.5, zorder=5)
 
@@ -249,14 +232,14 @@ def _draw_bar(axes: Any, x: float, value: MeanWithError, width: float, mark: Mar
 # What records keep beside scores
 
 
-def draw_ablation(scored: ScoredStudy) -> Drawing | None:
+def draw_ablation(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw the heat-map of spans: y the first, x the last removed layer; colour the relative loss of accuracy."""
     ablations = [item for item in read_ablations(scored.records, scored.study.tasks) if item.spans]
     if not ablations:
         return None
     name = scored.study.name
-    with paper_style(name):
-        figure = new_figure(WIDTH if len(ablations) > 1 else WIDTH * 0.6, 3.3)
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH if len(ablations) > 1 else chart.WIDTH * 0.6, 3.3)
         panels = figure.subplots(1, len(ablations), squeeze=False)[0]
         # One scale for all panels, so that colours can be compared.
         most = max(item.relative(*span) for item in ablations for span in item.spans)
@@ -269,7 +252,7 @@ def draw_ablation(scored: ScoredStudy) -> Drawing | None:
             "Relative decrease in dev accuracy (%) when the trained adapters of layers y to x are removed, without "
             "retraining. The diagonal: single layers; the top right corner: all adapters removed."
         )
-        return finish(figure, name, caption)
+        return chart.finish(figure, name, caption)
 
 
 def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
@@ -283,7 +266,7 @@ def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
     image = axes.imshow(values, cmap="viridis_r", vmin=0, vmax=max(most, 1.0))
     for first, last in item.spans if size <= 12 else ():
         value = values[first, last]
-        shade = "white" if value > 0.45 * most else INK
+        shade = "white" if value > 0.45 * most else chart.INK
         text = f"{value:.0f}" if abs(value) >= 9.95 else f"{value:.1f}".replace("-0.0", "0.0").replace("-", "−")
         axes.text(last, first, text, ha="center", va="center", fontsize=5.2, color=shade)
     axes.grid(visible=False)
@@ -298,15 +281,15 @@ def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
     return image
 
 
-def draw_embeddings(scored: ScoredStudy) -> Drawing | None:
+def draw_embeddings(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw the embeddings of tasks in their two main directions, a panel per seed; below, what training added."""
     found = read_embeddings(scored)
     if not found:
         return None
     name, has_starts = scored.study.name, all(item.starts is not None for item in found.values())
-    with paper_style(name):
-        height = WIDTH / max(len(found), 2)
-        figure = new_figure(WIDTH, 0.6 + height * (1 + has_starts))
+    with chart.paper_style(name):
+        height = chart.WIDTH / max(len(found), 2)
+        figure = chart.new_figure(chart.WIDTH, 0.6 + height * (1 + has_starts))
         panels = figure.subplots(1 + has_starts, len(found), squeeze=False)
         for column, (seed, item) in enumerate(found.items()):
             _draw_points(panels[0, column], item.tasks, item.vectors, f"seed {seed}")
@@ -321,7 +304,7 @@ def draw_embeddings(scored: ScoredStudy) -> Drawing | None:
             " Below: the same of what training added to the draw by chance that each began with, and how far it moved "
             "them, as a share of the draw's length. While that is little, the panels above show the draw."
         )
-        return finish(figure, name, caption + below * has_starts)
+        return chart.finish(figure, name, caption + below * has_starts)
 
 
 def _draw_points(axes: Any, tasks: Sequence[str], vectors: Any, title: str) -> None:
@@ -333,25 +316,27 @@ def _draw_points(axes: Any, tasks: Sequence[str], vectors: Any, title: str) -> N
     # A direction's sign is arbitrary: the first task is put at the right and above.
     points = points * numpy.where(points[0] < 0, -1.0, 1.0)
     share = float((spread[:2] ** 2).sum() / max((spread**2).sum(), 1e-12))
-    marks = marks_for(tasks)
+    marks = chart.marks_for(tasks)
     for task, (x, y) in zip(tasks, points, strict=True):
         axes.plot(x, y, **marks[task].ours(), linestyle="none", zorder=4)
     axes.margins(0.2)
-    hold_labels(axes, [(x, MeanWithError(y), name_task(task)) for task, (x, y) in zip(tasks, points, strict=True)])
+    chart.hold_labels(
+        axes, [(x, MeanWithError(y), name_task(task)) for task, (x, y) in zip(tasks, points, strict=True)]
+    )
     axes.set_title(f"{title} ({100 * share:.0f}% seen)")
 
 
-def draw_growth(scored: ScoredStudy) -> Drawing | None:
+def draw_growth(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw parameters of all tasks together against the number of tasks, as multiples of the backbone."""
     tasks = [task for task in scored.study.tasks if task in scored.tasks]
     lines = growth(scored, tasks)
     if not lines or not tasks:
         return None
     name = scored.study.name
-    with paper_style(name):
-        figure = new_figure(WIDTH * 0.72, 3.0)
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH * 0.72, 3.0)
         axes = figure.add_subplot()
-        marks = marks_for(list(lines))
+        marks = chart.marks_for(list(lines))
         for key, totals in lines.items():
             axes.plot(range(1, len(totals) + 1), totals, **marks[key].ours(), linewidth=1.5, zorder=3)
         most = len(tasks)
@@ -365,9 +350,9 @@ def draw_growth(scored: ScoredStudy) -> Drawing | None:
         axes.set_xticks(range(1, most + 1))
         axes.set_ylim(bottom=0)
         names = {"full": "full fine-tuning, a network for each task"}
-        entries: list[Entry] = [(names.get(key, scored.label(key)), mark, False) for key, mark in marks.items()]
-        legend(figure, entries, hollow="published, nine tasks (BERT-large)" if published else "")
-        return finish(figure, name, "Parameters of all tasks together against the number of tasks.")
+        entries: list[chart.Entry] = [(names.get(key, scored.label(key)), mark, False) for key, mark in marks.items()]
+        chart.legend(figure, entries, hollow="published, nine tasks (BERT-large)" if published else "")
+        return chart.finish(figure, name, "Parameters of all tasks together against the number of tasks.")
 
 
 def growth(scored: ScoredStudy, tasks: Sequence[str]) -> dict[str, list[float]]:
@@ -385,37 +370,37 @@ def growth(scored: ScoredStudy, tasks: Sequence[str]) -> dict[str, list[float]]:
     return lines
 
 
-def draw_forgetting(scored: ScoredStudy) -> Drawing | None:
+def draw_forgetting(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw each task's score after every step: a panel per row, a line per task."""
     found = {spec.key: read_steps(spec.records, scored.study.tasks) for spec in scored.specs if spec.key in scored.rows}
     rows = {key: steps for key, steps in found.items() if len(steps) > 1}
     if not rows:
         return None
-    marks = task_marks(list(dict.fromkeys(step.task for steps in rows.values() for step in steps)))
+    marks = chart.task_marks(list(dict.fromkeys(step.task for steps in rows.values() for step in steps)))
     name = f"{scored.study.name}-forgetting"
-    with paper_style(name):
-        figure = new_figure(WIDTH, 3.1)
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH, 3.1)
         panels = figure.subplots(1, len(rows), sharey=True, squeeze=False)[0]
         shown: list[MeanWithError] = []
         for axes, (key, steps) in zip(panels, rows.items(), strict=True):
             for task, mark in marks.items():
                 scores = [(number, step.scores.get(task)) for number, step in enumerate(steps)]
                 places = [None if value is None else (float(number), value) for number, value in scores]
-                shown += draw_series(axes, places, mark)
+                shown += chart.draw_series(axes, places, mark)
             axes.set_xticks(range(len(steps)), [name_task(step.task) for step in steps], rotation=30, ha="right")
             axes.set_xlabel("after learning")
             axes.set_title(scored.label(key))
         panels[0].set_ylabel("dev score (points)")
-        legend(figure, [(name_task(task), mark, False) for task, mark in marks.items()], shown)
+        chart.legend(figure, [(name_task(task), mark, False) for task, mark in marks.items()], shown)
         caption = (
             "Dev score on every task so far after each further task, ± one s.e.m. over seeds; a line begins where its "
             "task was learnt."
         )
-        return finish(figure, name, caption + tell_lone(shown))
+        return chart.finish(figure, name, caption + chart.tell_lone(shown))
 
 
 # kind of figure -> the function that draws it; a study's file names kinds
-FIGURES: dict[str, Callable[[ScoredStudy], list[Drawing] | Drawing | None]] = {
+FIGURES: dict[str, Callable[[ScoredStudy], list[chart.Drawing] | chart.Drawing | None]] = {
     "differences": draw_differences,
     "less-reference": draw_less_reference,
     "bars": draw_bars,

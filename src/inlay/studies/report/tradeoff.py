@@ -21,28 +21,7 @@ from inlay.studies.judge.scored import (
     series_keys,
 )
 from inlay.studies.judge.scores import Cell, mean_of
-from inlay.studies.report.chart import (
-    BARS,
-    DASHED,
-    INK,
-    PALE_INK,
-    WIDTH,
-    Drawing,
-    Entry,
-    Mark,
-    count_axis,
-    draw_series,
-    error_bar,
-    finish,
-    hold_labels,
-    legend,
-    marks_for,
-    new_figure,
-    paper_style,
-    plain,
-    split_runs,
-    tell_lone,
-)
+from inlay.studies.report import chart
 
 FULL = "full"
 # The series drawn against parameters: kind -> label.
@@ -98,25 +77,25 @@ def percentiles(scored: ScoredStudy, kind: str, tasks: Sequence[str]) -> list[Ba
     return bands
 
 
-def draw_percentiles(scored: ScoredStudy) -> Drawing | None:
+def draw_percentiles(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw the trade-off over all tasks: a line for the median, a band between the 20th and 80th percentile."""
     tasks = common_tasks(scored)
-    curves = {kind: split_runs(percentiles(scored, kind, tasks)) for kind in SERIES}
+    curves = {kind: chart.split_runs(percentiles(scored, kind, tasks)) for kind in SERIES}
     if not any(curves.values()):
         return None
     name = scored.study.name
-    with paper_style(name):
-        figure = new_figure(WIDTH * 0.82, 3.3)
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH * 0.82, 3.3)
         axes = figure.add_subplot()
-        axes.axhline(0, **DASHED, zorder=2)
-        marks = marks_for(list(SERIES))
+        axes.axhline(0, **chart.DASHED, zorder=2)
+        marks = chart.marks_for(list(SERIES))
         for kind, parts in curves.items():
             for part in parts:
                 _draw_bands(axes, part, marks[kind])
-        count_axis(axes)
+        chart.count_axis(axes)
         axes.set_ylabel("difference to full fine-tuning (points)")
-        entries: list[Entry] = [(label, marks[kind], False) for kind, label in SERIES.items() if curves[kind]]
-        legend(figure, [*entries, ("full fine-tuning", None, False)])
+        entries: list[chart.Entry] = [(label, marks[kind], False) for kind, label in SERIES.items() if curves[kind]]
+        chart.legend(figure, [*entries, ("full fine-tuning", None, False)])
         names = ", ".join(map(name_task, tasks))
         caption = (
             f"Score against trained parameters over {len(tasks)} task{'s' * (len(tasks) > 1)} ({names}), each less "
@@ -124,29 +103,29 @@ def draw_percentiles(scored: ScoredStudy) -> Drawing | None:
         )
         # The rows and tasks that these curves leave out.
         keys = _curve_keys(scored)
-        rows = [plain(scored.label(key)) for key in keys if not all(task in scored.rows[key] for task in tasks)]
+        rows = [chart.plain(scored.label(key)) for key in keys if not all(task in scored.rows[key] for task in tasks)]
         if rows:
             caption += f" Left out, as they were not run on all of these tasks: {', '.join(rows)}."
         others = [task for task in averaged_tasks(scored) if task not in tasks and task in scored.rows[FULL]]
         lacked = [name_task(task) for task in others if any(task in scored.rows[key] for key in keys)]
         if lacked:
             caption += f" Left out, as rows lack them: {', '.join(lacked)}."
-        return finish(figure, name, caption)
+        return chart.finish(figure, name, caption)
 
 
-def _draw_bands(axes: Any, bands: Sequence[Band], mark: Mark) -> None:
+def _draw_bands(axes: Any, bands: Sequence[Band], mark: chart.Mark) -> None:
     x = [band.parameters for band in bands]
     middle = [band.middle for band in bands]
     if len(bands) == 1:
         reach = [[middle[0] - bands[0].low], [bands[0].high - middle[0]]]
-        axes.errorbar(x, middle, yerr=reach, **mark.ours(), linestyle="none", **BARS, zorder=4)
+        axes.errorbar(x, middle, yerr=reach, **mark.ours(), linestyle="none", **chart.BARS, zorder=4)
         return
     low, high = [band.low for band in bands], [band.high for band in bands]
     axes.fill_between(x, low, high, color=mark.colour, alpha=0.16, linewidth=0, zorder=2)
     axes.plot(x, middle, **mark.ours(), linewidth=1.6, zorder=4)
 
 
-def draw_panels(scored: ScoredStudy) -> Drawing | None:
+def draw_panels(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw one panel for each task: score against trained parameters, ± s.e.m., full fine-tuning as a line."""
     tasks = [task for task in scored.tasks if sum(task in row for row in scored.rows.values()) > 1]
     if not tasks:
@@ -155,9 +134,9 @@ def draw_panels(scored: ScoredStudy) -> Drawing | None:
     name = scored.study.name if is_alone else f"{scored.study.name}-tasks"
     columns = min(len(tasks), 3)
     lines = -(-len(tasks) // columns)
-    with paper_style(name):
-        width = WIDTH if columns > 1 else WIDTH * 0.72
-        figure = new_figure(width, 0.55 + 2.15 * lines if columns > 1 else 3.2)
+    with chart.paper_style(name):
+        width = chart.WIDTH if columns > 1 else chart.WIDTH * 0.72
+        figure = chart.new_figure(width, 0.55 + 2.15 * lines if columns > 1 else 3.2)
         grid = figure.subplots(lines, columns, squeeze=False)
         shown: list[MeanWithError] = []
         has_published = False
@@ -169,44 +148,46 @@ def draw_panels(scored: ScoredStudy) -> Drawing | None:
             axes.set_ylabel(f"{scored.split} score (points)")
         for axes in list(grid.flat)[: max(len(tasks) - columns, 0)]:
             axes.set_xlabel("")
-        marks = marks_for(list(SERIES))
-        entries: list[Entry] = [
+        marks = chart.marks_for(list(SERIES))
+        entries: list[chart.Entry] = [
             (label, marks[kind], False) for kind, label in SERIES.items() if series_keys(scored, kind)
         ]
         if FULL in scored.rows:
             entries.append(("full fine-tuning ± s.e.m.", None, False))
-        legend(figure, entries, shown, hollow="published (another backbone)" if has_published else "")
+        chart.legend(figure, entries, shown, hollow="published (another backbone)" if has_published else "")
         caption = "Score against trained parameters, ± one s.e.m. over seeds; the dashed line is full fine-tuning."
-        caption += tell_lone(shown)
+        caption += chart.tell_lone(shown)
         if has_published:
             caption += " Hollow: published values, at the parameters of the same method here."
-        return finish(figure, name, caption)
+        return chart.finish(figure, name, caption)
 
 
 def _draw_panel(axes: Any, scored: ScoredStudy, task: str, shown: list[MeanWithError]) -> bool:
     """Draw one task's panel and add its values to `shown`; return whether published ones are in it."""
-    marks = marks_for(list(SERIES))
-    published: list[tuple[float, float, Mark]] = []
+    marks = chart.marks_for(list(SERIES))
+    published: list[tuple[float, float, chart.Mark]] = []
     full = scored.rows.get(FULL, {}).get(task)
     value = scored.published.value(FULL, scored.column(task))
     if full is not None:
         found = full.estimate
-        axes.axhline(found.mean, **DASHED, zorder=2)
-        axes.axhspan(found.mean - found.margin, found.mean + found.margin, color=INK, alpha=0.08, linewidth=0, zorder=1)
+        axes.axhline(found.mean, **chart.DASHED, zorder=2)
+        axes.axhspan(
+            found.mean - found.margin, found.mean + found.margin, color=chart.INK, alpha=0.08, linewidth=0, zorder=1
+        )
         if value is not None:
-            published.append((full.trained_parameters, value, Mark(INK, "D")))
+            published.append((full.trained_parameters, value, chart.Mark(chart.INK, "D")))
     for kind in SERIES:
         keys = planned_keys(scored, kind, task)
         cells: list[Cell | None] = [scored.rows.get(key, {}).get(task) for key in keys]
         places = [None if cell is None else (cell.trained_parameters, cell.estimate) for cell in cells]
-        shown += draw_series(axes, places, marks[kind])
+        shown += chart.draw_series(axes, places, marks[kind])
         for key, cell in zip(keys, cells, strict=True):
             printed = scored.published.value(key, scored.column(task))
             if cell is not None and printed is not None:
                 published.append((cell.trained_parameters, printed, marks[kind]))
     for x, y, mark in published:
         axes.plot(x, y, **mark.theirs(), zorder=5)
-    count_axis(axes)
+    chart.count_axis(axes)
     axes.set_title(name_column(task, scored.metric(task)))
     return bool(published)
 
@@ -215,11 +196,11 @@ MOST_NAMES = 14
 """most points with names beside them; above it, numbers and a list are drawn"""
 # family of methods -> its label, colour and marker
 FAMILIES = {
-    "adapter": ("adapters and their variants", Mark("#D55E00", "o")),
-    "tuned": ("fine-tuning, whole or top", Mark("#0072B2", "s")),
-    "small": ("other small parts", Mark("#009E73", "^")),
-    "frozen": ("frozen features", Mark("#CC79A7", "P")),
-    "baseline": ("no transformer", Mark(PALE_INK, "X")),
+    "adapter": ("adapters and their variants", chart.Mark("#D55E00", "o")),
+    "tuned": ("fine-tuning, whole or top", chart.Mark("#0072B2", "s")),
+    "small": ("other small parts", chart.Mark("#009E73", "^")),
+    "frozen": ("frozen features", chart.Mark("#CC79A7", "P")),
+    "baseline": ("no transformer", chart.Mark(chart.PALE_INK, "X")),
 }
 # family -> its methods; all other methods are variants of adapters
 _METHODS = {"tuned": ("full", "top"), "small": ("lora", "ia3", "bitfit", "norms"), "frozen": ("head",)}
@@ -234,14 +215,14 @@ def _family(scored: ScoredStudy, key: str) -> str:
     return next((family for family, methods in _METHODS.items() if method in methods), "adapter")
 
 
-def draw_points(scored: ScoredStudy) -> Drawing | None:
+def draw_points(scored: ScoredStudy) -> chart.Drawing | None:
     """Draw every row as a named point: mean score over the tasks that all have, against trained parameters."""
     tasks = mean_tasks(scored)
     if not tasks or len(scored.rows) < 2:
         return None
     name = scored.study.name
-    with paper_style(name):
-        figure = new_figure(WIDTH, 4.1)
+    with chart.paper_style(name):
+        figure = chart.new_figure(chart.WIDTH, 4.1)
         is_crowded = len(scored.rows) > MOST_NAMES
         axes = figure.subplots(1, 2, width_ratios=(2.1, 1))[0] if is_crowded else figure.add_subplot()
         points = []
@@ -250,21 +231,21 @@ def draw_points(scored: ScoredStudy) -> Drawing | None:
             found = mean_of(row, tasks)
             assert found is not None
             x = statistics.fmean(row[task].trained_parameters for task in tasks)
-            error_bar(axes, x, found, families[key][1])
+            chart.error_bar(axes, x, found, families[key][1])
             points.append((x, found, key))
-        count_axis(axes)
+        chart.count_axis(axes)
         axes.margins(x=0.12, y=0.1)
         axes.set_ylabel(f"mean {scored.split} score of {len(tasks)} tasks (points)")
         shown = [found for _, found, _ in points]
-        legend(figure, [(label, mark, False) for label, mark in dict.fromkeys(families.values())], shown)
-        labels = {key: plain(scored.label(key)) for key in scored.rows}
+        chart.legend(figure, [(label, mark, False) for label, mark in dict.fromkeys(families.values())], shown)
+        labels = {key: chart.plain(scored.label(key)) for key in scored.rows}
         if is_crowded:
             colours = {key: mark.colour for key, (_, mark) in families.items()}
             labels = _number(figure.axes[1], sorted(points, key=lambda point: -point[1].mean), labels, colours)
-        hold_labels(axes, [(x, found, labels[key]) for x, found, key in points])
+        chart.hold_labels(axes, [(x, found, labels[key]) for x, found, key in points])
         names = ", ".join(name_task(task) for task in tasks)
         caption = f"Mean score on {names} against trained parameters, ± one s.e.m. over seeds."
-        return finish(figure, name, caption + tell_lone(shown))
+        return chart.finish(figure, name, caption + chart.tell_lone(shown))
 
 
 def _number(

@@ -386,23 +386,25 @@ class JudgedClaim:
 
 
 def judge_claims(claims: Sequence[Claim], studies: Mapping[str, ScoredStudy]) -> list[JudgedClaim]:
-    """Judge claims on one backbone by its studies, given by name; a claim whose study was not run has no verdict."""
-    found = [_judge(claim, studies.get(claim.study)) for claim in claims]
-    return [JudgedClaim(*item) for item in zip(claims, found, hold_together(found), strict=True)]
+    """Judge claims on one backbone by its studies, given by name; a claim whose study was not run has no verdict.
 
-
-def _judge(claim: Claim, scored: ScoredStudy | None) -> ClaimVerdict:
-    """Judge a claim; it is open, with the reason, while planned runs of its rows are missing."""
-    if scored is None or not scored.rows:
-        return ClaimVerdict(NONE, "its study has not been run")
-    found = JUDGES[claim.rule](scored, claim)
-    rows = match_rows(scored.rows, found.rows)
-    if found.rows != ("*",):  # not for claims on all rows: the table of settings says it
-        found = replace(found, sentence="; ".join((found.sentence, *describe_ends(scored, rows, found.tasks))))
-    gap = scored.coverage.find_gap(found.rows, found.tasks)
-    if not gap:
-        return found
-    return replace(found, status=OPEN, chance=1.0, sentence=f"{found.sentence}; open while {gap.text}")
+    A claim is open, with the reason, while planned runs of its rows are missing.
+    """
+    verdicts = []
+    for claim in claims:
+        scored = studies.get(claim.study)
+        if scored is None or not scored.rows:
+            verdicts.append(ClaimVerdict(NONE, "its study has not been run"))
+            continue
+        found = JUDGES[claim.rule](scored, claim)
+        rows = match_rows(scored.rows, found.rows)
+        if found.rows != ("*",):  # not for claims on all rows: the table of settings says it
+            found = replace(found, sentence="; ".join((found.sentence, *describe_ends(scored, rows, found.tasks))))
+        gap = scored.coverage.find_gap(found.rows, found.tasks)
+        if gap:
+            found = replace(found, status=OPEN, chance=1.0, sentence=f"{found.sentence}; open while {gap.text}")
+        verdicts.append(found)
+    return [JudgedClaim(*item) for item in zip(claims, verdicts, hold_together(verdicts), strict=True)]
 
 
 def describe_agreement(scored: ScoredStudy) -> list[str]:

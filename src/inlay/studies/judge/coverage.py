@@ -170,19 +170,11 @@ def list_planned_rows(study: Study) -> list[RowSpec]:
 def _pretend(planned: Sequence[Planned]) -> list[Record]:
     """Make records that planned runs would have, with the fields that tables sort rows by, and their numbers as ids."""
     empty: dict[str, Any] = {item.name: None for item in dataclasses.fields(Record)}
-    return [
-        Record(**{
-            **empty,
-            "id": str(number),
-            "arm": item.arm,
-            "task": item.task,
-            "seed": item.seed,
-            "axes": dict(item.axes),
-            "config": dict(item.settings),
-            "extra": {},
-        })
-        for number, item in enumerate(planned)
-    ]  # fmt: skip
+    records = []
+    for number, item in enumerate(planned):
+        own = {"id": str(number), "arm": item.arm, "task": item.task, "seed": item.seed, "axes": dict(item.axes)}
+        records.append(Record(**(empty | own | {"config": dict(item.settings), "extra": {}})))
+    return records
 
 
 def match_rows(keys: Iterable[str], patterns: Sequence[str]) -> list[str]:

@@ -37,13 +37,13 @@ def draw_figures(scored: ScoredStudy) -> list[chart.Drawing]:
 
 def draw_differences(scored: ScoredStudy) -> list[chart.Drawing]:
     """Draw for each group of tasks the difference of every row to full fine-tuning; published ones are hollow."""
+    drawings = []
     groups = group_tasks(scored.tasks)
-    name = scored.study.name
-    made = [
-        _draw_differences(scored.narrowed(tasks), f"{name}-{group}" if len(groups) > 1 else name)
-        for group, tasks in groups.items()
-    ]
-    return [drawing for drawing in made if drawing is not None]
+    for group, tasks in groups.items():
+        name = f"{scored.study.name}-{group}" if len(groups) > 1 else scored.study.name
+        drawing = _draw_differences(scored.narrowed(tasks), name)
+        drawings += [drawing] if drawing else []
+    return drawings
 
 
 def _draw_differences(scored: ScoredStudy, name: str) -> chart.Drawing | None:

@@ -79,10 +79,6 @@ class Chapter:
     left_out: Mapping[Group, Sequence[Record]] = field(default_factory=dict)
     """records of settings that are not in the study's file"""
 
-    def study_of(self, group: Group) -> Study:
-        """Return the study under the profile and backbone of these records."""
-        return self.variants.get(group, self.study)
-
 
 @dataclass(frozen=True)
 class StudyReport:
@@ -96,7 +92,7 @@ class StudyReport:
 def make_report(chapters: Sequence[Chapter], title: str = "Studies") -> StudyReport:
     """Make the report of these studies."""
     scored = {
-        (chapter.study.name, group): score_study(chapter.study_of(group), records, chapter.published)
+        (chapter.study.name, group): score_study(chapter.variants.get(group, chapter.study), records, chapter.published)
         for chapter in chapters
         for group, records in group_records(chapter.records).items()
     }
@@ -206,7 +202,7 @@ def _group_blocks(
     chapter: Chapter, group: Group, records: Sequence[Record], scored: ScoredStudy, figures: dict[str, Drawing]
 ) -> Iterator[Block]:
     backbone, profile = group
-    study = chapter.study_of(group)
+    study = chapter.variants.get(group, chapter.study)
     yield Heading(3, f"{backbone}, profile {profile}")
     yield from study_tables(scored)
     yield from other_metric_tables(scored)

@@ -128,7 +128,7 @@ def test_best_size_per_task_is_chosen_among_all_sizes_and_one_size_is_a_row_of_i
     assert list(scored.rows) == ["full", "adapters", "adapters-64"]
     assert scored.label("adapters") == "adapters (8–256)"
     for task in scored.tasks:
-        assert scored.rows["adapters"][task].dev >= scored.rows["adapters-64"][task].dev
+        assert scored.rows["adapters"][task].estimate.mean >= scored.rows["adapters-64"][task].estimate.mean
         assert scored.rows["adapters-64"][task].setting["size"] == 64
 
 

@@ -12,10 +12,9 @@ import pytest
 import synthetic
 
 from inlay.studies.judge.bounds import MeanWithError, estimate, moderate, reach
-from inlay.studies.judge.claims import describe_agreement, judge_claims
+from inlay.studies.judge.claims import describe_agreement, join_series, judge_claims
 from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.published import read_published
-from inlay.studies.judge.rules import join_series
 from inlay.studies.judge.scored import score_study
 from inlay.studies.judge.verdicts import (
     CONFIRMED,

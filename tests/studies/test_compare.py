@@ -13,16 +13,15 @@ import synthetic
 
 from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import MeanWithError
-from inlay.studies.judge.gaps import find_gaps
+from inlay.studies.judge.extra_data import forgotten, read_ablations, read_spans, read_steps
+from inlay.studies.judge.pairs import find_gaps
 from inlay.studies.judge.published import read_published
 from inlay.studies.judge.row_specs import name_column
-from inlay.studies.judge.scored import score_study
-from inlay.studies.judge.series import forgotten, planned_keys, read_ablations, read_spans, read_steps
+from inlay.studies.judge.scored import planned_keys, score_study
+from inlay.studies.report import chart, curves, figures, tradeoff
 from inlay.studies.report.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone
-from inlay.studies.report.figures import curves, maps, tradeoff
-from inlay.studies.report.figures.compare import _difference_lines, draw_figures
-from inlay.studies.report.figures.maps import draw_spans, growth
-from inlay.studies.report.figures.tradeoff import common_tasks, draw_percentiles, percentiles
+from inlay.studies.report.figures import difference_lines, draw_figures, draw_spans, growth
+from inlay.studies.report.tradeoff import common_tasks, draw_percentiles, percentiles
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"
 NAMES = {
@@ -35,10 +34,8 @@ NAMES = {
 @pytest.fixture
 def unfinished(monkeypatch):
     """What lines are drawn in, neither laid out nor written, which takes the most of the time."""
-    for module in (curves, tradeoff):
-        monkeypatch.setattr(
-            module, "finish", lambda figure, name, caption: SimpleNamespace(figure=figure, caption=caption)
-        )
+    kept = lambda figure, name, caption: SimpleNamespace(figure=figure, caption=caption)  # noqa: E731
+    monkeypatch.setattr(chart, "finish", kept)
 
 
 def scored_of(name: str, records=None, **more):
@@ -171,7 +168,7 @@ def test_the_published_mean_in_a_figure_is_that_of_the_published_tasks_above_it(
     """Two backbones were published: tasks and mean are of the same one, which the sentences are about too."""
     scored = scored_of("multitask")
     keys = [key for key in scored.rows if key != scored.reference]
-    *tasks, (_, _, means) = _difference_lines(scored, keys, scored.reference)
+    *tasks, (_, _, means) = difference_lines(scored, keys, scored.reference)
     assert means
     for key, mean in means.items():
         of_tasks = [published[key] for _, _, published in tasks]
@@ -308,18 +305,18 @@ def test_growth_is_a_network_a_task_or_one_backbone_and_its_parts():
 def test_what_is_forgotten_is_the_score_when_learnt_less_the_last():
     study, records = synthetic.stream()
     lost = forgotten(read_steps([record for record in records if record.arm == "sequence"], study.tasks))
-    assert lost["glue/cola"].mean == pytest.approx(48.0)  # twelve points a step, four steps
+    assert lost["glue/cola"] == pytest.approx(48.0)  # twelve points a step, four steps
     assert study.tasks[-1] not in lost
 
 
 def test_embeddings_are_drawn_beside_what_training_added_where_their_start_is_known(monkeypatch):
     kept = lambda figure, name, caption: SimpleNamespace(figure=figure, caption=caption)  # noqa: E731
-    monkeypatch.setattr(maps, "finish", kept)
-    monkeypatch.setattr(maps, "hold_labels", lambda axes, points: None)  # which takes the most of the time
+    monkeypatch.setattr(chart, "finish", kept)
+    monkeypatch.setattr(chart, "hold_labels", lambda axes, points: None)  # which takes the most of the time
     _, records = synthetic.embeddings()
     bare = [dataclasses.replace(item, extra={**item.extra, "embedding_start": None}) for item in records]
     for given, num_rows in ((records, 2), (bare, 1)):
-        drawing = maps.draw_embeddings(scored_of("embeddings", given))
+        drawing = figures.draw_embeddings(scored_of("embeddings", given))
         titles = [axes.get_title() for axes in drawing.figure.axes]
         assert len(titles) == 3 * num_rows
         assert [title.startswith("moved by") for title in titles] == [False] * 3 + [True] * 3 * (num_rows - 1)

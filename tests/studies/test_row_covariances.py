@@ -7,8 +7,7 @@ import pytest
 
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
-from inlay.studies.judge.row_covariances import FILE
-from inlay.studies.judge.row_sampling import num_rows
+from inlay.studies.judge.row_sampling import FILE, num_rows
 from inlay.studies.run.records import StudyDirs, read_records
 from inlay.studies.run.session import conduct
 from inlay.studies.spec.planning import load_tasks, plan_study

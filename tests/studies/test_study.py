@@ -17,7 +17,7 @@ from inlay.model.backbone.sites import survey
 from inlay.model.bank.methods import METHODS, find_method, layout, resolve_method
 from inlay.settings.presets import apply_preset
 from inlay.settings.run_config import RunConfig
-from inlay.studies.judge.rules import JUDGES
+from inlay.studies.judge.claims import JUDGES
 from inlay.studies.spec.differences import list_differences
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.report_spec import RULES

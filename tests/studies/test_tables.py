@@ -13,8 +13,7 @@ import synthetic
 from inlay.studies.judge.bounds import MeanWithError, estimate, show
 from inlay.studies.judge.claims import judge_claims
 from inlay.studies.judge.coverage import list_missing
-from inlay.studies.judge.gaps import describe_ends, find_gaps
-from inlay.studies.judge.pairs import pair
+from inlay.studies.judge.pairs import describe_ends, find_gaps, pair
 from inlay.studies.judge.published import Published, read_published
 from inlay.studies.judge.row_specs import find_number, list_rows, name_task
 from inlay.studies.judge.scored import mean_tasks, score_study
@@ -129,7 +128,7 @@ def test_best_size_per_task_is_chosen_among_all_sizes_and_one_size_is_a_row_of_i
     assert list(scored.rows) == ["full", "adapters", "adapters-64"]
     assert scored.label("adapters") == "adapters (8–256)"
     for task in scored.tasks:
-        assert scored.rows["adapters"][task].dev >= scored.rows["adapters-64"][task].dev
+        assert scored.rows["adapters"][task].estimate.mean >= scored.rows["adapters-64"][task].estimate.mean
         assert scored.rows["adapters-64"][task].setting["size"] == 64
 
 

@@ -73,20 +73,15 @@ def combine(values: Sequence[MeanWithError], weights: Sequence[float]) -> MeanWi
     """
     mean = sum(weight * value.mean for weight, value in zip(weights, values, strict=True))
     num = sum(value.num for value in values)
-    rows = _combine_rows([value.rows for value in values], weights)
+    parts = [abs(weight) * (value.rows or 0.0) for weight, value in zip(weights, values, strict=True)]
+    is_sum = min(weights) >= 0 or max(weights) <= 0
+    is_known = all(value.rows is not None for value in values)
+    rows = (sum(parts) if is_sum else math.hypot(*parts)) if is_known else None
     if any(value.sem is None for value in values):
         return MeanWithError(mean, None, num, 0, rows)
-    parts = [weight**2 * value.margin**2 for weight, value in zip(weights, values, strict=True)]
-    freedom = satterthwaite(parts, [value.freedom for value in values])
-    return MeanWithError(mean, math.sqrt(sum(parts)), num, freedom, rows)
-
-
-def _combine_rows(errors: Sequence[float | None], weights: Sequence[float]) -> float | None:
-    if any(error is None for error in errors):
-        return None
-    parts = [abs(weight) * (error or 0.0) for weight, error in zip(weights, errors, strict=True)]
-    is_sum = min(weights) >= 0 or max(weights) <= 0
-    return sum(parts) if is_sum else math.hypot(*parts)
+    variances = [weight**2 * value.margin**2 for weight, value in zip(weights, values, strict=True)]
+    freedom = satterthwaite(variances, [value.freedom for value in values])
+    return MeanWithError(mean, math.sqrt(sum(variances)), num, freedom, rows)
 
 
 def satterthwaite(variances: Sequence[float], freedoms: Sequence[int | None]) -> int | None:

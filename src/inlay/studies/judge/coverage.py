@@ -13,10 +13,10 @@ import fnmatch
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
-from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, list_rows, make_rows, name_task
+from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, list_rows, make_rows, name_task, plain_value
 from inlay.studies.judge.scores import joint_of
 from inlay.studies.run.records import FAILED, Record, count_layers
 from inlay.studies.spec.arms import ARM_KINDS
@@ -56,27 +56,24 @@ class Planned:
             return False
         if self.sample is not None and record.num_train > self.sample:
             return False
-        tasks = _tasks_of(record) if len(self.data) > 1 else list(self.data)
+        # 1. the same method and training
+        for section, settings in self.settings.items():
+            found = record.config.get(section, {})
+            for name, value in settings.items():
+                if name in found and value not in LEFT_OPEN and plain_value(found[name]) != plain_value(value):
+                    return False
+        # 2. the same rows: the data settings of a record of several tasks are those of the first
+        tasks = list(self.data)
+        if len(tasks) > 1:
+            named = joint_of(record).get("tasks") or record.extra.get("sequence") or [record.task]
+            tasks = [shorten(task) for task in named]
         if not self.data.keys() >= set(tasks):  # `--skip-missing` leaves some tasks out, so the first may be another
             return False
-        own = (
-            (name, value, record.config.get(section, {}))
-            for section in self.settings
-            for name, value in self.settings[section].items()
-        )
-        is_own = all(
-            value in LEFT_OPEN or _plain(found[name]) == _plain(value) for name, value, found in own if name in found
-        )
         read, planned = record.config.get("data", {}), dict(self.data[tasks[0]])
-        is_answered = _list_answers(planned.pop("answers", ())) == _list_answers(read.get("answers", ()))
-        is_read = all(_plain(read[name]) == _plain(value) for name, value in planned.items() if name in read)
-        return is_own and is_read and (is_answered or "answers" not in read)
-
-    def pretend(self, number: int) -> Record:
-        """Make a record that this run would have, with the fields that tables sort rows by."""
-        values: dict[str, Any] = {item.name: None for item in dataclasses.fields(Record)}
-        values |= {"id": str(number), "arm": self.arm, "task": self.task, "seed": self.seed, "axes": dict(self.axes)}
-        return Record(**{**values, "config": dict(self.settings), "extra": {}})
+        answers = planned.pop("answers", ())
+        if "answers" in read and _list_answers(answers) != _list_answers(read["answers"]):
+            return False
+        return all(plain_value(read[name]) == plain_value(value) for name, value in planned.items() if name in read)
 
 
 @dataclass(frozen=True)
@@ -134,9 +131,13 @@ class Coverage:
 
     @cached_property
     def _rows(self) -> dict[str, set[tuple[Any, ...]]]:
-        """Row -> its planned runs; rows are made of these as of records."""
+        """Row, also one for claims alone -> its planned runs; rows are made of these as of records."""
+        records = _pretend(self.planned)
+        made = list_rows(self._study, records)
+        for rule in self._study.report.rows:
+            made += [] if rule.is_shown else make_rows(self._study, rule, records)
         rows: dict[str, set[tuple[Any, ...]]] = {}
-        for spec in _pretend_rows(self._study, self.planned, is_shown=False):
+        for spec in made:
             rows.setdefault(spec.key, set()).update(self.planned[int(record.id)].run for record in spec.records)
         return rows
 
@@ -163,14 +164,17 @@ class Coverage:
 
 def list_planned_rows(study: Study) -> list[RowSpec]:
     """List the rows of a complete study; their records are empty but for settings."""
-    return _pretend_rows(study, list(_plan(study)), is_shown=True)
+    return list_rows(study, _pretend(list(_plan(study))))
 
 
-def _pretend_rows(study: Study, planned: Sequence[Planned], *, is_shown: bool) -> list[RowSpec]:
-    """List the rows of planned runs; with `is_shown` only those of tables, else those for claims too."""
-    records = [item.pretend(number) for number, item in enumerate(planned)]
-    others = [rule for rule in study.report.rows if not is_shown and not rule.is_shown]
-    return [*list_rows(study, records), *(row for rule in others for row in make_rows(study, rule, records))]
+def _pretend(planned: Sequence[Planned]) -> list[Record]:
+    """Make records that planned runs would have, with the fields that tables sort rows by, and their numbers as ids."""
+    empty: dict[str, Any] = {item.name: None for item in dataclasses.fields(Record)}
+    records = []
+    for number, item in enumerate(planned):
+        own = {"id": str(number), "arm": item.arm, "task": item.task, "seed": item.seed, "axes": dict(item.axes)}
+        records.append(Record(**(empty | own | {"config": dict(item.settings), "extra": {}})))
+    return records
 
 
 def match_rows(keys: Iterable[str], patterns: Sequence[str]) -> list[str]:
@@ -215,14 +219,25 @@ def list_missing(study: Study, records: Sequence[Record]) -> list[str]:
     return found
 
 
+# Data settings that do not choose rows: found out by a run, given by an arm, or paths.
+_NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "root", "source", "dev", "test", "pairs"))
+
+
 def _plan(study: Study) -> Iterator[Planned]:
     """List every arm, task, setting and seed; multi-task runs have the arm's own grid, as in `planning.py`."""
+
+    @cache
+    def row_settings(task: str) -> dict[str, Any]:
+        config = dataclasses.asdict(study.data_config(task, None))
+        config |= {f"most_{side}": number for side, number in study.most_rows.items()}
+        return {name: value for name, value in config.items() if name not in _NOT_ROWS}
+
     for name, arm in study.arms.items():
         is_one = ARM_KINDS[arm.kind].spans_tasks
         made: dict[str, Any] = {}
         for task in arm.tasks:
             own = {} if is_one else study.per_task.get(task, {})
-            data = {shorten(first): _list_row_settings(study, first) for first in (arm.tasks if is_one else (task,))}
+            data = {shorten(first): row_settings(first) for first in (arm.tasks if is_one else (task,))}
             if repr(own) not in made:
                 made[repr(own)] = arm.points(own)
             for point in made[repr(own)]:
@@ -232,38 +247,17 @@ def _plan(study: Study) -> Iterator[Planned]:
                 settings = {section: dataclasses.asdict(getattr(config, section)) for section in SETTINGS}
                 del settings["train"]["seed"]
                 if arm.source and not is_one:
-                    is_like = task in study.like
-                    settings["joint"]["like"] = [f"{shorten(task)}={study.like[task]}"] if is_like else []
+                    like = study.like.get(task)
+                    settings["joint"]["like"] = [f"{shorten(task)}={like}"] if like is not None else []
                 for seed in range(arm.seeds):
                     yield Planned(
                         (*run, seed), name, task, seed, point.axes, settings, data, arm.sample, arm.min_layers
                     )
 
 
-# Data settings that do not choose rows: found out by a run, given by an arm, or paths.
-_NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "root", "source", "dev", "test", "pairs"))
-
-
-def _list_row_settings(study: Study, task: str) -> dict[str, Any]:
-    """Return a study's settings that choose a task's rows, as far as records have them."""
-    most = {f"most_{side}": number for side, number in study.most_rows.items()}
-    config = {**dataclasses.asdict(study.data_config(task, None)), **most}
-    return {name: value for name, value in config.items() if name not in _NOT_ROWS}
-
-
 def _list_answers(given: Iterable[str]) -> set[str]:
     """List the answers that differ from their label, as `label=text`; records of single runs have only these."""
     return {item for item in given if len(set(item.split("=", 1))) > 1}
-
-
-def _tasks_of(record: Record) -> list[str]:
-    """List the tasks of a record's run in order, by short name; its data settings are those of the first."""
-    named = joint_of(record).get("tasks") or record.extra.get("sequence") or [record.task]
-    return [shorten(task) for task in named]
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def _count_runs(items: Iterable[Planned]) -> int:
@@ -275,7 +269,13 @@ def describe_runs(missing: Sequence[Planned], planned: Sequence[Planned]) -> lis
 
     An arm that needs more layers than any that has run is said to.
     """
-    wanted, absent = (_by_arm_and_task(items) for items in (planned, missing))
+    # 1. what each arm lacks on each task
+    wanted: dict[tuple[str, str], list[Planned]] = {}
+    absent: dict[tuple[str, str], list[Planned]] = {}
+    for items, groups in ((planned, wanted), (missing, absent)):
+        for item in items:
+            groups.setdefault((item.arm, item.task), []).append(item)
+    # 2. arms that lack the same on the same tasks share a line
     by_arm: dict[tuple[str, str], list[str]] = {}
     for (arm, task), own in absent.items():
         depth = f" (if the backbone has {own[0].depth} layers)" if own[0].depth > 1 else ""
@@ -288,13 +288,6 @@ def describe_runs(missing: Sequence[Planned], planned: Sequence[Planned]) -> lis
         return lines
     rest = dict.fromkeys(arm for arms in list(by_tasks.values())[_MOST_LINES - 1 :] for arm in arms)
     return [*lines[: _MOST_LINES - 1], f"other runs missing: {_list_some(list(rest))}"]
-
-
-def _by_arm_and_task(items: Iterable[Planned]) -> dict[tuple[str, str], list[Planned]]:
-    groups: dict[tuple[str, str], list[Planned]] = {}
-    for item in items:
-        groups.setdefault((item.arm, item.task), []).append(item)
-    return groups
 
 
 def _name_places(missing: Sequence[Planned], planned: Sequence[Planned]) -> str:
@@ -315,7 +308,10 @@ def _name_places(missing: Sequence[Planned], planned: Sequence[Planned]) -> str:
 def _name_values(values: Mapping[str, Sequence[Any]]) -> str:
     """Describe values: `lr 0.0001 and seeds 1, 2`."""
     names = {name: "seeds" if name == "seed" and len(own) > 1 else name for name, own in values.items()}
-    return " and ".join(f"{names[name]} {', '.join(map(_show, own))}" for name, own in values.items())
+    shown = {
+        name: [f"{value:g}" if isinstance(value, float) else str(value) for value in values[name]] for name in values
+    }
+    return " and ".join(f"{names[name]} {', '.join(own)}" for name, own in shown.items())
 
 
 def _values(items: Sequence[Planned]) -> dict[str, list[Any]]:
@@ -327,10 +323,6 @@ def _values(items: Sequence[Planned]) -> dict[str, list[Any]]:
             if value not in values:
                 values.append(value)
     return found
-
-
-def _show(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _list_some(names: Sequence[str]) -> str:

@@ -1,9 +1,9 @@
-"""Differences of two rows, task by task and seed by seed.
+"""Differences of two rows, task by task and seed by seed, and those to the reference beside the published ones.
 
-Who may choose among more settings looks better on the very rows that chose. So a difference on dev is taken twice: as
-chosen, which favours the row that had more settings, and with equally many: where one has n settings and the other
-k < n, the first counts by the expected best of k of its n (Dodge et al. 2019, "Show Your Work"), which charges it for
-settings that nobody would have taken. The truth lies between; a verdict holds by both. Scores on test rows did not
+Who may choose among more settings looks better on the very rows that chose. So a difference of two rows on dev is taken
+twice: as chosen, which favours the row that had more settings, and with equally many: where one has n settings and the
+other k < n, the first counts by the expected best of k of its n (Dodge et al. 2019, "Show Your Work"), which charges it
+for settings that nobody would have taken. The truth lies between; a verdict holds by both. Scores on test rows did not
 choose anything and are compared as they are.
 """
 
@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from inlay.studies.judge.bounds import MeanWithError, estimate
+from inlay.studies.judge.published import PublishedTable, split_columns
 from inlay.studies.judge.row_sampling import paired_error
-from inlay.studies.judge.scores import Cell, Row, average_columns
-from inlay.studies.run.records import Record
+from inlay.studies.judge.row_specs import NOT_AVERAGED, has_one_setting, name_task
+from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks
+from inlay.studies.judge.scores import Candidate, Cell, Row, average_columns, column_row
+
+BY_CHANCE = 0.05
+"""largest p-value at which a row is mentioned whose learning rates lie at one end of the grid"""
 
 
 @dataclass(frozen=True)
@@ -59,26 +64,32 @@ def _pair(row: Row, other: Row, numbers: Mapping[str, int | None]) -> Paired | N
     differences: dict[str, dict[int, float]] = {}
     errors: dict[str, float | None] = {}
     for task, number in numbers.items():
-        sides = [_limit(cell, number) for cell in (row[task], other[task])]
-        first, second = _match_seeds(row[task], other[task], *(side.scores for side in sides))
+        cells = (row[task], other[task])
+        sides = [_draw_settings(cell, number) for cell in cells]
+        scores = [
+            {
+                seed: sum(chance * item.scores[seed] for chance, item in side)
+                for seed in side[0][1].scores
+                if all(seed in item.scores for _, item in side)
+            }
+            for side in sides
+        ]
+        # A cell without seeds takes the other's.
+        drawn = [own for cell, own in zip(cells, scores, strict=True) if not cell.is_fixed]
+        seeds = drawn[0] if drawn else scores[0]
+        first, second = (
+            dict.fromkeys(seeds, statistics.fmean(own.values())) if cell.is_fixed else own
+            for cell, own in zip(cells, scores, strict=True)
+        )
         found = {seed: first[seed] - second[seed] for seed in first if seed in second}
         if found:
             differences[task] = found
-            errors[task] = _paired_row_error(row[task], other[task], sides, list(found))
+            errors[task] = _paired_row_error(*cells, sides, list(found))
     if not differences:
         return None
     networks = {task: row[task].networks | other[task].networks for task in differences}
     by_task = {task: estimate(found.values(), errors[task]) for task, found in differences.items()}
     return Paired(average_columns(differences, networks, errors), by_task)
-
-
-@dataclass(frozen=True)
-class _Side:
-    """A cell as it enters a difference."""
-
-    scores: Mapping[int, float]
-    runs: Mapping[int, Sequence[tuple[Record, float]]]
-    """seed -> the runs that its score is made of, with their weights"""
 
 
 def _common_settings(first: Cell, second: Cell) -> int | None:
@@ -88,34 +99,31 @@ def _common_settings(first: Cell, second: Cell) -> int | None:
     return None if is_moot or counts[0] == counts[1] else min(counts)
 
 
-def _limit(cell: Cell, number: int | None) -> _Side:
-    """Return a cell as the expected best of `number` random settings; unchanged for None."""
+def _draw_settings(cell: Cell, number: int | None) -> list[tuple[float, Candidate]]:
+    """Return settings with their chances of being the best of `number` random ones; None: the chosen one."""
     if number is None or number >= len(cell.candidates):
-        return _Side(cell.scores, {seed: _shares(runs, 1.0) for seed, runs in cell.runs.items()})
+        return [(1.0, Candidate(cell.scores, cell.runs))]
     # The i-th best is the best of those drawn if it is drawn and none of the i before it is.
     count = len(cell.candidates)
     chances = [math.comb(count - 1 - i, number - 1) / math.comb(count, number) for i in range(count)]
-    drawn = [(chance, item) for chance, item in zip(chances, cell.candidates, strict=True) if chance]
-    seeds = [seed for seed in drawn[0][1].scores if all(seed in item.scores for _, item in drawn)]
-    scores = {seed: sum(chance * item.scores[seed] for chance, item in drawn) for seed in seeds}
-    runs = {seed: [pair for chance, item in drawn for pair in _shares(item.runs[seed], chance)] for seed in seeds}
-    return _Side(scores, runs)
+    return [(chance, item) for chance, item in zip(chances, cell.candidates, strict=True) if chance]
 
 
-def _shares(runs: Sequence[Record], whole: float) -> list[tuple[Record, float]]:
-    return [(record, whole / len(runs)) for record in runs]
-
-
-def _paired_row_error(first: Cell, second: Cell, sides: Sequence[_Side], seeds: Sequence[int]) -> float | None:
+def _paired_row_error(
+    first: Cell, second: Cell, sides: Sequence[Sequence[tuple[float, Candidate]]], seeds: Sequence[int]
+) -> float | None:
     """Return the row error of a difference in points: measured on rows both answered, else as if independent."""
     if not first.is_fixed and not second.is_fixed:
-        runs = [
-            (record, sign * share / len(seeds))
-            for sign, side in zip((1, -1), sides, strict=True)
-            for seed in seeds
-            for record, share in side.runs.get(seed, ())
-        ]
-        if runs and _cancel(runs):  # the same runs on both sides
+        runs = []
+        for sign, side in zip((1, -1), sides, strict=True):
+            for seed in seeds:
+                for chance, item in side:
+                    own = item.runs.get(seed, ())
+                    runs += [(record, sign * (chance / len(own)) / len(seeds)) for record in own]
+        weights: dict[str, float] = {}
+        for record, weight in runs:
+            weights[record.id] = weights.get(record.id, 0.0) + weight
+        if runs and all(abs(weight) < 1e-12 for weight in weights.values()):  # the same runs on both sides
             return 0.0
         measured = paired_error(runs, first.metric) if runs else None
         if measured is not None:
@@ -125,22 +133,99 @@ def _paired_row_error(first: Cell, second: Cell, sides: Sequence[_Side], seeds: 
     return math.hypot(first.row_error, second.row_error)
 
 
-def _cancel(runs: Sequence[tuple[Record, float]]) -> bool:
-    """Tell whether a weighted sum of runs is zero, whatever they scored."""
-    weights: dict[str, float] = {}
-    for record, weight in runs:
-        weights[record.id] = weights.get(record.id, 0.0) + weight
-    return all(abs(weight) < 1e-12 for weight in weights.values())
+# Rows less the reference, ours and published
 
 
-def _match_seeds(
-    first: Cell, second: Cell, first_scores: Mapping[int, float], second_scores: Mapping[int, float]
-) -> list[Mapping[int, float]]:
-    """Return the scores of two cells by common seeds; a cell without seeds takes the other's."""
-    scores = (first_scores, second_scores)
-    is_fixed = (first.is_fixed, second.is_fixed)
-    seeds = next((own for own, fixed in zip(scores, is_fixed, strict=True) if not fixed), first_scores)
-    return [
-        dict.fromkeys(seeds, statistics.fmean(own.values())) if fixed else own
-        for own, fixed in zip(scores, is_fixed, strict=True)
-    ]
+@dataclass(frozen=True)
+class Gaps:
+    """A row's difference to the reference: ours, and as published."""
+
+    ours: Paired
+    published: float
+    tasks: tuple[str, ...]
+    """the tasks of both differences"""
+    over: str
+    """the tasks in words"""
+
+
+def find_gaps(scored: ScoredStudy, key: str) -> Gaps | None:
+    """Find both differences over the same tasks, in the first published table with both rows; None if there is none."""
+    reference = scored.reference
+    if reference is None or key == reference:
+        return None
+    for table in scored.published.tables:
+        if table.over:
+            rows, what, _ = averaged_rows(scored, table)
+            tasks, over = list(rows.get(key, ())), f"{what}, published of {table.over}"
+        else:
+            rows, tasks = dict(scored.rows), averaged_tasks(scored)
+            for arm in (key, reference):
+                tasks = [
+                    task
+                    for task in tasks
+                    if task in rows.get(arm, {}) and table.value(arm, scored.column(task)) is not None
+                ]
+            over = f"{len(tasks)} tasks" if len(tasks) > 1 else name_task("".join(tasks))
+        theirs = published_gap(scored, table, key, tasks)
+        if theirs is not None and reference in rows and key in rows:
+            ours = pair(rows[key], rows[reference], tasks)
+            return Gaps(ours, theirs, tuple(tasks), over) if ours is not None else None
+    return None
+
+
+def published_gap(scored: ScoredStudy, table: PublishedTable, key: str, tasks: Sequence[str]) -> float | None:
+    """Return the published difference to the reference: over exactly these tasks, or over the source's own."""
+    row, reference = table.row(key), scored.reference
+    if row is None or row.is_difference or reference is None or key == reference:
+        return None
+    columns = [scored.column(task) for task in tasks] if not table.over else []
+    found = [own_mean(table, arm) if table.over else table.mean(arm, columns) for arm in (key, reference)]
+    return None if found[0] is None or found[1] is None else found[0] - found[1]
+
+
+def own_mean(table: PublishedTable, key: str) -> float | None:
+    """Return the published mean over the source's own tasks, if it prints nothing else for a row."""
+    return next((table.value(key, column) for column in table.columns if column.startswith("mean:")), None)
+
+
+def averaged_rows(scored: ScoredStudy, table: PublishedTable) -> tuple[dict[str, Row], str, tuple[str, ...]]:
+    """Return our rows with the cells of a published mean, a description of that mean, and what is missing."""
+    tasks = mean_tasks(scored)
+    if not table.mean_of:
+        rows = {key: {task: row[task] for task in tasks} for key, row in scored.rows.items()}
+        return rows, f"mean of {len(tasks)}", ()
+    split = split_columns(table.mean_of)
+    known = [column for column in split if column[0] in tasks]
+    found = {key: column_row(row, known) for key, row in scored.rows.items()}
+    absent = dict.fromkeys(name_task(task) for task, _ in split if task not in tasks)
+    note = f"the published kind of average, every printed column once; ours lacks {', '.join(absent)}, which the "
+    note += "published one has: only differences compare"
+    kept = {key: row for key, row in found.items() if row}
+    return kept, f"avg of {len(known)} columns", (note,) * bool(absent)
+
+
+def describe_ends(scored: ScoredStudy, keys: Collection[str], tasks: Collection[str] | None = None) -> list[str]:
+    """Describe the rows whose learning rate is at an end of the grid on more tasks than by chance.
+
+    What such a row comes to with a rate beyond that end is not known. Tasks are those given, or all that count in a
+    mean; where they are one run they have one rate, which is at an end too easily to be said.
+    """
+    joined = {spec.key for spec in scored.specs if has_one_setting(spec)}
+    said = []
+    for end in ("greatest", "least"):
+        found = []
+        for key in keys:
+            counted = scored.rows[key].keys() - NOT_AVERAGED if tasks is None else scored.rows[key].keys() & set(tasks)
+            cells = [scored.rows[key][task] for task in counted if len(scored.rows[key][task].rates) > 1]
+            at_end, num = sum(cell.end == end for cell in cells), len(cells)
+            if key in joined or not cells:
+                continue
+            # The probability of at least this many tasks at one end, if all rates were equally good.
+            share = 1 / min(len(cell.rates) for cell in cells)
+            chance = sum(math.comb(num, n) * share**n * (1 - share) ** (num - n) for n in range(at_end, num + 1))
+            if chance <= BY_CHANCE:
+                count = "all" if at_end == num else f"{at_end} of {num}"
+                found.append(f"{scored.label(key)} ({count} tasks)")
+        if found:
+            said.append(f"the best learning rate is the {end} that was tried: {', '.join(found)}")
+    return said

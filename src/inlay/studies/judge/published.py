@@ -84,10 +84,10 @@ class Published:
         """Return the first printed value for an arm under `task:metric`, in any table."""
         return next((value for table in self.tables if (value := table.value(arm, column)) is not None), None)
 
-    @property
-    def notes(self) -> list[str]:
-        """Return the notes on the tables, each once."""
-        return list(dict.fromkeys(note for table in self.tables for note in table.notes))
+
+def split_columns(columns: Iterable[str]) -> list[tuple[str, str]]:
+    """Return columns, named `task:metric`, as pairs of these."""
+    return [(task, metric) for task, _, metric in (column.partition(":") for column in columns)]
 
 
 def read_published(folder: Path, name: str) -> Published:

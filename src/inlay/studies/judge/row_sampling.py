@@ -1,21 +1,40 @@
 """Standard errors of metrics from the rows that were scored: how far a score may be from the score on new rows.
 
-Two ways. Where the answers of two runs to the same rows are at hand, the covariances of their scores are measured (see
-`influence`) and kept in the records, so that a difference has the error of rows that were answered by both. Where only
-metrics were kept, an error is computed from them (`score_error`), and two runs are taken as independent: they err on
-the same rows more often than that, so their difference has a smaller error in truth, never a larger one.
+Two ways. Where the answers of two runs to the same rows are at hand, the covariances of their scores are measured and
+kept in the records, so that a difference has the error of rows that were answered by both. Where only metrics were
+kept, an error is computed from them (`score_error`), and two runs are taken as independent: they err on the same rows
+more often than that, so their difference has a smaller error in truth, never a larger one.
+
+For covariances, a study with `paired_rows` keeps in each run's folder how every dev row moves the run's metrics
+(`influence`). When a session ends, the covariances of all runs of a task are put into their records. Rows, labels and
+answers themselves stay out of the results: data sets need not be passed on with them.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import io
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inlay.studies.run.records import Record
+from inlay.data import KINDS
+from inlay.store import write_atomically
+from inlay.studies.run.records import FINISHED, Record
+
+if TYPE_CHECKING:
+    from inlay.model import Backbone
+    from inlay.training import Result, Run
+
+FILE = "dev_rows.npz"
+METRICS = ("accuracy", "f1", "matthews", "spearman", "pearson")
+DIGITS = 6
+"""significant digits of a covariance: more are noise"""
 
 Floats = NDArray[np.float64]
 
@@ -41,7 +60,10 @@ def score_error(metric: str, scores: Mapping[str, float], rows: int | None) -> f
         return (1 - value**2) * math.sqrt((1 + value**2 / 2) / (rows - 3))
     if metric in ("f1", "matthews"):
         shares = _confusion(scores)
-        return None if shares is None else _delta_error(metric, shares, rows)
+        if shares is None:
+            return None
+        slopes = _slopes(metric, shares)  # the error of a function of multinomial shares, to first order
+        return math.sqrt(max(float(shares @ slopes**2 - (shares @ slopes) ** 2), 0.0) / rows)
     return None
 
 
@@ -87,12 +109,6 @@ def _f1(shares: Floats) -> Floats:
 _OF_SHARES = {"f1": _f1, "matthews": _matthews}
 
 
-def _delta_error(metric: str, shares: Floats, rows: int) -> float:
-    """Return the standard error of a function of multinomial shares, to first order."""
-    slopes = _slopes(metric, shares)
-    return math.sqrt(max(float(shares @ slopes**2 - (shares @ slopes) ** 2), 0.0) / rows)
-
-
 def _slopes(metric: str, shares: Floats) -> Floats:
     """Return the derivative of a metric by each of the four shares: central differences, one-sided at zero."""
     step = 1e-6
@@ -119,24 +135,18 @@ def influence(metric: str, gold: Floats, answers: Floats) -> Floats | None:
         shares = np.bincount(kind, minlength=4) / len(gold)
         return np.asarray(_slopes(metric, shares)[kind])
     if metric in ("spearman", "pearson"):
-        first, second = (_ranks(gold), _ranks(answers)) if metric == "spearman" else (gold, answers)
-        return _correlation_influence(first, second)
+        from scipy.stats import rankdata
+
+        # Pearson's r: uv − r (u² + v²) / 2, u and v standardised; Spearman's is that of ranks, to first order.
+        pair = [gold, answers]
+        if metric == "spearman":
+            pair = [np.asarray(rankdata(values), dtype=np.float64) for values in pair]
+        if pair[0].std() == 0 or pair[1].std() == 0:  # no correlation is defined, whichever rows are drawn
+            return np.zeros(len(gold))
+        u, v = ((values - values.mean()) / values.std() for values in pair)
+        r = float((u * v).mean())
+        return np.asarray(u * v - r * (u**2 + v**2) / 2)
     return None
-
-
-def _ranks(values: Floats) -> Floats:
-    from scipy.stats import rankdata
-
-    return np.asarray(rankdata(values), dtype=np.float64)
-
-
-def _correlation_influence(first: Floats, second: Floats) -> Floats:
-    """Return the influence on Pearson's r: uv − r (u² + v²) / 2, u and v standardised (of ranks: first order)."""
-    if first.std() == 0 or second.std() == 0:  # no correlation is defined, whichever rows are drawn
-        return np.zeros(len(first))
-    u, v = ((values - values.mean()) / values.std() for values in (first, second))
-    r = float((u * v).mean())
-    return np.asarray(u * v - r * (u**2 + v**2) / 2)
 
 
 def covariances(influences: Sequence[Floats]) -> Floats:
@@ -156,3 +166,57 @@ def paired_error(records: Sequence[tuple[Record, float]], metric: str) -> float 
                 return None
             total += weight * share * float(covariance)
     return math.sqrt(max(total, 0.0))
+
+
+def keep_influences(folder: Path, run: Run, result: Result, backbone: Backbone) -> None:
+    """Answer a run's dev rows with its best weights, and write each row's influence on its metrics."""
+    from inlay.training import judge_split  # imports torch, which a report needs not
+
+    task = run.task
+    kind = KINDS[task.kind]
+    if (folder / FILE).is_file() or not (kind.is_classifier or kind.is_number) or task.dev.targets is None:
+        return
+    judged = judge_split(result.spec(run), result.tensors, backbone, task.dev, run.reading)
+    gold = np.asarray(task.dev.targets, dtype=np.float64)
+    answers = np.asarray(judged.predictions(task.labels), dtype=np.float64)
+    if kind.is_classifier:
+        answers = answers.argmax(1).astype(np.float64)
+    is_binary = kind.is_classifier and len(task.labels) == 2 and not task.dev.unseen
+    names = ("spearman", "pearson") if kind.is_number else METRICS[:3] if is_binary else METRICS[:1]
+    found = {name: values for name in names if (values := influence(name, gold, answers)) is not None}
+    digest = hashlib.sha256(gold.tobytes()).digest()  # equal if two runs answered the same rows
+    content = io.BytesIO()
+    np.savez_compressed(content, digest=np.frombuffer(digest, dtype=np.uint8), **found)  # type: ignore[arg-type]
+    write_atomically(folder / FILE, content.getvalue())
+
+
+def add_covariances(records: Sequence[Record], runs: Path) -> list[Record]:
+    """Return the records whose covariances change, from the influences that runs have kept."""
+    # 1. the influences of runs that answered the same rows
+    groups: dict[tuple[str, str, bytes], dict[str, Mapping[str, Floats]]] = {}
+    for record in records:
+        path = runs / record.id / FILE
+        if record.status == FINISHED and path.is_file():
+            with np.load(path, allow_pickle=False) as content:
+                found = {name: content[name] for name in content.files}
+            place = (record.task, record.fingerprint, found.pop("digest").tobytes())
+            groups.setdefault(place, {})[record.id] = found
+    # 2. their covariances: run -> metric -> other run
+    measured: dict[str, dict[str, dict[str, float]]] = {}
+    for influences in groups.values():
+        for metric in METRICS:
+            ids = [run_id for run_id, found in influences.items() if metric in found]
+            if ids:
+                matrix = covariances([influences[run_id][metric] for run_id in ids])
+                for run_id, line in zip(ids, matrix, strict=True):
+                    known = {other: float(f"{value:.{DIGITS}g}") for other, value in zip(ids, line, strict=True)}
+                    measured.setdefault(run_id, {})[metric] = known
+    changed = []
+    # 3. put into the records; those that another machine measured stay: its runs' folders are not here
+    for record in records:
+        before = record.extra.get("row_covariances") or {}
+        own = measured.get(record.id, {})
+        after = before | {metric: {**before.get(metric, {}), **found} for metric, found in own.items()}
+        if after != before:
+            changed.append(dataclasses.replace(record, extra={**record.extra, "row_covariances": after}))
+    return changed

@@ -1,7 +1,7 @@
 """The rows of a study's tables: their records, labels and order.
 
-A row is what a rule of the study's `[report]` takes, by what was trained (`spec/shown.py`), or an arm as the file names
-it. A rule without `each` takes runs of several settings together; the best of them is chosen on dev.
+A row is what a rule of the study's `[report]` takes, by what was trained, or an arm as the file names it. A rule
+without `each` takes runs of several settings together; the best of them is chosen on dev.
 """
 
 from __future__ import annotations
@@ -88,10 +88,13 @@ def is_taken(study: Study, rule: RowRule, record: Record) -> bool:
     is_of_kind = kind == rule.kind if rule.kind else ARM_KINDS[kind].needs_backbone
     if not is_of_kind:
         return False
-    return all(_plain(find_setting(study, record, name)) == _plain(value) for name, value in rule.where.items())
+    return all(
+        plain_value(find_setting(study, record, name)) == plain_value(value) for name, value in rule.where.items()
+    )
 
 
-def _plain(value: Any) -> Any:
+def plain_value(value: Any) -> Any:
+    """Return a setting as JSON has it: tuples are lists."""
     return list(value) if isinstance(value, tuple) else value
 
 
@@ -117,13 +120,9 @@ def _fill(label: str, name: str, numbers: Sequence[float]) -> str:
         return label
     if not numbers:
         return re.sub(r"\s*\(\{\w+\}\)", "", label)
-    shown = "–".join(dict.fromkeys((_show(numbers[0]), _show(numbers[-1]))))
+    ends = [f"{number:g}" if number >= 0.1 or number == 0 else f"{number:.0e}" for number in (numbers[0], numbers[-1])]
+    shown = "–".join(dict.fromkeys(ends)).replace("e-0", "e-")  # `64`, `0.1`, `1e-2`
     return label.replace(f"{{{name}}}", shown).replace("(s)", "s" if numbers[-1] > 1 else "")
-
-
-def _show(number: float) -> str:
-    """Format a number: `64`, `0.1`, `1e-2`."""
-    return f"{number:g}" if number >= 0.1 or number == 0 else f"{number:.0e}".replace("e-0", "e-")
 
 
 def list_rows(study: Study, records: Sequence[Record]) -> list[RowSpec]:
@@ -145,7 +144,9 @@ def list_rows(study: Study, records: Sequence[Record]) -> list[RowSpec]:
 def name_row(study: Study, key: str) -> str:
     """Return the label of a row without records: from its rule, its arm's title, or its key."""
     rule = next((rule for rule in study.report.rows if rule.key == key), None)
-    return name_arm(study, key) if rule is None else _fill(rule.label, "{", [])
+    if rule is not None:
+        return _fill(rule.label, "{", [])
+    return name_arm(study, key)
 
 
 def name_arm(study: Study, arm: str) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from inlay.studies.judge.coverage import Coverage, list_planned_rows
 from inlay.studies.judge.published import Published
 from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, has_one_setting, list_rows, make_rows, name_row
-from inlay.studies.judge.scores import Row, choose, list_candidates, rank_settings, shared_tasks
+from inlay.studies.judge.scores import Row, choose, list_candidates, rank_settings
 from inlay.studies.run.records import Record
 from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.study import Study
@@ -89,8 +90,10 @@ def score_study(study: Study, records: Sequence[Record], published: Published) -
     split = study.report_on if has_test else "dev"
     specs = list_rows(study, records)
     rows = {spec.key: score_row(study, spec, split) for spec in specs}
+    # Arms that give the same result with every seed: without a backbone (TF-IDF) nothing is random.
+    fixed = {name for name, arm in study.arms.items() if not ARM_KINDS[arm.kind].needs_backbone}
     for spec in specs:
-        if all(_is_fixed(study, record.arm) for record in spec.records):
+        if fixed.issuperset(record.arm for record in spec.records):
             rows[spec.key] = {task: replace(cell, is_fixed=True) for task, cell in rows[spec.key].items()}
     held = {task for row in rows.values() for task in row}
     known = [*study.tasks, *sorted(held - set(study.tasks))]
@@ -104,7 +107,7 @@ def score_row(study: Study, spec: RowSpec, split: str) -> Row:
     # 1. of tasks that have one setting together, keep the runs of the best one
     ranked = rank_settings(found, report.metric_of()) if has_one_setting(spec) else []
     kept = ranked[0] if ranked else found
-    chosen = _choose(study, kept, split)
+    chosen = choose(kept, split, report.metric_of)
     # 2. say of each cell what it was chosen from
     if ranked and split == "dev":
         chosen = {
@@ -112,7 +115,7 @@ def score_row(study: Study, spec: RowSpec, split: str) -> Row:
             for task, cell in chosen.items()
         }
     if len(kept) < len(found):
-        tried = _choose(study, found, split)
+        tried = choose(found, split, report.metric_of)
         counted = ("num_settings", "num_waiting", "num_lost", "rates")
         chosen = {
             task: replace(cell, **{name: getattr(tried[task], name) for name in counted})
@@ -120,21 +123,7 @@ def score_row(study: Study, spec: RowSpec, split: str) -> Row:
         }
     # 3. tasks without labelled test rows are shown on dev
     untested = [record for record in kept if split == "test" and record.task not in chosen]
-    return chosen | _choose(study, untested, "dev")
-
-
-def _choose(study: Study, records: Sequence[Record], split: str) -> Row:
-    """Return a row's cells, each in the metric that the study shows for its task."""
-    row: Row = {}
-    for task in dict.fromkeys(record.task for record in records):
-        own = [record for record in records if record.task == task]
-        row |= choose(own, split, study.report.metric_of(task))
-    return row
-
-
-def _is_fixed(study: Study, arm: str) -> bool:
-    """Tell whether an arm gives the same result with every seed: without a backbone (TF-IDF) nothing is random."""
-    return arm in study.arms and not ARM_KINDS[study.arms[arm].kind].needs_backbone
+    return chosen | choose(untested, "dev", report.metric_of)
 
 
 def needs_backbone(scored: ScoredStudy, key: str) -> bool:
@@ -144,7 +133,8 @@ def needs_backbone(scored: ScoredStudy, key: str) -> bool:
 
 def mean_tasks(scored: ScoredStudy) -> list[str]:
     """Return the tasks of a mean: those that every row has. WNLI is shown and not averaged, as in the papers."""
-    return [task for task in shared_tasks(scored.rows.values(), scored.tasks) if task not in NOT_AVERAGED]
+    rows = scored.rows.values()
+    return [task for task in averaged_tasks(scored) if rows and all(task in row for row in rows)]
 
 
 def averaged_tasks(scored: ScoredStudy) -> list[str]:
@@ -156,3 +146,51 @@ def published_tasks(scored: ScoredStudy) -> list[str]:
     """Return the tasks of the mean that some published table has with the same metric, so that means compare."""
     columns = {column for table in scored.published.tables for column in table.columns}
     return [task for task in mean_tasks(scored) if scored.column(task) in columns]
+
+
+# Series: the rows of one rule by their numbers. Rows that were planned and have not been run can be listed too, so that
+# a line breaks where they would stand.
+
+
+def series_keys(scored: ScoredStudy, series: str) -> list[str]:
+    """Return the rows of a series, fewest parameters first."""
+    found = [spec.key for spec in scored.specs if spec.series == series and spec.key in scored.rows]
+    return sorted(found, key=lambda key: median_parameters(scored, key))
+
+
+def median_parameters(scored: ScoredStudy, key: str) -> float:
+    """Return the trained parameters of a row: the median over its tasks."""
+    return statistics.median(cell.trained_parameters for cell in scored.rows[key].values())
+
+
+def most_parameters(scored: ScoredStudy, key: str) -> int:
+    """Return the trained parameters of a row's largest task."""
+    return max(cell.trained_parameters for cell in scored.rows[key].values())
+
+
+def planned_numbers(scored: ScoredStudy, series: str, tasks: Iterable[str] = ()) -> dict[float, str]:
+    """Return number -> row of a series, in order: rows that were run or planned on all of these tasks."""
+    wanted = set(tasks)
+    planned = [spec for spec in scored.planned_specs if wanted <= {record.task for record in spec.records}]
+    held = [spec for spec in scored.specs if spec.key in scored.rows and wanted <= scored.rows[spec.key].keys()]
+    keys: dict[str, tuple[float, str]] = {}
+    for spec in (*planned, *held):
+        if spec.series == series and spec.number is not None:
+            keys[spec.key] = (spec.number, spec.key)
+    return dict(sorted(keys.values()))
+
+
+def planned_keys(scored: ScoredStudy, series: str, task: str | None = None) -> list[str]:
+    """Return the rows of a series by number, including planned rows (of a task) that were not run."""
+    whole = [spec.key for spec in scored.specs if (spec.series, spec.number) == (series, None)]
+    numbered = planned_numbers(scored, series, () if task is None else (task,)).values()
+    return [*(key for key in whole if key in scored.rows), *numbered]
+
+
+def list_series(scored: ScoredStudy) -> dict[str, dict[float, str]]:
+    """Return series -> number -> its row, numbers in order."""
+    found: dict[str, dict[float, str]] = {}
+    for spec in scored.specs:
+        if spec.number is not None and spec.key in scored.rows:
+            found.setdefault(spec.series, {})[spec.number] = spec.key
+    return {name: dict(sorted(rows.items())) for name, rows in found.items()}

@@ -26,6 +26,9 @@ from inlay.studies.judge.bounds import MeanWithError, average, estimate
 from inlay.studies.judge.row_sampling import num_rows, score_error
 from inlay.studies.run.records import DIVERGED, FAILED, FINISHED, Record
 
+ENOUGH_SEEDS = 2
+"""number of seeds from which a setting is a candidate, though others have more"""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -41,17 +44,12 @@ class Candidate:
 class Cell:
     """A row's score on one task, at the setting that was best on dev."""
 
-    task: str
     metric: str
     scores: Mapping[int, float]
     """seed -> score, in points"""
-    dev: float
-    """mean dev score that chose the setting"""
     setting: Mapping[str, Any]
-    arm: str
     trained_parameters: int
     backbone_parameters: int
-    num_train: int
     majority: float | None
     """accuracy of the majority class, in points"""
     num_settings: int
@@ -117,7 +115,11 @@ def average_columns(
     errors of rows add up within a task, whose columns are scored on the same rows, and are independent across tasks.
     """
     mean = statistics.fmean(statistics.fmean(column.values()) for column in columns.values())
-    rows = _average_row_errors(row_errors)
+    by_task: dict[str, float] = {}
+    for name, error in row_errors.items():
+        task = name.partition(":")[0].partition("@")[0]  # columns are named `TASK`, `TASK:METRIC` or `TASK@SAMPLES`
+        by_task[task] = by_task.get(task, 0.0) + (error or 0.0) / len(row_errors)
+    rows = None if None in row_errors.values() else math.hypot(*by_task.values())
     names, groups, weights = list(columns), [], []
     for numbers in _join_shared(list(networks.values())):
         together = [columns[names[number]] for number in numbers]
@@ -127,17 +129,6 @@ def average_columns(
     if not all(groups):  # no seed of one network has all its columns: how they vary together is not known
         return MeanWithError(mean, None, sum(map(len, groups)), rows=rows)
     return average(groups, weights)._replace(mean=mean, rows=rows)
-
-
-def _average_row_errors(errors: Mapping[str, float | None]) -> float | None:
-    """Return the row error of a mean of columns, named `TASK`, `TASK:METRIC` or `TASK@SAMPLES`."""
-    by_task: dict[str, float] = {}
-    for name, error in errors.items():
-        if error is None:
-            return None
-        task = name.partition(":")[0].partition("@")[0]
-        by_task[task] = by_task.get(task, 0.0) + error / len(errors)
-    return math.hypot(*by_task.values())
 
 
 def _join_shared(networks: Sequence[frozenset[str]]) -> list[list[int]]:
@@ -151,59 +142,51 @@ def _join_shared(networks: Sequence[frozenset[str]]) -> list[list[int]]:
     return [numbers for _, numbers in found]
 
 
-def choose(records: Iterable[Record], report_on: str = "dev", metric: str | None = None) -> Row:
+def choose(
+    records: Iterable[Record], report_on: str = "dev", metric_of: Callable[[str], str | None] = lambda task: None
+) -> Row:
     """Choose the best setting on dev for each task, and return the row of its scores.
 
-    `metric` is what is shown, and on dev also what chooses; default: each record's own. A task without a finished run,
-    or without the split that is reported, has no cell.
+    `metric_of` a task is what is shown, and on dev also what chooses; default: each record's own. A task without a
+    finished run, or without the split that is reported, has no cell.
     """
     by_task: dict[str, list[Record]] = {}
     for record in records:
         by_task.setdefault(record.task, []).append(record)
-    cells = {task: _choose(group, report_on, metric) for task, group in by_task.items()}
-    return {task: cell for task, cell in cells.items() if cell is not None}
+    row: Row = {}
+    for task, own in by_task.items():
+        metric = metric_of(task)
+        ranked = rank_settings(own, metric, report_on)
+        if not ranked:
+            continue
+        chosen, first = ranked[0], ranked[0][0]
+        shown, is_on_dev = metric or first.metric, report_on == "dev"
+        row[task] = Cell(
+            metric=shown,
+            scores=_by_seed(chosen, report_on, metric),
+            setting=first.axes,
+            trained_parameters=first.trained_parameters,
+            backbone_parameters=first.backbone_parameters,
+            majority=None if first.majority is None else 100 * first.majority,
+            num_settings=len(ranked),
+            num_waiting=len({_setting(record) for record in own}) - len(ranked),
+            num_lost=sum(record.status != FINISHED for record in own),
+            by_metric={name: _by_seed(chosen, report_on, name) for name in first.dev},
+            is_copy=bool(joint_of(first).get("is_copy")),
+            is_finetuned=_is_own_copy(first),
+            networks=frozenset(map(network_of, chosen)),
+            rates=tuple(sorted({item.axes["lr"] for item in own if "lr" in item.axes and item.status != FAILED})),
+            row_errors={name: _row_error(chosen, report_on, name) for name in {shown, *first.dev}},
+            candidates=list_candidates(ranked, task, metric) if is_on_dev else (),
+            runs=_runs_by_seed(chosen) if is_on_dev else {},
+        )
+    return row
 
 
-def _choose(records: Sequence[Record], report_on: str, metric: str | None) -> Cell | None:
-    settings: dict[str, list[Record]] = {}
-    for record in records:
-        if record.status == FINISHED and _score(record, report_on, metric) is not None:
-            settings.setdefault(_setting(record), []).append(record)
-    if not settings:
-        return None
-    ranked = _rank(settings, metric, _diverged(records))
-    chosen, num_candidates = ranked[0], len(ranked)
-    first = chosen[0]
-    metrics = {metric or first.metric, *first.dev}
-    return Cell(
-        task=first.task,
-        metric=metric or first.metric,
-        scores=_by_seed(chosen, report_on, metric),
-        dev=statistics.fmean(_by_seed(chosen, "dev", metric).values()),
-        setting=first.axes,
-        arm=first.arm,
-        trained_parameters=first.trained_parameters,
-        backbone_parameters=first.backbone_parameters,
-        num_train=first.num_train,
-        majority=None if first.majority is None else 100 * first.majority,
-        num_settings=num_candidates,
-        num_waiting=len({_setting(record) for record in records}) - num_candidates,
-        num_lost=sum(record.status != FINISHED for record in records),
-        by_metric={name: _by_seed(chosen, report_on, name) for name in first.dev},
-        is_copy=bool(joint_of(first).get("is_copy")),
-        is_finetuned=_is_own_copy(first),
-        networks=frozenset(network_of(record) for record in chosen),
-        rates=tuple(
-            sorted({record.axes["lr"] for record in records if "lr" in record.axes and record.status != FAILED})
-        ),
-        row_errors={name: _row_error(chosen, report_on, name) for name in metrics},
-        candidates=tuple(_candidate(group, metric) for group in ranked) if report_on == "dev" else (),
-        runs=_runs_by_seed(chosen) if report_on == "dev" else {},
-    )
-
-
-def _candidate(records: Sequence[Record], metric: str | None) -> Candidate:
-    return Candidate(_by_seed(records, "dev", metric), _runs_by_seed(records))
+def list_candidates(ranked: Sequence[Sequence[Record]], task: str, metric: str | None) -> tuple[Candidate, ...]:
+    """List one task's scores at settings that were ranked, perhaps over several tasks, in that order."""
+    groups = ([record for record in group if record.task == task] for group in ranked)
+    return tuple(Candidate(_by_seed(group, "dev", metric), _runs_by_seed(group)) for group in groups if group)
 
 
 def _runs_by_seed(records: Sequence[Record]) -> dict[int, tuple[Record, ...]]:
@@ -245,14 +228,42 @@ def joint_of(record: Record) -> Mapping[str, Any]:
     return record.extra.get("joint") or {}
 
 
-def _rank(
-    settings: Mapping[str, Sequence[Record]], metric: str | None, diverged: frozenset[str]
+def _mean_by_seed(records: Sequence[Record], metric: str | None) -> dict[int, tuple[int, float]]:
+    """Map each seed to the number of tasks with a dev score, and their mean."""
+    found: dict[int, list[float]] = {}
+    for task in dict.fromkeys(record.task for record in records):
+        for seed, score in _by_seed([item for item in records if item.task == task], "dev", metric).items():
+            found.setdefault(seed, []).append(score)
+    return {seed: (len(scores), statistics.fmean(scores)) for seed, scores in found.items()}
+
+
+def keep_best(records: Iterable[Record], *, over_tasks: bool = False) -> list[Record]:
+    """Return the finished runs of the setting that is best on dev: per task, or one for all tasks together."""
+    by_task: dict[str, list[Record]] = {}
+    for record in records:
+        by_task.setdefault("" if over_tasks else record.task, []).append(record)
+    return [record for group in by_task.values() for ranked in rank_settings(group)[:1] for record in ranked]
+
+
+def rank_settings(
+    records: Sequence[Record], metric: str | None = None, report_on: str = "dev"
 ) -> list[Sequence[Record]]:
-    """Rank the settings that may be chosen by their runs on dev, the best first."""
+    """Return the finished runs of each setting that may be chosen, over all tasks, the best on dev first."""
+    settings: dict[str, list[Record]] = {}
+    tried: dict[tuple[str, str, int], set[str]] = {}
+    for record in records:
+        setting = _setting(record)
+        tried.setdefault((setting, record.task, record.seed), set()).add(record.status)
+        if record.status == FINISHED and _score(record, report_on, metric) is not None:
+            settings.setdefault(setting, []).append(record)
+    if not settings:
+        return []
+    # 1. scores by setting and seed; a seed counts once it has all tasks; before any has, that with the most of them
     found = {name: _mean_by_seed(group, metric) for name, group in settings.items()}
-    # A seed counts once it has all tasks; before any has, that with the most of them.
     tasks = max(num_tasks for seeds in found.values() for num_tasks, _ in seeds.values())
     whole = {name: {seed: mean for seed, (n, mean) in seeds.items() if n == tasks} for name, seeds in found.items()}
+    # 2. no candidate: a setting with a run that diverged on every machine that tried it, and one of too few seeds
+    diverged = {key[0] for key, statuses in tried.items() if DIVERGED in statuses and FINISHED not in statuses}
     steady = {name: seeds for name, seeds in whole.items() if name not in diverged and seeds} or whole
     fewest = min(ENOUGH_SEEDS, max(map(len, steady.values())))
     candidates = {name: seeds for name, seeds in steady.items() if len(seeds) >= fewest}
@@ -265,50 +276,6 @@ def _rank(
         return min(means), len(seeds)
 
     return [settings[name] for name in sorted(candidates, key=worth, reverse=True)]
-
-
-def _diverged(records: Iterable[Record]) -> frozenset[str]:
-    """Return the settings with a diverged run on every machine that tried it."""
-    tried: dict[tuple[str, str, int], set[str]] = {}
-    for record in records:
-        tried.setdefault((_setting(record), record.task, record.seed), set()).add(record.status)
-    return frozenset(key[0] for key, statuses in tried.items() if DIVERGED in statuses and FINISHED not in statuses)
-
-
-ENOUGH_SEEDS = 2
-"""number of seeds from which a setting is a candidate, though others have more"""
-
-
-def _mean_by_seed(records: Sequence[Record], metric: str | None) -> dict[int, tuple[int, float]]:
-    """Map each seed to the number of tasks with a dev score, and their mean."""
-    found: dict[int, list[float]] = {}
-    for task in dict.fromkeys(record.task for record in records):
-        for seed, score in _by_seed([item for item in records if item.task == task], "dev", metric).items():
-            found.setdefault(seed, []).append(score)
-    return {seed: (len(scores), statistics.fmean(scores)) for seed, scores in found.items()}
-
-
-def keep_best(records: Iterable[Record], metric: str | None = None, *, over_tasks: bool = False) -> list[Record]:
-    """Return the finished runs of the setting that is best on dev: per task, or one for all tasks together."""
-    by_task: dict[str, list[Record]] = {}
-    for record in records:
-        by_task.setdefault("" if over_tasks else record.task, []).append(record)
-    return [record for group in by_task.values() for record in next(iter(rank_settings(group, metric)), ())]
-
-
-def rank_settings(records: Sequence[Record], metric: str | None = None) -> list[Sequence[Record]]:
-    """Return the finished runs of each setting over all tasks, the best on dev first."""
-    settings: dict[str, list[Record]] = {}
-    for record in records:
-        if record.status == FINISHED and _score(record, "dev", metric) is not None:
-            settings.setdefault(_setting(record), []).append(record)
-    return _rank(settings, metric, _diverged(records)) if settings else []
-
-
-def list_candidates(ranked: Sequence[Sequence[Record]], task: str, metric: str | None) -> tuple[Candidate, ...]:
-    """List one task's scores at settings that were ranked over several tasks, in that order."""
-    groups = ([record for record in group if record.task == task] for group in ranked)
-    return tuple(_candidate(group, metric) for group in groups if group)
 
 
 def _setting(record: Record) -> str:
@@ -364,12 +331,6 @@ def column_row(row: Row, columns: Iterable[tuple[str, str]]) -> Row | None:
         f"{task}:{metric}": replace(row[task], metric=metric, scores=row[task].by_metric[metric], candidates=())
         for task, metric in wanted
     }
-
-
-def shared_tasks(rows: Iterable[Row], tasks: Sequence[str]) -> list[str]:
-    """Return the tasks that all of these rows have."""
-    held = list(rows)
-    return [task for task in tasks if held and all(task in row for row in held)]
 
 
 def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list[Record]:

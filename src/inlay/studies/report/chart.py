@@ -43,6 +43,8 @@ WIDTH = 6.6
 DPI = 200
 BARS = {"elinewidth": 1.1, "capsize": 2.2, "capthick": 1.1}
 """error bars: ± one standard error, with caps"""
+DASHED = {"color": INK, "linestyle": (0, (4, 2)), "linewidth": 1.1}
+"""the line of the reference"""
 _SIZES = {"P": 6.5, "X": 6.5, "D": 4.5}
 _STYLE = {
     "font.family": "DejaVu Sans",
@@ -87,8 +89,6 @@ class Mark:
 
     colour: str
     shape: str
-    is_lone: bool = False
-    """whether the series has one seed; a legend shows it so, a point by its estimate"""
 
     @property
     def pale(self) -> tuple[float, ...]:
@@ -118,6 +118,11 @@ class Mark:
             "markeredgewidth": 1.2,
             "linestyle": "none",
         }
+
+
+def task_marks(tasks: Sequence[str]) -> dict[str, Mark]:
+    """Choose a mark for each task."""
+    return dict(zip(tasks, marks_for([f"task-{task}" for task in tasks]).values(), strict=True))
 
 
 def marks_for(keys: Sequence[str]) -> dict[str, Mark]:
@@ -181,13 +186,17 @@ Place = tuple[float, MeanWithError]
 """x and y of a point"""
 
 
-def draw_series(axes: Any, places: Sequence[Place | None], mark: Mark) -> None:
-    """Draw points with their errors and a line through them, broken at missing planned points (None)."""
+def draw_series(axes: Any, places: Sequence[Place | None], mark: Mark) -> list[MeanWithError]:
+    """Draw points with their errors and a line through them, broken at missing planned points (None).
+
+    Returns the values that were drawn.
+    """
     for part in split_runs(places):
         if len(part) > 1:
             axes.plot([x for x, _ in part], [y.mean for _, y in part], color=mark.colour, linewidth=1.4, zorder=3)
         for x, y in part:
             error_bar(axes, x, y, mark)
+    return [place[1] for place in places if place is not None]
 
 
 def split_runs(items: Iterable[T | None]) -> list[list[T]]:
@@ -199,11 +208,6 @@ def split_runs(items: Iterable[T | None]) -> list[list[T]]:
         else:
             parts[-1].append(item)
     return [part for part in parts if part]
-
-
-def lone_entries(shown: Iterable[MeanWithError], shape: str = "o") -> list[Entry]:
-    """Return the legend's entries for points of one seed, if there are any."""
-    return [("one seed, no error", Mark(PALE_INK, shape, is_lone=True), False)] * any(y.sem is None for y in shown)
 
 
 def tell_lone(shown: Iterable[MeanWithError]) -> str:
@@ -219,24 +223,32 @@ def plain(label: str) -> str:
     return label.replace("`", "")
 
 
-Entry = tuple[str, "Mark | None", bool]
+Entry = tuple[str, Mark | None, bool]
 """a legend's label, its mark and whether it is hollow; no mark: a dashed line"""
 
 
-def legend(figure: Any, entries: Sequence[Entry]) -> None:
-    """Draw a legend below the axes, in as many columns as fit."""
+def legend(
+    figure: Any, entries: Sequence[Entry], shown: Iterable[MeanWithError] = (), *, hollow: str = "", shape: str = "o"
+) -> None:
+    """Draw a legend below the axes, in as many columns as fit.
+
+    After `entries` it has one for points of a single seed, if any of those `shown` is, and one named `hollow`.
+    """
     from matplotlib.lines import Line2D
 
-    handles = []
+    styles: list[tuple[str, dict[str, Any]]] = []
     for label, mark, is_hollow in entries:
         if mark is None:
-            handles.append(Line2D([], [], color=INK, linestyle=(0, (4, 2)), linewidth=1.1, label=label))
+            styles.append((label, DASHED))
         else:
-            own = mark.lone() if mark.is_lone else mark.ours()
-            style = mark.theirs() if is_hollow else {**own, "linestyle": "none"}
-            handles.append(Line2D([], [], label=label, **style))
-    if handles:
-        columns = _fit_columns([len(label) for label, _, _ in entries], figure.get_figwidth())
+            styles.append((label, mark.theirs() if is_hollow else {**mark.ours(), "linestyle": "none"}))
+    if any(y.sem is None for y in shown):
+        styles.append(("one seed, no error", {**Mark(PALE_INK, shape).lone(), "linestyle": "none"}))
+    if hollow:
+        styles.append((hollow, Mark(PALE_INK, "o").theirs()))
+    if styles:
+        handles = [Line2D([], [], label=label, **style) for label, style in styles]
+        columns = _fit_columns([len(label) for label, _ in styles], figure.get_figwidth())
         figure.legend(handles=handles, loc="outside lower center", ncols=columns, handletextpad=0.4, columnspacing=1.4)
 
 
@@ -274,7 +286,12 @@ def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]], *
             box = tuple(note.get_window_extent(renderer).extents)
             note.remove()
             out = max(0.0, frame.x0 - box[0], box[2] - frame.x1, frame.y0 - box[1], box[3] - frame.y1)
-            tried.append((sum(_overlap(box, other) for other in taken) + 100 * out, offset, box))
+            cost = 100 * out
+            for other in taken:  # the area that both cover
+                wide = min(box[2], other[2]) - max(box[0], other[0])
+                high = min(box[3], other[3]) - max(box[1], other[1])
+                cost += max(wide, 0.0) * max(high, 0.0)
+            tried.append((cost, offset, box))
             if tried[-1][0] == 0:
                 break
         _, offset, box = min(tried, key=lambda item: item[0])
@@ -300,9 +317,3 @@ _OFFSETS = [
     for distance in (6, 12, 18, 26, 36, 48, 62)
     for across, upright in ((1, 0), (-1, 0), (0, 1), (0, -1), (0.8, 0.8), (0.8, -0.8), (-0.8, 0.8), (-0.8, -0.8))
 ]
-
-
-def _overlap(box: tuple[float, ...], other: tuple[float, ...]) -> float:
-    wide = min(box[2], other[2]) - max(box[0], other[0])
-    high = min(box[3], other[3]) - max(box[1], other[1])
-    return max(wide, 0.0) * max(high, 0.0)

@@ -64,10 +64,12 @@ Block = Heading | Text | Points | Picture | ReportTable | Folded
 
 def write_html(title: str, blocks: Sequence[Block]) -> str:
     """Write blocks as one HTML page."""
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_escape(title)}</title>'
+    head = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{html.escape(title)}</title>'
+    )
     body = "\n".join(_html(block) for block in blocks)
     contents = [block for block in blocks if isinstance(block, Heading) and block.level == 2]
-    links = "".join(f'<a href="#{block.anchor}">{_escape(block.text)}</a>' for block in contents if block.anchor)
+    links = "".join(f'<a href="#{block.anchor}">{html.escape(block.text)}</a>' for block in contents if block.anchor)
     navigation = f"<nav>{links}</nav>" if links else ""
     first, _, rest = body.partition("\n")
     return (
@@ -92,7 +94,7 @@ def _html(block: Block) -> str:
         return f"{title}<ul>{''.join(f'<li>{_inline(item)}</li>' for item in block.items)}</ul>"
     if isinstance(block, Picture):
         data = base64.b64encode(block.drawing.svg).decode()
-        image = f'<img alt="{_escape(block.caption)}" src="data:image/svg+xml;base64,{data}">'
+        image = f'<img alt="{html.escape(block.caption)}" src="data:image/svg+xml;base64,{data}">'
         return f"<figure>{image}<figcaption>{_inline(block.caption)}</figcaption></figure>"
     if isinstance(block, Folded):
         inner = "".join(_html(item) for item in block.blocks)
@@ -101,27 +103,24 @@ def _html(block: Block) -> str:
 
 
 def _html_table(table: ReportTable) -> str:
-    kinds = [" class=words" if _is_words([line[i] for line in table.lines]) else "" for i in range(len(table.columns))]
+    # Text is aligned left, numbers right.
+    texts = [
+        any(cell and not re.match(r"[\d+−–≈]", cell) for cell in cells) for cells in zip(*table.lines, strict=True)
+    ]
+    kinds = [" class=words" if is_text else "" for is_text in texts] or [""] * len(table.columns)
     head = "".join(f"<th{kind}>{_inline(column)}</th>" for column, kind in zip(table.columns, kinds, strict=True))
     lines = []
     for number, line in enumerate(table.lines):
-        cells = "".join(f"<td{kind}>{_status(cell)}</td>" for cell, kind in zip(line, kinds, strict=True))
+        cells = ""
+        for cell, kind in zip(line, kinds, strict=True):
+            status = {"confirmed": "yes", "not confirmed": "no", "open": "open"}.get(cell.strip("*"))
+            text = _inline(cell)  # a verdict is coloured; the word itself says it too
+            cells += f'<td{kind}><span class="{status}">{text}</span></td>' if status else f"<td{kind}>{text}</td>"
         lines.append(f"<tr{' class=published' if number in table.published else ''}>{cells}</tr>")
     notes = "".join(f"<p class=note>{_inline(note)}</p>" for note in table.notes)
     caption = f"<caption>{_inline(table.title)}</caption>" if table.title else ""
     body = f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
     return f'<div class="wide">{body}</div>{notes}'
-
-
-def _is_words(cells: Sequence[str]) -> bool:
-    """Tell whether a column is text, which is aligned left; numbers are aligned right."""
-    return any(cell and not re.match(r"[\d+−–≈]", cell) for cell in cells)
-
-
-def _status(cell: str) -> str:
-    """Colour a verdict; the word itself says it too."""
-    kind = {"confirmed": "yes", "not confirmed": "no", "open": "open"}.get(cell.strip("*"))
-    return f'<span class="{kind}">{_inline(cell)}</span>' if kind else _inline(cell)
 
 
 def _markdown(block: Block) -> str:
@@ -152,12 +151,8 @@ def _markdown_table(table: ReportTable) -> str:
     return f"{title}{body}" + (f"\n\n{notes}" if notes else "")
 
 
-def _escape(text: str) -> str:
-    return html.escape(text, quote=True)
-
-
 def _inline(text: str) -> str:
-    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", _escape(text))
+    text = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
     return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", text)
 
 

@@ -16,6 +16,7 @@ from inlay.data import KINDS
 from inlay.errors import UnknownName
 from inlay.settings import read_tree
 from inlay.store import write_atomically
+from inlay.studies.judge.bounds import ABSENT
 from inlay.studies.judge.claims import JudgedClaim, describe_agreement, judge_claims
 from inlay.studies.judge.coverage import Coverage, list_missing, split_planned
 from inlay.studies.judge.published import Published, read_published
@@ -24,7 +25,7 @@ from inlay.studies.judge.scored import ScoredStudy, score_study
 from inlay.studies.judge.scores import network_of
 from inlay.studies.judge.verdicts import NONE
 from inlay.studies.report.chart import Drawing
-from inlay.studies.report.figures.compare import draw_figures
+from inlay.studies.report.figures import draw_figures
 from inlay.studies.report.page import Block, Folded, Heading, Picture, Points, Text, write_html, write_markdown
 from inlay.studies.report.tables import ReportTable, other_metric_tables, settings_table, study_tables
 from inlay.studies.run.records import FINISHED, Record, short_name
@@ -78,10 +79,6 @@ class Chapter:
     left_out: Mapping[Group, Sequence[Record]] = field(default_factory=dict)
     """records of settings that are not in the study's file"""
 
-    def study_of(self, group: Group) -> Study:
-        """Return the study under the profile and backbone of these records."""
-        return self.variants.get(group, self.study)
-
 
 @dataclass(frozen=True)
 class StudyReport:
@@ -91,24 +88,17 @@ class StudyReport:
     markdown: str
     figures: Mapping[str, Drawing]
 
-    def beside(self, folder: str) -> StudyReport:
-        """Return the report with paths relative to the folder of its figures."""
-        prefix = f"{folder}/"
-        figures = {path.removeprefix(prefix): drawing for path, drawing in self.figures.items()}
-        return StudyReport(self.html, self.markdown.replace(f"]({prefix}", "]("), figures)
-
 
 def make_report(chapters: Sequence[Chapter], title: str = "Studies") -> StudyReport:
     """Make the report of these studies."""
     scored = {
-        (chapter.study.name, group): score_study(chapter.study_of(group), records, chapter.published)
+        (chapter.study.name, group): score_study(chapter.variants.get(group, chapter.study), records, chapter.published)
         for chapter in chapters
         for group, records in group_records(chapter.records).items()
     }
     groups = list(group_records([record for chapter in chapters for record in chapter.records]))
-    blocks: list[Block] = [Heading(1, title), *_opening(chapters, groups)]
     claims = [claim for chapter in chapters for claim in chapter.study.claims]
-    blocks += _claim_blocks(claims, scored, groups)
+    blocks = [Heading(1, title), *_opening(chapters, groups), *_claim_blocks(claims, scored, groups)]
     figures: dict[str, Drawing] = {}
     for chapter in chapters:
         blocks += _chapter_blocks(chapter, scored, figures)
@@ -137,56 +127,55 @@ def group_records(records: Sequence[Record]) -> dict[Group, list[Record]]:
     return {group: groups[group] for group in order}
 
 
-def _opening(chapters: Sequence[Chapter], groups: Sequence[Group]) -> list[Block]:
+def _opening(chapters: Sequence[Chapter], groups: Sequence[Group]) -> Iterator[Block]:
     # A run that several studies or backbones share (TF-IDF needs none) was trained once.
     seconds = {(item.id, item.hardware): item.seconds for chapter in chapters for item in chapter.records}
     names = ", ".join(f"{backbone} (`{profile}`)" for backbone, profile in groups) or "nothing yet"
     hours = sum(seconds.values()) / 3600
     runs = "1 run" if len(seconds) == 1 else f"{len(seconds):,} runs"
     studies = "1 study" if len(chapters) == 1 else f"{len(chapters)} studies"
-    blocks: list[Block] = [
-        Text(
-            f"{studies}, {runs} ({hours:.1f} hours of training, runs trained together counted each) on {names}. "
-            "Settings are chosen on dev, never on test. Scores are in points (× 100), mean ± s.e.m. over seeds; "
-            "differences are paired by task and seed. Published values are in italics or hollow."
-        ),
-        Text(CONTAMINATION),
-    ]
+    yield Text(
+        f"{studies}, {runs} ({hours:.1f} hours of training, runs trained together counted each) on {names}. "
+        "Settings are chosen on dev, never on test. Scores are in points (× 100), mean ± s.e.m. over seeds; "
+        "differences are paired by task and seed. Published values are in italics or hollow."
+    )
+    yield Text(CONTAMINATION)
     if any(profile == TRIAL for _, profile in groups):
         text = "Some of this was made with the `tiny` profile: it shows that a study runs, and nothing about methods."
-        blocks.append(Text(text, is_warning=True))
-    return blocks
+        yield Text(text, is_warning=True)
 
 
 def _claim_blocks(
     claims: Sequence[Claim], scored: Mapping[tuple[str, Group], ScoredStudy], groups: Sequence[Group]
-) -> list[Block]:
+) -> Iterator[Block]:
     groups = [group for group in groups if group[1] != TRIAL]
     if not groups or not claims:
-        return []
+        return
+    # 1. the table of verdicts
     judged: dict[Group, list[JudgedClaim]] = {}
+    shown: dict[Group, list[str]] = {}
     for group in groups:
-        own = {study: item for (study, other), item in scored.items() if other == group}
-        judged[group] = judge_claims(claims, own)
+        judged[group] = judge_claims(claims, {study: item for (study, other), item in scored.items() if other == group})
+        shown[group] = [f"**{item.verdict.status}**" if item.stands else item.verdict.status for item in judged[group]]
     columns = ("claim", "study", *(f"{backbone}, {profile}" for backbone, profile in groups))
     lines = [
-        (claim.text, f"`{claim.study}`", *(_show_verdict(judged[group][number]) for group in groups))
+        (claim.text, f"`{claim.study}`", *(shown[group][number] for group in groups))
         for number, claim in enumerate(claims)
     ]
-    blocks: list[Block] = [Heading(2, "What the papers claim", "claims"), Text(RULE)]
-    blocks.append(ReportTable("", columns, tuple(lines)))
-    for (backbone, profile), found in judged.items():
-        run = [item for item in found if item.verdict.status != NONE]
-        items = tuple(f"{item.claim.text}: {_show_verdict(item)}. {item.verdict.sentence}" for item in run)
-        known = {item.claim.study for item in run}
+    yield Heading(2, "What the papers claim", "claims")
+    yield Text(RULE)
+    yield ReportTable("", columns, tuple(lines))
+    # 2. the numbers behind them
+    for group, found in judged.items():
+        items = [
+            f"{item.claim.text}: {status}. {item.verdict.sentence}"
+            for item, status in zip(found, shown[group], strict=True)
+            if item.verdict.status != NONE
+        ]
+        known = {item.claim.study for item in found if item.verdict.status != NONE}
         absent = dict.fromkeys(f"`{item.claim.study}`" for item in found if item.claim.study not in known)
-        items += (f"not run: {', '.join(absent)}",) if absent else ()
-        blocks.append(Folded(f"the numbers, {backbone} ({profile})", (Points(items),)))
-    return blocks
-
-
-def _show_verdict(item: JudgedClaim) -> str:
-    return f"**{item.verdict.status}**" if item.stands else item.verdict.status
+        items += [f"not run: {', '.join(absent)}"] if absent else []
+        yield Folded(f"the numbers, {group[0]} ({group[1]})", (Points(tuple(items)),))
 
 
 def _chapter_blocks(
@@ -213,7 +202,7 @@ def _group_blocks(
     chapter: Chapter, group: Group, records: Sequence[Record], scored: ScoredStudy, figures: dict[str, Drawing]
 ) -> Iterator[Block]:
     backbone, profile = group
-    study = chapter.study_of(group)
+    study = chapter.variants.get(group, chapter.study)
     yield Heading(3, f"{backbone}, profile {profile}")
     yield from study_tables(scored)
     yield from other_metric_tables(scored)
@@ -221,8 +210,13 @@ def _group_blocks(
         path = f"{study.name}/{backbone}-{profile}-{drawing.name}"
         figures[path] = drawing
         yield Picture(drawing, path, f"{backbone}. {drawing.caption}")
+    said: list[str] = []
+    if profile != TRIAL:
+        about = judge_claims(scored.study.claims, {scored.study.name: scored})
+        said = [f"{item.claim.text}: {item.verdict.status}. {item.verdict.sentence}" for item in about]
+        said += describe_agreement(scored)
     lists = {
-        "What agrees and what does not": [] if profile == TRIAL else _judge(scored),
+        "What agrees and what does not": said,
         "Missing": list_missing(study, records),
         "Left out": [_describe_left_out(others)] if (others := chapter.left_out.get(group)) else [],
         "Otherwise than in the paper": chapter.differences.get(group, ()),
@@ -242,95 +236,58 @@ def _describe_left_out(records: Sequence[Record]) -> str:
     return f"{count} of settings that the study's file has not: {', '.join(arms[:4])}{more}"
 
 
-def _judge(scored: ScoredStudy) -> list[str]:
-    """Return the sections on a study's claims and on the agreement of its differences with the published ones."""
-    about = judge_claims(scored.study.claims, {scored.study.name: scored})
-    said = [f"{item.claim.text}: {item.verdict.status}. {item.verdict.sentence}" for item in about]
-    return said + describe_agreement(scored)
-
-
 def _published_blocks(published: Published) -> Iterator[Block]:
     for table in published.tables:
-        printed = list(dict.fromkeys(name for row in table.rows for name in row.printed))
-        columns = ("", *(name_column(*column.split(":")) for column in table.columns), *printed)
-        lines = tuple(
-            (
-                row.label,
-                *(_cell(*pair) for pair in itertools.zip_longest(row.cells, row.deviations)),
-                *(_printed(row.printed, printed)),
-            )
-            for row in table.rows
-        )
+        derived = list(dict.fromkeys(name for row in table.rows for name in row.printed))
+        columns = ("", *(name_column(*column.split(":")) for column in table.columns), *derived)
+        lines = []
+        for row in table.rows:
+            cells = []
+            for value, deviation in itertools.zip_longest(row.cells, row.deviations):
+                shown = ABSENT if value is None else f"{value:g}"
+                cells.append(shown if value is None or deviation is None else f"{shown} (s.d. {deviation:g})")
+            cells += [f"{row.printed[name]:g}" if name in row.printed else ABSENT for name in derived]
+            lines.append((row.label, *cells))
         title = f"{table.title}. {table.source}. {table.backbone}"
         notes = (f"protocol: {table.protocol}", *table.notes)
-        shown = ReportTable(title, columns, lines, notes)
         if lines:
-            yield shown.turned() if len(columns) > 14 else shown
+            made = ReportTable(title, columns, tuple(lines), notes)
+            yield made.turned() if len(columns) > 14 else made
         else:
             yield Points(notes, title)
 
 
-def _cell(value: float | None, deviation: float | None) -> str:
-    """Format a published number, with its standard deviation over seeds if that was printed."""
-    if value is None:
-        return "–"
-    return f"{value:g}" if deviation is None else f"{value:g} (s.d. {deviation:g})"
-
-
-def _printed(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
-    return [f"{values[name]:g}" if name in values else "–" for name in names]
-
-
 def _origin_blocks(study: Study, records: Sequence[Record]) -> Iterator[Block]:
     """Yield the section on the data: training rows of each task, notes, and the origin of the numbers."""
+    # 1. training rows, and what heads read of them, with the arms where they differ
     counts: dict[str, set[int]] = {}
+    arms: dict[str, dict[str, None]] = {}
     for record in records:
         counts.setdefault(record.task, set()).add(record.num_train)
-    shown = [f"{name_task(task)} {_range(numbers)}" for task, numbers in counts.items()]
-    yield Text("Training rows: " + ", ".join(shown) + ".")
-    if poolings := _list_poolings(records):
+        kind = record.config.get("data", {}).get("kind")
+        if record.pooling in POOLED and kind in KINDS and KINDS[kind].layout == "whole":
+            arms.setdefault(POOLED[record.pooling], {})[record.arm] = None
+    yield Text(f"Training rows: {', '.join(f'{name_task(task)} {_range(found)}' for task, found in counts.items())}.")
+    poolings = list(arms)
+    if len(arms) > 1:
+        shown = {key: ", ".join(names) if len(names) <= 6 else f"{len(names)} arms" for key, names in arms.items()}
+        poolings = [f"{pooling} ({names})" for pooling, names in shown.items()]
+    if poolings:
         yield Text("What heads read: " + "; ".join(poolings) + ".")
-    if noted := _list_notes(records):
-        yield Points(tuple(noted), "Noted about the data")
-    yield Text(f"{Coverage(study, records).count}; {_origin(records)}")
-
-
-def _list_notes(records: Sequence[Record]) -> list[str]:
-    """List the notes on each task's data, each once; for notes on drawn samples, how many there were."""
+    # 2. notes, each once; of those on drawn samples, how many rows there were
     noted: dict[str, None] = {}
     drawn: dict[tuple[str, int], set[int]] = {}
     for record in records:
         for note in record.extra.get("notes", ()):
-            if found := _DRAWN.fullmatch(note):
-                drawn.setdefault((name_task(record.task), int(found[2])), set()).add(int(found[1]))
+            if sample := _DRAWN.fullmatch(note):
+                drawn.setdefault((name_task(record.task), int(sample[2])), set()).add(int(sample[1]))
             else:
                 noted[f"{name_task(record.task)}: {note}"] = None
-    samples = (
-        f"{task}: training on {_range(numbers)} of {of:,} rows, drawn by the seed"
-        for (task, of), numbers in drawn.items()
-    )
-    return [*noted, *samples]
-
-
-def _range(numbers: Collection[int]) -> str:
-    least, most = min(numbers), max(numbers)
-    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
-
-
-def _list_poolings(records: Sequence[Record]) -> list[str]:
-    """List the poolings that runs used, with the arms where they differ."""
-    arms: dict[str, dict[str, None]] = {}
-    for record in records:
-        kind = record.config.get("data", {}).get("kind")
-        if record.pooling in POOLED and kind in KINDS and KINDS[kind].layout == "whole":
-            arms.setdefault(POOLED[record.pooling], {})[record.arm] = None
-    if len(arms) == 1:
-        return list(arms)
-    shown = {key: ", ".join(names) if len(names) <= 6 else f"{len(names)} arms" for key, names in arms.items()}
-    return [f"{pooling} ({names})" for pooling, names in shown.items()]
-
-
-def _origin(records: Sequence[Record]) -> str:
+    for (task, whole), numbers in drawn.items():
+        noted[f"{task}: training on {_range(numbers)} of {whole:,} rows, drawn by the seed"] = None
+    if noted:
+        yield Points(tuple(noted), "Noted about the data")
+    # 3. where, when and by which versions
     finished = [record for record in records if record.status == FINISHED]
     hardware = ", ".join(sorted({record.hardware for record in records}))
     commits = ", ".join(sorted({record.commit[:7] for record in records if record.commit}))
@@ -339,10 +296,16 @@ def _origin(records: Sequence[Record]) -> str:
     when = f"{dates[0]} to {dates[-1]}" if dates and dates[0] != dates[-1] else "".join(dates[:1])
     repeats = len(finished) - len({(record.id, record.arm) for record in finished})
     again = f"; {repeats} repeats on other hardware, averaged with their seed" if repeats else ""
-    return (
-        f"{len(finished)} of {len(records)} records of a finished run{again}. {hardware}; commits {commits}; "
-        f"{', '.join(versions)}; {when}; {sum(record.seconds for record in records):,.0f} s of training in all."
+    yield Text(
+        f"{Coverage(study, records).count}; {len(finished)} of {len(records)} records of a finished run{again}. "
+        f"{hardware}; commits {commits}; {', '.join(versions)}; {when}; "
+        f"{sum(record.seconds for record in records):,.0f} s of training in all."
     )
+
+
+def _range(numbers: Collection[int]) -> str:
+    least, most = min(numbers), max(numbers)
+    return f"{most:,}" if least == most else f"{least:,} to {most:,}"
 
 
 def draw_report(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:
@@ -360,8 +323,12 @@ def draw_report(paths: Sequence[Path], results: Path, backbone: str | None = Non
             held = {short_name(item.backbone) for path in paths for item in read_results(results, path.stem)}
             raise UnknownName(f"backbone of the results in `{results}`", short_name(backbone), sorted(held))
     if len(paths) == 1:
-        report = make_report(chapters, chapters[0].study.title)
-        return write_report(report.beside(chapters[0].study.name), results / chapters[0].study.name, name)[0]
+        study = chapters[0].study
+        report = make_report(chapters, study.title)
+        prefix = f"{study.name}/"  # paths are relative to the folder of its figures
+        figures = {path.removeprefix(prefix): drawing for path, drawing in report.figures.items()}
+        report = StudyReport(report.html, report.markdown.replace(f"]({prefix}", "]("), figures)
+        return write_report(report, results / study.name, name)[0]
     return write_report(make_report(chapters), results, name)[0]
 
 
@@ -380,24 +347,18 @@ def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Ch
     records = [item for item in found if backbone is None or short_name(item.backbone) == short_name(backbone)]
     profiles = read_tree(path).get("profiles", {})
     paper = read_study(path, "paper" if "paper" in profiles else next(iter(profiles), "paper"))
-    found_groups = group_records(records)
-    variants = {group: read_study(path, group[1], group[0]) for group in found_groups}
-    groups, others = {}, {}
-    for group, own in found_groups.items():
-        groups[group], others[group] = split_planned(
-            variants[group], own, _find_old_runs(variants[group], group, results)
-        )
-    return Chapter(
-        study=paper,
-        records=[record for own in groups.values() for record in own],
-        left_out=others,
-        published=_find_published(path, paper.published),
-        variants=variants,
-        differences={
-            group: list_differences(study, paper, groups[group]) if "paper" in profiles else []
-            for group, study in variants.items()
-        },
-    )
+    # 1. the records of current settings, under each backbone and profile
+    kept: list[Record] = []
+    variants, left_out, differences = {}, {}, {}
+    for group, held in group_records(records).items():
+        study = variants[group] = read_study(path, group[1], group[0])
+        own, left_out[group] = split_planned(study, held, _find_old_runs(study, group, results))
+        kept += own
+        differences[group] = list_differences(study, paper, own) if "paper" in profiles else []
+    # 2. the published values beside the study's file, or those of the repository's own studies
+    folders = [folder / "published" for folder in (path.parent, *study_folders())]
+    beside = next((folder for folder in folders if (folder / f"{paper.published}.toml").is_file()), folders[-1])
+    return Chapter(paper, kept, read_published(beside, paper.published), variants, differences, left_out)
 
 
 def _find_old_runs(study: Study, group: Group, results: Path) -> set[str]:
@@ -407,10 +368,3 @@ def _find_old_runs(study: Study, group: Group, results: Path) -> set[str]:
         kept, others = split_planned(source, group_records(read_results(results, name)).get(group, []))
         found |= {network_of(record) for record in others} - {network_of(record) for record in kept}
     return found
-
-
-def _find_published(path: Path, name: str) -> Published:
-    """Read the published values beside a study's file, or those of the repository's own studies."""
-    folders = [folder / "published" for folder in (path.parent, *study_folders())]
-    found = next((folder for folder in folders if (folder / f"{name}.toml").is_file()), folders[-1])
-    return read_published(found, name)

@@ -1,6 +1,6 @@
 """The tables of a study, ours beside the published values, as cells of text.
 
-A table of scores has a line for each row of `judge/report_rows.py` and one for published values under the same columns.
+A table of scores has a line for each row of `judge/row_specs.py` and one for published values under the same columns.
 Means are over the columns that all lines have, and the published mean is computed anew over exactly these columns. The
 last columns compare with full fine-tuning pair by pair, over the same columns as the means; where fewer of them were
 published, a second comparison is over these. What a half-done study lacks is left out and named in a note.
@@ -8,14 +8,14 @@ published, a second comparison is over these. What a half-done study lacks is le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import ABSENT, estimate, show
-from inlay.studies.judge.gaps import averaged_rows, describe_ends, own_mean, published_gap
-from inlay.studies.judge.pairs import pair
-from inlay.studies.judge.published import PublishedRow, PublishedTable
+from inlay.studies.judge.extra_data import lower_part, read_ablations, read_steps
+from inlay.studies.judge.pairs import averaged_rows, describe_ends, own_mean, pair, published_gap
+from inlay.studies.judge.published import PublishedTable, split_columns
 from inlay.studies.judge.row_specs import (
     WIDE,
     group_tasks,
@@ -26,7 +26,6 @@ from inlay.studies.judge.row_specs import (
 )
 from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks, needs_backbone, published_tasks
 from inlay.studies.judge.scores import column_row, mean_of, total_parameters
-from inlay.studies.judge.series import lower_part, read_ablations, read_steps
 
 
 @dataclass(frozen=True)
@@ -60,47 +59,45 @@ def score_tables(scored: ScoredStudy) -> list[ReportTable]:
 class _Layout:
     """The columns of a table of scores besides its tasks."""
 
-    tasks: tuple[str, ...]
-    averaged: tuple[str, ...]
+    averaged: Sequence[str]
     """tasks that all rows have: for the first mean and the differences"""
-    compared: tuple[str, ...]
+    compared: Sequence[str]
     """published ones of these tasks, for a second mean and second differences; empty if they are the same"""
-    counted: tuple[str, ...]
+    counted: Sequence[str]
     """tasks whose parameters are added up"""
     reference: str | None
     """the row that others are compared with; None if no task is in all rows"""
-
-    @property
-    def means(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(tasks for tasks in (self.averaged, self.compared) if len(tasks) > 1)
-
-    @property
-    def differences(self) -> tuple[tuple[str, ...], ...]:
-        return tuple(tasks for tasks in (self.averaged, self.compared) if tasks and self.reference)
-
-
-def _lay_out(scored: ScoredStudy) -> _Layout:
-    averaged, compared = tuple(mean_tasks(scored)), tuple(published_tasks(scored))
-    reference = scored.reference if len(scored.rows) > 1 and averaged else None
-    compared = compared if len(compared) < len(averaged) else ()
-    return _Layout(scored.tasks, averaged, compared, tuple(averaged_tasks(scored)), reference)
+    means: Sequence[Sequence[str]]
+    """the tasks of each mean"""
+    differences: Sequence[Sequence[str]]
+    """the tasks of each difference"""
 
 
 def _score_table(scored: ScoredStudy, group: str) -> ReportTable:
-    layout = _lay_out(scored)
+    # 1. what is averaged and compared
+    averaged, compared, counted = mean_tasks(scored), published_tasks(scored), averaged_tasks(scored)
+    compared = compared if len(compared) < len(averaged) else []
+    reference = scored.reference if len(scored.rows) > 1 and averaged else None
+    means = [tasks for tasks in (averaged, compared) if len(tasks) > 1]
+    differences = [tasks for tasks in (averaged, compared) if tasks and reference]
+    layout = _Layout(averaged, compared, counted, reference, means, differences)
+    # 2. the columns
     columns = ["", *(name_column(task, scored.metric(task)) for task in scored.tasks)]
-    names = [f"mean of {len(layout.averaged)}", f"mean of {len(layout.compared)} published"]
-    columns += [name for name, tasks in zip(names, (layout.averaged, layout.compared), strict=True) if len(tasks) > 1]
-    columns += [name for tasks in layout.differences for name in (_name_difference(scored, layout, tasks), "pairs")]
-    columns += ["trained", "% of backbone"] + [f"total, {len(layout.counted)} tasks"] * (len(layout.counted) > 1)
+    columns += [f"mean of {len(averaged)}"] * (len(averaged) > 1)
+    columns += [f"mean of {len(compared)} published"] * (len(compared) > 1)
+    columns += [name for tasks in differences for name in (_name_difference(scored, layout, tasks), "pairs")]
+    columns += ["trained", "% of backbone"] + [f"total, {len(counted)} tasks"] * (len(counted) > 1)
+    # 3. the lines; published rows that match none of ours close the table
     lines, is_published = [], set()
-    for key in [*scored.rows, *_unmatched(scored)]:
+    unmatched = [row.arm for table in scored.published.tables for row in table.rows if row.arm not in scored.rows]
+    for key in [*scored.rows, *dict.fromkeys(unmatched)]:
         if key in scored.rows:
             lines.append(_own_line(scored, key, layout))
         for other in _published_lines(scored, key, layout):
             is_published.add(len(lines))
             lines.append(other)
-    title = f"{group}, {_split_name(scored)}" if group else _split_name(scored)
+    title = "test scores, settings chosen on dev" if scored.split == "test" else "dev scores, settings chosen on dev"
+    title = f"{group}, {title}" if group else title
     table = ReportTable(title, tuple(columns), tuple(lines), tuple(_notes(scored, layout)), frozenset(is_published))
     return table.turned() if len(scored.tasks) > WIDE else table
 
@@ -115,37 +112,28 @@ def _name_difference(scored: ScoredStudy, layout: _Layout, tasks: Sequence[str])
     return less if len(tasks) == len(layout.counted) else f"{less}, {len(tasks)} tasks"
 
 
-def _unmatched(scored: ScoredStudy) -> list[str]:
-    """Return the published rows that match none of ours; they close the table."""
-    return list(
-        dict.fromkeys(row.arm for table in scored.published.tables for row in table.rows if row.arm not in scored.rows)
-    )
-
-
 def _own_line(scored: ScoredStudy, key: str, layout: _Layout) -> tuple[str, ...]:
+    # 1. scores, means and differences
     row = scored.rows[key]
-    line = [scored.label(key), *(show(row[task].estimate) if task in row else ABSENT for task in layout.tasks)]
+    line = [scored.label(key), *(show(row[task].estimate) if task in row else ABSENT for task in scored.tasks)]
     line += [show(mean_of(row, tasks)) for tasks in layout.means]
     for tasks in layout.differences:
         is_compared = layout.reference is not None and key != layout.reference
         difference = pair(row, scored.rows[layout.reference or key], tasks) if is_compared else None
         line += [show(difference.estimate if difference else None, signed=True)]
         line += [str(difference.num_pairs) if difference else ABSENT]
-    return (*line, *_count(scored, key, layout))
-
-
-def _count(scored: ScoredStudy, key: str, layout: _Layout) -> list[str]:
-    """Return a row's parameters: of a task, their share over the tasks of the mean, and of all tasks together."""
-    row = scored.rows[key]
+    # 2. parameters: of a task, their share over the tasks of the mean, and of all tasks together
     counted = {task: row[task] for task in layout.counted if task in row} or row
     counts = sorted(cell.trained_parameters for cell in counted.values())
     few, many = name_count(counts[0]), name_count(counts[-1])
     shares = [row[task].share for task in layout.averaged] or [cell.share for cell in counted.values()]
     share = sum(shares) / len(shares)
-    is_whole = len(counted) == len(layout.counted)
-    total = total_parameters(counted, needs_backbone=needs_backbone(scored, key)) if is_whole else None
-    texts = [few if few == many else f"{few}–{many}", f"{share:.{0 if share > 95 else 2}f}"]
-    return texts + [f"{total:.2f}×" if total else ABSENT] * (len(layout.counted) > 1)
+    line += [few if few == many else f"{few}–{many}", f"{share:.{0 if share > 95 else 2}f}"]
+    if len(layout.counted) > 1:
+        is_whole = len(counted) == len(layout.counted)
+        total = total_parameters(counted, needs_backbone=needs_backbone(scored, key)) if is_whole else None
+        line.append(f"{total:.2f}×" if total else ABSENT)
+    return tuple(line)
 
 
 def name_count(number: float) -> str:
@@ -163,27 +151,22 @@ def _published_lines(scored: ScoredStudy, key: str, layout: _Layout) -> list[tup
         row = table.row(key)
         if row is None or table.over:
             continue
-        values = [table.value(key, scored.column(task)) for task in layout.tasks]
-        means = [table.mean(key, [scored.column(task) for task in tasks]) for tasks in layout.means]
-        if not any(value is not None for value in (*values, *means)):
+        values = [table.value(key, scored.column(task)) for task in scored.tasks]
+        values += [table.mean(key, [scored.column(task) for task in tasks]) for tasks in layout.means]
+        if not any(value is not None for value in values):
             continue
-        line = [f"{row.label}, published", *map(show, (*values, *means))]
+        line = [f"{row.label}, published", *map(show, values)]
         for tasks in layout.differences:
             line += [show(published_gap(scored, table, key, tasks), signed=True), ABSENT]
-        share = row.printed.get("trained %")
-        line += [ABSENT if row.trained_parameters is None else name_count(row.trained_parameters)]
-        line += [ABSENT if share is None else f"{share:g}"]
-        line += [_published_total(row, len(layout.counted))] * (len(layout.counted) > 1)
+        share, total, tasks_of_total = (row.printed.get(name) for name in ("trained %", "total ×", "tasks"))
+        line.append(ABSENT if row.trained_parameters is None else name_count(row.trained_parameters))
+        line.append(ABSENT if share is None else f"{share:g}")
+        if len(layout.counted) > 1:
+            # The size of all tasks together, with their number if ours is another.
+            others = "" if tasks_of_total in (None, len(layout.counted)) else f" ({tasks_of_total:g} tasks)"
+            line.append(ABSENT if total is None else f"{total:g}×{others}")
         lines.append(tuple(line))
     return lines
-
-
-def _published_total(row: PublishedRow, num_tasks: int) -> str:
-    """Return the published size of all tasks together, with their number if ours is another."""
-    total, tasks = row.printed.get("total ×"), row.printed.get("tasks")
-    if total is None:
-        return ABSENT
-    return f"{total:g}×" if tasks in (None, num_tasks) else f"{total:g}× ({tasks:g} tasks)"
 
 
 def _mean_table(scored: ScoredStudy, table: PublishedTable) -> ReportTable:
@@ -206,10 +189,6 @@ def _mean_table(scored: ScoredStudy, table: PublishedTable) -> ReportTable:
     return ReportTable("means beside the published", columns, tuple(lines), notes)
 
 
-def _split_name(scored: ScoredStudy) -> str:
-    return "test scores, settings chosen on dev" if scored.split == "test" else "dev scores, settings chosen on dev"
-
-
 def _notes(scored: ScoredStudy, layout: _Layout) -> list[str]:
     seeds = sorted({cell.estimate.num for row in scored.rows.values() for cell in row.values()})
     counted = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
@@ -217,7 +196,7 @@ def _notes(scored: ScoredStudy, layout: _Layout) -> list[str]:
         f"mean ± s.e.m. over {counted} seed{'' if seeds == [1] else 's'}, in points; "
         f"settings are chosen {_chosen_for(scored)}, by the mean over seeds"
     ]
-    left_out = [name_task(task) for task in layout.tasks if task not in layout.averaged]
+    left_out = [name_task(task) for task in scored.tasks if task not in layout.averaged]
     if layout.means and left_out:
         notes.append(f"not in the mean: {', '.join(left_out)}")
     if layout.reference:
@@ -228,10 +207,10 @@ def _notes(scored: ScoredStudy, layout: _Layout) -> list[str]:
         )
     elif scored.reference and len(scored.rows) > 1:
         notes.append(f"less {scored.label(scored.reference)}: not shown, as no task is in all rows")
-    uncounted = [name_task(task) for task in layout.tasks if task not in layout.counted]
+    uncounted = [name_task(task) for task in scored.tasks if task not in layout.counted]
     if uncounted:
         notes.append(f"not in trained parameters, their share and total: {', '.join(uncounted)}")
-    untested = [name_task(task) for task in layout.tasks if scored.split == "test" and not scored.is_tested(task)]
+    untested = [name_task(task) for task in scored.tasks if scored.split == "test" and not scored.is_tested(task)]
     return notes + [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
 
 
@@ -285,35 +264,32 @@ def step_tables(scored: ScoredStudy) -> list[ReportTable]:
 
 def average_tables(scored: ScoredStudy) -> list[ReportTable]:
     """Make the table of averages as HyperFormer's authors take them: over all printed columns."""
-    columns = _printed_columns(scored)
+    # 1. every published column of a task that all rows have
+    tasks, published = mean_tasks(scored), scored.published.tables
+    names = list(dict.fromkeys(column for table in published for column in table.columns))
+    names = [name for name in names if name.partition(":")[0] in tasks]
+    columns = split_columns(names)
+    # 2. a line for each row, ours and theirs
     lines, is_published = [], set()
     for key, row in scored.rows.items():
         if (cells := column_row(row, columns)) is not None:
-            whole = mean_of(cells, cells)
-            lines.append((scored.label(key), *(show(cell.estimate) for cell in cells.values()), show(whole)))
-        names = [f"{task}:{metric}" for task, metric in columns]
-        for table in scored.published.tables:
-            mean = table.mean(key, names)
-            if mean is not None and (printed := table.row(key)) is not None:
+            lines.append(
+                (scored.label(key), *(show(cell.estimate) for cell in cells.values()), show(mean_of(cells, cells)))
+            )
+        for table in published:
+            mean, printed = table.mean(key, names), table.row(key)
+            if mean is not None and printed is not None:
                 is_published.add(len(lines))
-                values = [show(table.value(key, name)) for name in names]
-                lines.append((f"{printed.label}, published", *values, show(mean)))
+                lines.append(
+                    (f"{printed.label}, published", *(show(table.value(key, name)) for name in names), show(mean))
+                )
     titles = ("", *(name_column(task, metric) for task, metric in columns), f"avg of {len(columns)}")
     notes = (
         "the published kind of average: every printed column counts, both metrics of MRPC and STS-B; the published one "
         "is computed anew over the same columns",
     )
-    title = "the average as published"
-    made = ReportTable(title, titles, tuple(lines), notes, frozenset(is_published))
+    made = ReportTable("the average as published", titles, tuple(lines), notes, frozenset(is_published))
     return [made] if len(columns) > 1 and lines else []
-
-
-def _printed_columns(scored: ScoredStudy) -> list[tuple[str, str]]:
-    """List (task, metric) of every published column of a task that all rows have."""
-    tasks = mean_tasks(scored)
-    columns = dict.fromkeys(column for table in scored.published.tables for column in table.columns)
-    found = [(task, metric) for task, _, metric in (column.partition(":") for column in columns)]
-    return [(task, metric) for task, metric in found if task in tasks]
 
 
 def advice_tables(scored: ScoredStudy) -> list[ReportTable]:
@@ -349,41 +325,30 @@ def other_metric_tables(scored: ScoredStudy) -> list[ReportTable]:
     A study shows one metric of each task. Where a source prints another (MRPC's accuracy beside our F1), neither is
     compared with the other: the same runs are shown again, in the metric that was printed.
     """
-    return [table for printed in scored.published.tables for table in _other_metric_table(scored, printed)]
-
-
-def _other_metric_table(scored: ScoredStudy, printed: PublishedTable) -> Iterator[ReportTable]:
-    columns = _other_columns(scored, printed)
-    lines: list[tuple[str, ...]] = []
-    is_published = set()
-    for key, row in scored.rows.items():
-        theirs = printed.row(key)
-        own = {column: column_row(row, [(task, metric)]) for task, metric in columns for column in [f"{task}:{metric}"]}
-        if theirs is None or not any(own.values()):
-            continue
-        cells = [show(found[column].estimate) if found else ABSENT for column, found in own.items()]
-        is_published.add(len(lines) + 1)
-        lines += [
-            (scored.label(key), *cells),
-            (f"{theirs.label}, published", *(show(printed.value(key, column)) for column in own)),
+    tables = []
+    for printed in scored.published.tables:
+        columns = [
+            (task, metric)
+            for task, metric in split_columns(printed.columns)
+            if task in scored.tasks and scored.column(task) not in printed.columns
         ]
-    if lines:
-        names = ("", *(name_column(task, metric) for task, metric in columns))
-        notes = (
-            "the same runs in the metric that was published; settings are chosen by the metric of the first table",
-            f"published: {printed.source}, {printed.backbone}",
-        )
-        yield ReportTable("in the published metric", names, tuple(lines), notes, frozenset(is_published))
-
-
-def _other_columns(scored: ScoredStudy, printed: PublishedTable) -> list[tuple[str, str]]:
-    """List (task, metric) of the published columns in another metric than the shown one."""
-    columns = [(task, metric) for task, _, metric in (column.partition(":") for column in printed.columns)]
-    return [
-        (task, metric)
-        for task, metric in columns
-        if task in scored.tasks and scored.column(task) not in printed.columns
-    ]
+        lines: list[tuple[str, ...]] = []
+        for key, row in scored.rows.items():
+            theirs = printed.row(key)
+            found = [column_row(row, [column]) for column in columns]
+            if theirs is not None and any(found):
+                cells = [show(next(iter(own.values())).estimate) if own else ABSENT for own in found]
+                values = [show(printed.value(key, f"{task}:{metric}")) for task, metric in columns]
+                lines += [(scored.label(key), *cells), (f"{theirs.label}, published", *values)]
+        if lines:
+            titles = ("", *(name_column(task, metric) for task, metric in columns))
+            notes = (
+                "the same runs in the metric that was published; settings are chosen by the metric of the first table",
+                f"published: {printed.source}, {printed.backbone}",
+            )
+            is_published = frozenset(range(1, len(lines), 2))
+            tables.append(ReportTable("in the published metric", titles, tuple(lines), notes, is_published))
+    return tables
 
 
 # kind of table -> the function that makes it; a study's file names kinds
@@ -412,8 +377,8 @@ def settings_table(scored: ScoredStudy) -> ReportTable:
     waits = any(cell.num_waiting for row in scored.rows.values() for cell in row.values())
     note = (
         "`of`: settings that were compared, fewest and most of a task; others have one seed where these have more, or "
+        "a run that diverged"
     )
-    note += "a run that diverged"
     table = ReportTable("settings", columns, tuple(lines), (*(note,) * waits, *describe_ends(scored, scored.rows)))
     return table.turned() if len(scored.tasks) > WIDE else table
 

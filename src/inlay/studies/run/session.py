@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from inlay.studies.judge.row_covariances import add_covariances
+from inlay.studies.judge.row_sampling import add_covariances
 from inlay.studies.run.claimed_work import Claims
 from inlay.studies.run.records import Record, StudyDirs, StudyRecords
 from inlay.studies.run.units import Unit, UnitRunner

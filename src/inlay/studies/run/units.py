@@ -14,7 +14,7 @@ from typing import Any
 from inlay.errors import InlayError
 from inlay.model import is_out_of_memory
 from inlay.studies.ablate import score_spans
-from inlay.studies.judge.row_covariances import keep_influences
+from inlay.studies.judge.row_sampling import keep_influences
 from inlay.studies.run.recording import Recorder, has_diverged, list_notes, name_processor
 from inlay.studies.run.records import Record
 from inlay.studies.spec.planning import PlannedRun, StudyPlan

@@ -23,7 +23,7 @@ SETTINGS = {
 SAMPLE = "sample"
 """the one setting of an arm's rows that a rule may ask for: most training rows of a task"""
 
-# Rule of a claim -> what it claims; `studies/judge/rules.py` has the function of each.
+# Rule of a claim -> what it claims; `studies/judge/claims.py` has the function of each.
 RULES = {
     "above": "the first row is above the second",
     "within": "the first row is at most `bound` points below the second",

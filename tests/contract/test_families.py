@@ -18,8 +18,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM
 from inlay.errors import InlayError, Unsupported
 from inlay.model.backbone.families import FAMILIES
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import METHODS, UNSUPPORTED
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import METHODS, UNSUPPORTED, SlotSpec
 from inlay.model.batch.route import Row, collate
 from inlay.model.heads.heads import WRITTEN, HeadSpec
 from inlay.model.heads.inference import infer

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, bound_length, round_up_tokens
 from inlay.model.batch.route import Row
 from inlay.model.heads.readout import apply_heads

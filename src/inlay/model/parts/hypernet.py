@@ -30,11 +30,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, OUT_NORM, adapter_groups
 from inlay.model.parts.head import HEAD
 from inlay.model.parts.own_weights import OWN_WEIGHTS
-from inlay.model.parts.part import Part, TensorSpec
+from inlay.model.parts.part import Part, ResolvedMethod, TensorSpec
 
 EMBEDDED = 64
 """The width of the heads' input, and of the embeddings of layers and places."""
@@ -245,11 +244,6 @@ class Expander:
     shared: tuple[str, ...]
     """patterns of the tensors that the slots of a run share"""
     slots_per_run: int
-
-    @property
-    def is_generated(self) -> bool:
-        """Whether a hypernetwork generates adapters for the slots asked for only; otherwise all slots are expanded."""
-        return self.net is not None
 
     def expand(self, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
         """Ordinary stacks [A, …] of these slots, which are in order; `stacks` are the bank's, by slot or by run."""

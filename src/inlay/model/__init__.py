@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from inlay.model.backbone import folders
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import CLASSIFIERS, find_family
-from inlay.model.backbone.folders import BUILT_IN, BuiltIn, find_folder
 from inlay.model.backbone.int8 import check_int8, check_slot, check_spec, find_precision, quantize
-from inlay.model.backbone.loading import load_backbone
+from inlay.model.backbone.loading import BUILT_IN, BuiltIn, find_folder, first_line, load_backbone
 from inlay.model.backbone.pooling import POOLED
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.backbone.tiny import make_tiny_folder
@@ -137,8 +135,8 @@ __all__ = [
     "find_output_passages",
     "find_precision",
     "first_layer",
+    "first_line",
     "fold_residual",
-    "folders",
     "forced_logits",
     "has_frozen_attention",
     "head",

@@ -202,7 +202,7 @@ def mount(model: nn.Module, anatomy: Anatomy) -> ActiveRoute:
         sites = tuple(linear for linear in anatomy.linears if linear.path == path)
         wrap(path, LinearWrapper, mounted.blocks[sites[0].layer], sites)
     for path, block in zip(anatomy.blocks, mounted.blocks, strict=True):
-        own = next(stack.activation for stack in family.stacks if path.startswith(f"{stack.blocks}."))
+        own = next(stack.activation for stack in family.stacks if path.startswith(f"{stack.stack}."))
         if own and (kind := find_gelu(model.get_submodule(f"{path}.{own}"))) is not None:
             wrap(f"{path}.{own}", ActivationWrapper, block, kind)
     # Norms and outputs of sublayers; norms outside of the blocks have a key without a layer.

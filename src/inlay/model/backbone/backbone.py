@@ -63,9 +63,9 @@ class Backbone:
         self._mounted_names = {
             ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
         }
-        own_pooling = find_default(folder, family, has_pooler=self.has_pooler, noise=self.pooler_noise)
-        self.default_pooling = WRITTEN if self.is_seq2seq else own_pooling.name
-        self.pooling_reason = "it writes its answers" if self.is_seq2seq else own_pooling.reason
+        name, reason = find_default(folder, family, has_pooler=self.has_pooler, noise=self.pooler_noise)
+        self.default_pooling = WRITTEN if self.is_seq2seq else name
+        self.pooling_reason = "it writes its answers" if self.is_seq2seq else reason
         """the reason for `default_pooling`, as a clause"""
         self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         start_id = getattr(model.config, "decoder_start_token_id", None)
@@ -280,14 +280,16 @@ class Backbone:
         self, hidden_ND: Tensor, pack: Pack | BucketBuffers, pooling: str, weights: Mapping[str, Tensor] | None = None
     ) -> Tensor:
         """One vector per row of a pack, or of a rung, whose empty rows and padding have one too, as `pool` does."""
-        is_rung = isinstance(pack, BucketBuffers)
-        starts_B = pack.parts["starts"] if is_rung else pack.starts_B
         if pooling == "mean":
-            rows_N = pack.parts["rows"] if is_rung else pack.rows_N
-            lengths_B = (pack.parts["stops"] - starts_B).clamp(min=1) if is_rung else pack.lengths_B
-            sums_BD = hidden_ND.new_zeros(len(starts_B), hidden_ND.shape[-1], dtype=torch.float32)
+            if isinstance(pack, BucketBuffers):
+                lengths_B = (pack.parts["stops"] - pack.parts["starts"]).clamp(min=1)
+                rows_N = pack.parts["rows"]
+            else:
+                lengths_B, rows_N = pack.lengths_B, pack.rows_N
+            sums_BD = hidden_ND.new_zeros(len(lengths_B), hidden_ND.shape[-1], dtype=torch.float32)
             sums_BD = sums_BD.index_add(0, rows_N, hidden_ND.float())
             return (sums_BD / lengths_B.unsqueeze(1)).to(hidden_ND.dtype)
+        starts_B = pack.parts["starts"] if isinstance(pack, BucketBuffers) else pack.starts_B
         first_B1D = hidden_ND.index_select(0, starts_B).unsqueeze(1)
         return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
 

@@ -86,20 +86,13 @@ class Hypernet:
         return {"both": blocks | norms, "blocks": blocks, "norms": norms}[self.writes]
 
     @property
-    def read_size(self) -> int:
-        """The width of the heads' input."""
-        return EMBEDDED if self.projector else self._input_size
-
-    @property
-    def _input_size(self) -> int:
+    def input_size(self) -> int:
+        """The width of the embedding, with those of layer and place in HyperFormer++."""
         return self.task_size + 2 * EMBEDDED * self.is_shared
-
-    def task_tensors(self) -> Iterator[TensorSpec]:
-        """The tensors that each task has of its own."""
-        yield TensorSpec(_EMBEDDING, (self.task_size,), "gaussian", 1.0)
 
     def tensors(self) -> Iterator[TensorSpec]:
         """The tensors that all tasks share, in a fixed order."""
+        read_size = EMBEDDED if self.projector else self.input_size
         if not self.is_shared:
             yield from self._projector("hyper")
         for group in self.groups:
@@ -108,18 +101,18 @@ class Hypernet:
                 yield TensorSpec(f"{name}.layers", (group.num_layers, EMBEDDED), "gaussian", 1.0)
                 yield TensorSpec(f"{name}.places", (len(_PLACES), EMBEDDED), "gaussian", 1.0)
                 yield from self._projector(name)
-                yield TensorSpec(f"{name}.norm.scale", (self.read_size,), "ones")
-                yield TensorSpec(f"{name}.norm.shift", (self.read_size,), "zeros")
+                yield TensorSpec(f"{name}.norm.scale", (read_size,), "ones")
+                yield TensorSpec(f"{name}.norm.shift", (read_size,), "zeros")
             sites = () if self.is_shared else (len(group.keys),)
             for part, shape in self.parts.items():
                 num_values = math.prod(shape)
-                weight = (*sites, self.read_size, num_values)
+                weight = (*sites, read_size, num_values)
                 std = self.norm_std if part in OUT_NORM else LINEAR_STD
                 yield TensorSpec(f"{name}.{part}.weight", weight, "gaussian", std)
                 yield TensorSpec(f"{name}.{part}.bias", (*sites, num_values), "zeros")
 
     def _projector(self, name: str) -> Iterator[TensorSpec]:
-        widths = (self._input_size, self.projector, EMBEDDED)
+        widths = (self.input_size, self.projector, EMBEDDED)
         for index, layer in enumerate(("in", "out") if self.projector else ()):
             yield TensorSpec(f"{name}.{layer}.weight", widths[index : index + 2], "gaussian", LINEAR_STD)
             yield TensorSpec(f"{name}.{layer}.bias", widths[index + 1 : index + 2], "zeros")
@@ -197,7 +190,7 @@ class HypernetPart(Part):
 
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         net = self.network(anatomy, method)
-        yield from net.task_tensors()
+        yield TensorSpec(_EMBEDDING, (net.task_size,), "gaussian", 1.0)
         yield from net.tensors()
         if method.writes == "blocks":  # the norms after them are trained as they are
             for key in (key for group in net.groups for key in group.keys):
@@ -258,14 +251,17 @@ class Expander:
 
     def _write(self, net: Hypernet, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
         """The adapters of these slots: a few products for neighbouring runs that ask for equally many."""
-        embeddings = _rows(stacks[_EMBEDDING])
+        stack = stacks[_EMBEDDING]
+        # As kernels do: indexing row by row would make backward add tensors of the whole stack's size.
+        embeddings = (stack.view(stack.shape[1:]),) if len(stack) == 1 else stack.unbind(0)
         by_run = [(run, list(own)) for run, own in itertools.groupby(slots, lambda slot: slot // self.slots_per_run)]
         pieces = []
         for _, alike in itertools.groupby(enumerate(by_run), lambda item: (item[1][0] - item[0], len(item[1][1]))):
             runs, own = zip(*(found for _, found in alike), strict=True)
             tasks_GAZ = torch.stack([embeddings[slot] for each in own for slot in each]).unflatten(0, (len(runs), -1))
+            # A slice of everything would make backward lay every gradient into zeros of its size.
             shared = {
-                name: _neighbours(stack, runs[0], runs[-1] + 1)
+                name: stack if len(runs) == len(stack) else stack[runs[0] : runs[-1] + 1]
                 for name, stack in stacks.items()
                 if name.startswith(HYPERNET.prefix)
             }
@@ -286,13 +282,3 @@ def _repeat(stack_G: Tensor, runs: tuple[int, ...]) -> Tensor:
         # Expand to all slots: the gradient of an expanded tensor is summed in a fixed order, unlike an indexed one's.
         return stack_G.unsqueeze(1).expand(-1, often, *stack_G.shape[1:]).flatten(0, 1)
     return stack_G[numbers_on(stack_G.device, runs)]
-
-
-def _neighbours(stack_G: Tensor, start: int, stop: int) -> Tensor:
-    # A slice of everything would make backward lay every gradient into zeros of its size.
-    return stack_G if stop - start == len(stack_G) else stack_G[start:stop]
-
-
-def _rows(stack: Tensor) -> Sequence[Tensor]:
-    # As kernels do: indexing row by row would make backward add tensors of the whole stack's size.
-    return (stack.view(stack.shape[1:]),) if len(stack) == 1 else stack.unbind(0)

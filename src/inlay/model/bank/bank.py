@@ -49,13 +49,10 @@ _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
 
 @dataclass(frozen=True)
 class FlatBank:
-    """A training bank laid out flat, so that an optimizer takes few operations: a row per slot, or per run where its
-    slots share parameters [S, P].
-
-    The bank's stacks are views into `values_SP`.
-    """
+    """A training bank laid out flat, so that an optimizer takes few operations; the bank's stacks are views into it."""
 
     values_SP: Tensor
+    """a row of parameters per slot, or per run where its slots share them"""
     decays_P: Tensor
     """which parameters weight decay applies to"""
     stacks: tuple[Tensor, ...]
@@ -107,7 +104,6 @@ class Bank:
         self._items: dict[str, TensorSpec] = {}
         self._expander: Expander | None = None
         self._known_views: tuple[Any, Views] | None = None
-        self._basis: tuple[Gated, ...] = ()
         self._molds: dict[tuple[Gated, ...], TiledLayouts] = {}
         self._trees: dict[tuple[str, ...], writing.Tree] = {}
         self._views: Views | None = None
@@ -138,8 +134,7 @@ class Bank:
         """
         if self._expander is None or self.is_finetuned(0):
             return self.views
-        self._basis = self._basis or tuple(map(self._slot_method, range(self.num_slots)))
-        return self._basis
+        return tuple(map(self._slot_method, range(self.num_slots)))
 
     def drop_generated(self) -> None:
         """Forget generated adapters. A replayed graph changes the stacks without changing their version counters."""
@@ -249,9 +244,8 @@ class Bank:
         spec, tensors = self.specs[slot], {}
         for name, item in self._layouts[slot].items():
             assert spec is not None
-            if name in self._own_weights[slot]:
-                stored = self._own_weights[slot][name]
-            else:
+            stored = self._own_weights[slot].get(name)
+            if stored is None:
                 stored = self.stacks[self._places(spec, name)[0]][self._row(item, slot)][_corner(item.shape)]
             tensors[name] = stored.detach().to("cpu", torch.float32, copy=True).contiguous()
         return tensors
@@ -310,9 +304,9 @@ class Bank:
         if is_training and route.tiling is not None:
             seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
         # Bind the route to the wrappers, and move the running statistics of batch norms after the pass.
-        num_readers = self.anatomy.num_readers
+        readers = self.anatomy.num_readers
         hooks = PassHooks(
-            views, route, is_training=is_training, seeds=seeds, num_readers=num_readers, is_finetuned=is_finetuned
+            views, route, is_training=is_training, seeds=seeds, num_readers=readers, is_finetuned=is_finetuned
         )
         with self.backbone.mount.routed(hooks):
             yield
@@ -369,13 +363,11 @@ class Bank:
             pairs = [(slot, seen.pairs_BF) for slot, seen in zip(slots, read, strict=True)]
             logits = kernels.add_pairs(logits, self.stacks[head_part.PAIR_WEIGHT], pairs)
         # Token logits as padded rows; vectors where they were asked for.
-        found = [
-            part if head.reads_rows else readout.as_rows(part, seen.states, batch, texts)
-            for part, seen, head, texts in zip(logits, read, heads, batch.texts, strict=True)
-        ]
-        return [
-            seen.vectors if slot in as_vectors else part for slot, seen, part in zip(slots, read, found, strict=True)
-        ]
+        found = []
+        for part, seen, head, texts, slot in zip(logits, read, heads, batch.texts, slots, strict=True):
+            as_rows = part if head.reads_rows else readout.as_rows(part, seen.states, batch, texts)
+            found.append(seen.vectors if slot in as_vectors else as_rows)
+        return found
 
     def head_of(self, slot: int) -> HeadSpec:
         """The head of a slot that is taken."""
@@ -471,7 +463,6 @@ class Bank:
     def _refresh_views(self, slot: int) -> None:
         """Update the views after a slot changed: in place where its kind occurs already, else they are built anew."""
         self.num_changes += 1
-        self._basis = ()
         shapes = site_shapes(self.anatomy, *self._slot_method(slot))
         if self._views is not None and not self._views.set_slot(slot, shapes):
             self._views = None
@@ -496,7 +487,6 @@ def _check_tensors(expected: Mapping[str, TensorSpec], tensors: Mapping[str, Ten
 
 
 def _check_texts(batch: Batch, heads: Sequence[HeadSpec]) -> None:
-    """State that rows are two texts for heads that read them apart, and one for all others."""
     for head, rows, texts in zip(heads, batch.rows, batch.texts, strict=True):
         num_texts = (2 if head.has_towers else 1) * (rows.stop - rows.start)
         assert texts.stop - texts.start == num_texts, f"rows of slot {rows.slot} are not of its head's reading of pairs"

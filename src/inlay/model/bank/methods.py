@@ -20,6 +20,7 @@ adapters they were compared with, multi-task fine-tuning and PALs. A trained tas
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase as fnmatch
@@ -136,6 +137,7 @@ def resolve_method(config: MethodConfig) -> ResolvedMethod:
     return ResolvedMethod(**vars(resolved))
 
 
+@functools.cache
 def materialized_method(method: ResolvedMethod) -> ResolvedMethod:
     """The ordinary method that a trained task of this method becomes; an ordinary method is its own."""
     becomes = find_method(method.name).becomes

@@ -129,7 +129,7 @@ BOTTLENECK = BottleneckPart()
 def adapter_groups(anatomy: Anatomy, method: ResolvedMethod) -> dict[str, str]:
     """Site -> the adapter it reads, by their keys: its own, or one that several sites share."""
     layers = adapted_layers(anatomy, method)
-    step, num_layers, groups = sharing_step(method.sharing, anatomy.num_layers), anatomy.num_layers, {}
+    step, groups = sharing_step(method.sharing, anatomy.num_layers), {}
     for site in anatomy.sites:
         if site.layer not in layers or site.place not in method.places:
             continue
@@ -137,7 +137,7 @@ def adapter_groups(anatomy: Anatomy, method: ResolvedMethod) -> dict[str, str]:
             groups[site.key] = site.key
             continue
         first = site.layer // step * step
-        last = min(first + step, num_layers) - 1
+        last = min(first + step, anatomy.num_layers) - 1
         groups[site.key] = str(first) if first == last else f"{first}-{last}"
     return groups
 

@@ -98,6 +98,7 @@ def draw_tensor(item: TensorSpec, seed: int, task: str = "") -> Tensor:
 def adapted_layers(anatomy: Anatomy, config: ResolvedMethod) -> tuple[int, ...]:
     """The layers that `method.layers` names: `all`, `6:`, `-3:`, `2:5`, `0,2,5`."""
     num_layers, found = anatomy.num_layers, set()
+    hint = f"layers go from 0 to {num_layers - 1}"
     for item in ("0:",) if config.layers == "all" else config.layers.split(","):
         match = re.fullmatch(r"\s*(?:(-?\d+)|(-?\d+)?(:)(-?\d+)?)\s*", item)
         if match is None:
@@ -106,16 +107,11 @@ def adapted_layers(anatomy: Anatomy, config: ResolvedMethod) -> tuple[int, ...]:
         if colon:
             found |= set(range(*slice(*(int(end) if end else None for end in (first, last))).indices(num_layers)))
         elif not -num_layers <= int(single) < num_layers:
-            raise BadConfig(
-                f"`method.layers` names layer {single} of {num_layers}", f"layers go from 0 to {num_layers - 1}"
-            )
+            raise BadConfig(f"`method.layers` names layer {single} of {num_layers}", hint)
         else:
             found.add(int(single) % num_layers)
     if not found:
-        raise BadConfig(
-            f"`method.layers` is `{config.layers}`, which is none of {num_layers} layers",
-            f"layers go from 0 to {num_layers - 1}",
-        )
+        raise BadConfig(f"`method.layers` is `{config.layers}`, which is none of {num_layers} layers", hint)
     return tuple(sorted(found))
 
 

@@ -31,6 +31,7 @@ from inlay.model.heads.generation import Read, Tree
 from inlay.model.heads.heads import WRITTEN
 from inlay.model.kernels import launch
 from inlay.model.kernels.attention import crossing, placed
+from inlay.model.parts import find_part
 
 
 class Backbone:
@@ -337,16 +338,11 @@ class Backbone:
 
     def own_tensor(self, name: str) -> Tensor:
         """The backbone's own value of a slot's tensor `name`, as a float32 copy on the CPU."""
-        return self._find_own(name).detach().to("cpu", torch.float32, copy=True)
+        return find_part(name).own(name, self).detach().to("cpu", torch.float32, copy=True)
 
     def like_own(self, name: str, tensor: Tensor) -> Tensor:
         """`tensor` where and as precise as the backbone's own."""
-        return tensor.to(self._find_own(name), copy=True)
-
-    def _find_own(self, name: str) -> Tensor:
-        from inlay.model.parts import find_part
-
-        return find_part(name).own(name, self)
+        return tensor.to(find_part(name).own(name, self), copy=True)
 
     def own_parameter(self, name: str) -> Tensor:
         """A parameter by transformers' own name of it."""

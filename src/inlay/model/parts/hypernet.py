@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.backbone.sites import Anatomy
+from inlay.model.backbone.sites import Anatomy, Site
 from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, OUT_NORM, adapter_groups
 from inlay.model.parts.head import HEAD
 from inlay.model.parts.own_weights import OWN_WEIGHTS
@@ -51,13 +51,9 @@ class Group:
     """Sites whose adapters are written together: those of one stack of blocks, in forward order."""
 
     name: str
-    keys: tuple[str, ...]
-    """the keys of the sites"""
-    layers: tuple[int, ...]
-    """the layer of each site within its stack"""
-    num_layers: int
-    places: tuple[str, ...]
-    """the place of each site"""
+    sites: tuple[Site, ...]
+    layers: range
+    """the layers of that stack"""
 
 
 @dataclass(frozen=True)
@@ -98,12 +94,12 @@ class Hypernet:
         for group in self.groups:
             name = f"hyper.{group.name}"
             if self.is_shared:
-                yield TensorSpec(f"{name}.layers", (group.num_layers, EMBEDDED), "gaussian", 1.0)
+                yield TensorSpec(f"{name}.layers", (len(group.layers), EMBEDDED), "gaussian", 1.0)
                 yield TensorSpec(f"{name}.places", (len(_PLACES), EMBEDDED), "gaussian", 1.0)
                 yield from self._projector(name)
                 yield TensorSpec(f"{name}.norm.scale", (read_size,), "ones")
                 yield TensorSpec(f"{name}.norm.shift", (read_size,), "zeros")
-            sites = () if self.is_shared else (len(group.keys),)
+            sites = () if self.is_shared else (len(group.sites),)
             for part, shape in self.parts.items():
                 num_values = math.prod(shape)
                 weight = (*sites, read_size, num_values)
@@ -132,18 +128,19 @@ def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_GAZ: Tenso
             name = f"hyper.{group.name}.{part}"
             values_GJAV = _read_heads(read, shared[f"{name}.weight"], shared[f"{name}.bias"])
             # Site by site: one copy here, where there are several networks, instead of one at each site.
-            sites = values_GJAV.transpose(0, 1).flatten(1, 2).unflatten(-1, shape).unbind(0)
-            written |= {BOTTLENECK.name(key, part): site for key, site in zip(group.keys, sites, strict=True)}
+            by_site = values_GJAV.transpose(0, 1).flatten(1, 2).unflatten(-1, shape).unbind(0)
+            written |= {BOTTLENECK.name(site.key, part): own for site, own in zip(group.sites, by_site, strict=True)}
     return written
 
 
 def _embed_sites(net: Hypernet, group: Group, shared: Mapping[str, Tensor], tasks_GAZ: Tensor) -> Tensor:
     """The input of HyperFormer++'s heads [G, J, A, E]: task, layer and place together, normalised."""
     name, device = f"hyper.{group.name}", tasks_GAZ.device
-    layers_GJE = shared[f"{name}.layers"][:, numbers_on(device, group.layers)]
-    places = tuple(_PLACES.index(place) for place in group.places)
+    layers = tuple(site.layer - group.layers[0] for site in group.sites)
+    layers_GJE = shared[f"{name}.layers"][:, numbers_on(device, layers)]
+    places = tuple(_PLACES.index(site.place) for site in group.sites)
     places_GJE = shared[f"{name}.places"][:, numbers_on(device, places)]
-    sizes = (len(tasks_GAZ), len(group.keys), tasks_GAZ.shape[1], -1)
+    sizes = (len(tasks_GAZ), len(group.sites), tasks_GAZ.shape[1], -1)
     parts = (tasks_GAZ.unsqueeze(1), layers_GJE.unsqueeze(2), places_GJE.unsqueeze(2))
     joined = torch.cat([part.expand(sizes) for part in parts], -1)
     read = _project(net, name, shared, joined.flatten(1, 2))
@@ -193,8 +190,8 @@ class HypernetPart(Part):
         yield TensorSpec(_EMBEDDING, (net.task_size,), "gaussian", 1.0)
         yield from net.tensors()
         if method.writes == "blocks":  # the norms after them are trained as they are
-            for key in (key for group in net.groups for key in group.keys):
-                yield from BOTTLENECK.norm_behind(anatomy, key)
+            for site in (site for group in net.groups for site in group.sites):
+                yield from BOTTLENECK.norm_behind(anatomy, site.key)
 
     def network(self, anatomy: Anatomy, method: ResolvedMethod) -> Hypernet:
         """The hypernetwork of this method on a backbone."""
@@ -204,17 +201,15 @@ class HypernetPart(Part):
         adapted = adapter_groups(anatomy, method)
         sites = [site for site in anatomy.sites if site.key in adapted]
         stacks = {"encoder": range(anatomy.num_readers), "decoder": range(anatomy.num_readers, anatomy.num_layers)}
-        groups = []
-        for name, layers in stacks.items():
-            own = [site for site in sites if site.layer in layers]
-            if own:
-                keys, places = tuple(site.key for site in own), tuple(site.place for site in own)
-                groups.append(Group(name, keys, tuple(site.layer - layers[0] for site in own), len(layers), places))
+        groups = [
+            Group(name, tuple(site for site in sites if site.layer in layers), layers)
+            for name, layers in stacks.items()
+        ]
         # The input of HyperFormer++'s heads has size one, their output 0.08: on T5, as published, a small part of its
         # states. An encoder's states would change by their own size, layer by layer.
         is_small = self.shares_heads and not anatomy.has_decoder
         return Hypernet(
-            tuple(groups),
+            tuple(group for group in groups if group.sites),
             anatomy.hidden_size,
             method.size,
             method.task_size,

@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from inlay.data.encode import encode
     from inlay.data.tasks import Split
     from inlay.data.windows import Reading
-    from inlay.model.backbone.folders import find_folder
+    from inlay.model.backbone.loading import find_folder
 
     tokenizer = AutoTokenizer.from_pretrained(str(find_folder(options.backbone)))
     lines = (options.data / "SST-2" / "train.tsv").read_text(encoding="utf8").splitlines()[1 : options.rows + 1]

@@ -42,6 +42,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--backbone", default="minilm", help="name or folder")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--most-words", type=float, default=100)
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="0: the stages before training alone")
     parser.add_argument("--minutes", type=float, help="begin nothing new after so long")
     parser.add_argument("--report", action="store_true", help="measure nothing, print what the rules come to")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for draws")
@@ -73,7 +74,7 @@ def measure_all(options: argparse.Namespace) -> None:
     with ProcessPoolExecutor(
         options.jobs, mp_context=spawn, initializer=_begin, initargs=(options.backbone, late)
     ) as pool:
-        waiting = {pool.submit(measure_draw, draw, late): draw for draw in work}
+        waiting = {pool.submit(measure_draw, draw, options.epochs, late): draw for draw in work}
         for number, done in enumerate(as_completed(waiting), start=1):
             draw = waiting[done]
             if done.exception() is not None:
@@ -86,7 +87,7 @@ def measure_all(options: argparse.Namespace) -> None:
             say(f"{number}/{len(work)} {draw.set} {draw.size}-{draw.draw}")
 
 
-def measure_draw(draw: Draw, late: float | None) -> list[dict[str, Any]]:
+def measure_draw(draw: Draw, num_epochs: int, late: float | None) -> list[dict[str, Any]]:
     """Train the runs of a draw as one cohort, its test rows scored beside its dev rows after every epoch."""
     import defaults
 
@@ -102,8 +103,8 @@ def measure_draw(draw: Draw, late: float | None) -> list[dict[str, Any]]:
     num_dev = len(task.dev)
     both = dataclasses.replace(task, dev=task.dev.join(task.test))
     runs: dict[str, Any] = {}
-    for lr in RATES:
-        common = {"lr": lr, "epochs": EPOCHS, "head_start": "probe", "keep": "best"}
+    for lr in RATES if num_epochs else RATES[1:]:
+        common = {"lr": lr, "epochs": num_epochs, "head_start": "probe", "keep": "best"}
         runs[f"probe-{lr:g}"] = inlay.make_run(both, backbone, **common)
         if draw.kind == "classify" and not _has_pairs(draw):
             runs[f"contrast-{lr:g}"] = inlay.make_run(both, backbone, **common, contrast=CONTRAST, blend=0.6)

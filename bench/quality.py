@@ -107,7 +107,7 @@ class Work:
 
 def measure_all(options: argparse.Namespace) -> None:
     """Measure what is missing, the cheapest first."""
-    from inlay.model.backbone.folders import find_folder
+    from inlay.model.backbone.loading import find_folder
 
     source = find_source()
     work = list(plan(options, source))

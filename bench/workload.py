@@ -80,7 +80,7 @@ def open_backbone(name: str, folder: Path) -> Path:
     """A folder with the backbone's weights and the dropout rates of all measurements; made once."""
     if name in SHAPES:
         return _make_random(name, folder / name)
-    from inlay.model.backbone.folders import find_folder
+    from inlay.model.backbone.loading import find_folder
 
     source = find_folder(name).absolute()
     place = folder / source.name
@@ -149,7 +149,7 @@ def _write_texts(tokenizer: Any, lengths: np.ndarray, generator: np.random.Gener
 def draw_lengths(root: str) -> list[int]:
     """The lengths of real training rows, drawn once and committed."""
     from inlay.data import load_task
-    from inlay.model.backbone.folders import find_folder
+    from inlay.model.backbone.loading import find_folder
     from inlay.settings.run_config import DataConfig
 
     tokenizer, generator, drawn = _load_tokenizer(find_folder("minilm")), np.random.default_rng(0), []

@@ -9,8 +9,7 @@ import torch
 
 from hooks import Hooks
 from inlay.model import Bank, infer, load_backbone
-from inlay.model.bank.methods import METHODS, UNSUPPORTED
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import METHODS, UNSUPPORTED, SlotSpec
 from inlay.model.batch.route import Row
 from inlay.model.heads.captured_inference import GraphedForward
 from inlay.model.heads.generation import Read

@@ -18,7 +18,7 @@ from torch import Tensor
 from inlay import Engine
 from inlay.model import Bank, infer, load_backbone
 from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import Row
 from inlay.model.heads.captured_inference import GraphedForward
 from inlay.model.heads.heads import HeadSpec

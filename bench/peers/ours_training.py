@@ -17,7 +17,7 @@ from inlay.data.tasks import Split, Task
 from inlay.model import load_backbone
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.threads import Threads
 from inlay.training import Run, make_run

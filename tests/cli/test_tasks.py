@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.settings.run_config import MethodConfig
 from inlay.store import Store

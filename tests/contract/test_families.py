@@ -18,8 +18,7 @@ from transformers import AutoModel, AutoModelForSeq2SeqLM
 from inlay.errors import InlayError, Unsupported
 from inlay.model.backbone.families import FAMILIES
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import METHODS, UNSUPPORTED
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import METHODS, UNSUPPORTED, SlotSpec
 from inlay.model.batch.route import Row, collate
 from inlay.model.heads.heads import WRITTEN, HeadSpec
 from inlay.model.heads.inference import infer
@@ -279,7 +278,7 @@ def spell_count(model, method, family):
     narrow = 8 * (width + inner)
     pal = 2 * width * 8 + layers * 3 * 8 * 8  # 0.266 of 32, in heads of two
     in_norms = sum(parameter.numel() for norm in norms for parameter in norm.parameters())
-    blocks = FAMILIES[family].stacks[-1].blocks
+    blocks = FAMILIES[family].stacks[-1].stack
     last = f"{blocks}.{len(model.get_submodule(blocks)) - 1}."
     above = (last, "final_norm.", "decoder.final_layer_norm.", "lm_head.")
     own = {name: p.numel() for name, p in model.named_parameters() if not name.startswith("pooler.")}

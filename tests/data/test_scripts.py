@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from inlay.data.findings import describe_unknown
 from inlay.data.tasks import Split
-from inlay.model.backbone.folders import find_folder
+from inlay.model.backbone.loading import find_folder
 
 ENGLISH = "Please cancel my subscription, I was charged twice this month and nobody answers."
 RUSSIAN = "Пожалуйста, отмените мою подписку, с меня дважды списали деньги в этом месяце."

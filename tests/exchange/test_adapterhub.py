@@ -11,7 +11,7 @@ import torch
 from inlay.exchange import Wishes, export_folder, import_folder
 from inlay.exchange.foreign import read_labels
 from inlay.exchange.to_adapterhub import _find_factor
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.settings.run_config import MethodConfig
 from inlay.store import Store

@@ -13,7 +13,7 @@ from inlay.data.tasks import Split
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange import Wishes, export_folder, import_folder
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import collate
 from inlay.model.heads.heads import HeadSpec
 from inlay.settings.run_config import MethodConfig

@@ -12,8 +12,7 @@ import torch
 from inlay.errors import BadData, InlayError, Unsupported, WrongBackbone
 from inlay.exchange import FORMATS, Wishes, export_folder, import_folder
 from inlay.exchange.foreign import TaskToExport
-from inlay.model.bank.methods import resolve_method
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec, resolve_method
 from inlay.model.heads.heads import HeadSpec
 from inlay.settings.presets import find_preset
 from inlay.settings.run_config import MethodConfig

@@ -10,8 +10,7 @@ import torch
 
 from inlay.errors import BadConfig, Missing, WrongBackbone
 from inlay.exchange import FORMATS, Wishes, export_folder, import_folder, named_backbone
-from inlay.model.bank.methods import METHODS
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import METHODS, SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.serving import Engine, Request
 from inlay.serving.verification import verify

@@ -18,7 +18,7 @@ import torch
 from inlay.data.tasks import Split
 from inlay.errors import Unsupported
 from inlay.exchange import Wishes, export_folder, import_folder
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.settings.run_config import MethodConfig
 from inlay.store import Store

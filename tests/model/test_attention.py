@@ -10,7 +10,7 @@ import torch
 
 from inlay.model.backbone.families import FAMILIES
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows
 from inlay.model.batch.route import Pack, Row, collate, pack
 from inlay.model.heads.heads import HeadSpec

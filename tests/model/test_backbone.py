@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model import load_backbone
 from inlay.model.backbone.families import FAMILIES
-from inlay.model.backbone.folders import BUILT_IN, find_folder
+from inlay.model.backbone.loading import BUILT_IN, find_folder
 from inlay.model.batch.route import Row, collate
 
 # Computed with transformers 5.17.0 and 5.22.2; a version that changes it would orphan every published task.
@@ -223,14 +223,14 @@ def test_what_cannot_be_found_is_an_error_that_says_what_to_do(tmp_path, monkeyp
 def test_a_built_in_backbone_with_other_weights_is_refused(monkeypatch):
     import dataclasses
 
-    from inlay.model.backbone import folders
+    from inlay.model.backbone import loading
 
     wrong = dataclasses.replace(BUILT_IN["minilm"], sha256="0" * 64)
-    monkeypatch.setitem(folders.BUILT_IN, "minilm", wrong)
+    monkeypatch.setitem(loading.BUILT_IN, "minilm", wrong)
     with pytest.raises(StoreDamaged, match="sha256 differs"):
         find_folder("minilm")
     absent = dataclasses.replace(wrong, package="no-such-package-here")
-    monkeypatch.setitem(folders.BUILT_IN, "minilm", absent)
+    monkeypatch.setitem(loading.BUILT_IN, "minilm", absent)
     with pytest.raises(Missing, match="is not installed") as caught:
         find_folder("minilm")
     assert "inlay backbone get minilm" in caught.value.hint

@@ -7,7 +7,7 @@ import torch
 
 from inlay.errors import StoreDamaged
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import Route, Row, Segment, collate
 from inlay.model.heads.heads import HEADS, HeadSpec, Output, find_head
 from inlay.model.heads.inference import batches_by_length, infer, infer_canonically, single_thread

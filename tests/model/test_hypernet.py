@@ -12,8 +12,7 @@ import transformers
 from inlay.errors import Unsupported
 from inlay.model.backbone.sites import survey
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import layout, make_expander, materialized_method, resolve_method
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec, layout, make_expander, materialized_method, resolve_method
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts.hypernet import write_adapters
 from inlay.settings.run_config import MethodConfig

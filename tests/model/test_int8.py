@@ -11,7 +11,7 @@ from inlay.model.backbone.families import FAMILIES, find_family
 from inlay.model.backbone.fingerprint import digest_weights
 from inlay.model.backbone.int8 import Int8Linear, find_precision, quantize
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import Row
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.heads.inference import canonical_backbone, infer

@@ -9,7 +9,7 @@ from torch import nn
 
 from inlay.model.backbone.wrappers import join
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import Row
 from inlay.model.heads.heads import HeadSpec
 from inlay.settings.run_config import MethodConfig

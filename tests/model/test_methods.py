@@ -12,8 +12,7 @@ import transformers
 from inlay.errors import BadConfig, UnknownName
 from inlay.model.backbone.sites import survey
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import METHODS, layout, resolve_method
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import METHODS, SlotSpec, layout, resolve_method
 from inlay.model.batch.route import Row, collate
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.parts.part import adapted_layers

@@ -11,8 +11,7 @@ import torch
 
 import inlay
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import JOINT_METHODS, METHODS, UNSUPPORTED, layout, resolve_method
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import JOINT_METHODS, METHODS, UNSUPPORTED, SlotSpec, layout, resolve_method
 from inlay.model.batch.route import Row, collate
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.heads.inference import infer
@@ -77,7 +76,7 @@ def test_every_tensor_of_a_method_belongs_to_one_of_its_parts(tiny_bert, name):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].is_finetuned])
 def test_a_free_slot_has_what_its_parts_call_neutral(tiny_bert, name):
-    from inlay.model.bank.slots import SlotSpec
+    from inlay.model.bank.methods import SlotSpec
     from inlay.model.heads.heads import HeadSpec
 
     bank = Bank(tiny_bert, 2)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import Row, collate
 from inlay.model.heads.heads import WRITTEN, HeadSpec
 from inlay.model.kernels import launch

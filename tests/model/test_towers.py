@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import resolve_method
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec, resolve_method
 from inlay.model.batch.route import Row, Segment, collate, pack
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.heads.inference import batch_rows, batches_by_length, infer, infer_canonically

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.bank.views import Copies
+from inlay.model.bank.methods import SlotSpec
+from inlay.model.bank.pass_hooks import Copies
 from inlay.model.batch.route import Row, collate
 from inlay.model.heads import readout
 from inlay.model.heads.heads import HeadSpec

@@ -10,7 +10,7 @@ import torch
 from inlay.data.windows import Reading
 from inlay.errors import Missing, Unsupported, WrongBackbone
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.heads.inference import infer
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig

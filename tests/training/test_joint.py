@@ -13,8 +13,7 @@ from hooks import Hooks
 from inlay.errors import BadConfig
 from inlay.model import load_backbone
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import materialized_method
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec, materialized_method
 from inlay.model.batch.route import Row
 from inlay.model.heads.inference import infer
 from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, TrainConfig

@@ -98,7 +98,7 @@ def test_head_of_a_regression_answers_as_before_on_another_scale(tiny_bert, toy_
     loaded = store.load(store.resolve("number"))
     row = Row(tiny_bert.tokenizer("the good cat")["input_ids"], 0)
     bank = Bank(tiny_bert, 1)
-    from inlay.model.bank.slots import SlotSpec
+    from inlay.model.bank.methods import SlotSpec
 
     spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
     bank.put(0, spec, loaded.tensors)

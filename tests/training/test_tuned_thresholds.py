@@ -12,7 +12,7 @@ import torch
 from inlay.data.metrics import score
 from inlay.exchange import Wishes, export_folder, import_folder
 from inlay.exchange.onnx import GraphTask, _describe_task
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.heads.heads import HEADS, HeadSpec, Output
 from inlay.serving import Engine, Request
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from inlay.model.backbone import folders
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import CLASSIFIERS, find_family
-from inlay.model.backbone.folders import BUILT_IN, BuiltIn, find_folder
 from inlay.model.backbone.int8 import check_int8, check_slot, check_spec, find_precision, quantize
-from inlay.model.backbone.loading import load_backbone
+from inlay.model.backbone.loading import BUILT_IN, BuiltIn, find_folder, first_line, load_backbone
 from inlay.model.backbone.pooling import POOLED
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.backbone.tiny import make_tiny_folder
-from inlay.model.bank.bank import Bank
-from inlay.model.bank.flat import FlatBank
+from inlay.model.bank.bank import Bank, FlatBank
 from inlay.model.bank.methods import (
     JOINT_METHODS,
     METHODS,
+    SlotSpec,
     find_method,
     first_layer,
     has_frozen_attention,
@@ -24,10 +22,7 @@ from inlay.model.bank.methods import (
     materialized_method,
     resolve_method,
 )
-from inlay.model.bank.pass_hooks import PassHooks
-from inlay.model.bank.resolved_method import ResolvedMethod
-from inlay.model.bank.slots import SlotSpec
-from inlay.model.bank.views import build_views, site_shapes
+from inlay.model.bank.pass_hooks import PassHooks, build_views, site_shapes
 from inlay.model.batch.buckets import BucketBuffers, Capacity, DecoderTargets, PackedRows, bound_length, round_up_tokens
 from inlay.model.batch.route import Batch, CacheDepth, CachedStates, Route, Row, collate, make_rows
 from inlay.model.batch.tiles import Tiles
@@ -63,12 +58,10 @@ from inlay.model.kernels.cuda_graphs import GraphRecorder, is_out_of_memory
 from inlay.model.kernels.select import Gather, pick_numbered
 from inlay.model.parts import head
 from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, adapter_groups
-from inlay.model.parts.dora import DORA
-from inlay.model.parts.ia3 import FACTORS, scales_input
-from inlay.model.parts.lora import LORA, LoraPart
+from inlay.model.parts.linears import DORA, FACTORS, LORA, LoraPart, scales_input
 from inlay.model.parts.norms import NORMS, trained_norms
 from inlay.model.parts.own_weights import OWN_WEIGHTS
-from inlay.model.parts.part import TensorSpec, adapted_layers, adapted_linears, draw_tensor
+from inlay.model.parts.part import ResolvedMethod, TensorSpec, adapted_layers, adapted_linears, draw_tensor
 
 __all__ = [
     "BLOCK",
@@ -142,8 +135,8 @@ __all__ = [
     "find_output_passages",
     "find_precision",
     "first_layer",
+    "first_line",
     "fold_residual",
-    "folders",
     "forced_logits",
     "has_frozen_attention",
     "head",

@@ -31,6 +31,7 @@ from inlay.model.heads.generation import Read, Tree
 from inlay.model.heads.heads import WRITTEN
 from inlay.model.kernels import launch
 from inlay.model.kernels.attention import crossing, placed
+from inlay.model.parts import find_part
 
 
 class Backbone:
@@ -54,7 +55,7 @@ class Backbone:
         self.mount = mount(model, self.anatomy)
         if launch.is_available(self.device):
             join_projections(model, self.anatomy, self.mount)
-        self._passes = _Passes(model, has_reader=self.anatomy.has_decoder)
+        self._holder = _Holder(model)
         self.first_position = family.first_position
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         self.packs = family.packing != "none"
@@ -63,9 +64,9 @@ class Backbone:
         self._mounted_names = {
             ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
         }
-        own_pooling = find_default(folder, family, has_pooler=self.has_pooler, noise=self.pooler_noise)
-        self.default_pooling = WRITTEN if self.is_seq2seq else own_pooling.name
-        self.pooling_reason = "it writes its answers" if self.is_seq2seq else own_pooling.reason
+        name, reason = find_default(folder, family, has_pooler=self.has_pooler, noise=self.pooler_noise)
+        self.default_pooling = WRITTEN if self.is_seq2seq else name
+        self.pooling_reason = "it writes its answers" if self.is_seq2seq else reason
         """the reason for `default_pooling`, as a clause"""
         self.pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
         start_id = getattr(model.config, "decoder_start_token_id", None)
@@ -142,8 +143,19 @@ class Backbone:
         assert batch.prefix is None or not all_layers, "the states of lower layers were not kept"
         if batch.prefix is not None and batch.prefix.reach.layer == self.anatomy.num_layers:
             return [batch.prefix.states]
-        with _collecting(self._blocks if all_layers else []) as layers:
-            last = self._run(self._inputs(batch), weights, reads=True).last_hidden_state
+        layers: list[Tensor] = []
+
+        def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+            layers.append(args[0] if args else kwargs["hidden_states"])
+
+        # The input of every block, not its output: DeBERTa's convolution joins in between two blocks.
+        noted = self._blocks if all_layers else []
+        handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in noted]
+        try:
+            last = self._model_with(weights, reads=True)(**self._inputs(batch)).last_hidden_state
+        finally:
+            for handle in handles:
+                handle.remove()
         return [*layers, last]
 
     def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
@@ -186,7 +198,11 @@ class Backbone:
             hidden_TT.masked_fill_(sees_TT, 0.0)
             standing = placed(self.model, places_T)
         # Where the encoder's states are packed, cross-attention reads them as they lie.
-        attending = nullcontext() if read.tiling is None else crossing(self._cross_attentions, read.tiling)
+        attending: AbstractContextManager[None] = nullcontext()
+        if read.tiling is not None:
+            path = find_family(self.anatomy.family).cross
+            decoders = self._blocks[self.anatomy.num_readers :]
+            attending = crossing([block.get_submodule(path) for block in decoders], read.tiling)
         inputs = {
             "encoder_outputs": (read.states_BTD,),
             "attention_mask": mask_B11T[:, None, None, :],
@@ -196,14 +212,8 @@ class Backbone:
             "use_cache": keeps,
         }
         with standing, attending:
-            found = self._run(inputs, weights)
+            found = self._model_with(weights)(**inputs)
         return found.logits, found.past_key_values if keeps else None
-
-    @property
-    def _cross_attentions(self) -> list[nn.Module]:
-        """The cross-attention modules of the decoder's blocks."""
-        path = find_family(self.anatomy.family).cross
-        return [block.get_submodule(path) for block in self._blocks[self.anatomy.num_readers :]]
 
     def prefix(self, batch: Batch, reach: CacheDepth) -> Tensor:
         """The states of a batch as far as `reach` says, laid out as `CachedStates.states`; nothing above is computed.
@@ -231,7 +241,7 @@ class Backbone:
             self.model.get_submodule(project).register_forward_hook(stop),
         ]
         try:
-            self._run(self._inputs(batch))
+            self.model(**self._inputs(batch))
         except _Reached:
             return torch.cat(found, -1) if reach.with_attention else found[0]
         finally:
@@ -250,12 +260,13 @@ class Backbone:
             inputs["attention_mask"] = self._no_mask
         return inputs
 
-    def _run(self, inputs: dict[str, Any], weights: Mapping[str, Tensor] | None = None, *, reads: bool = False) -> Any:
-        """Run the whole model, or its encoder with `reads`."""
+    def _model_with(self, weights: Mapping[str, Tensor] | None, *, reads: bool = False) -> Callable[..., Any]:
+        """The whole model, or its encoder with `reads`, to be called; `weights` replace its own by name."""
+        part: Any = self.model.encoder if reads and self.anatomy.has_decoder else self.model
         if weights is None:
-            return self._passes.find(reads=reads)(**inputs)
-        own = {f"model.{self._mounted_names[name]}": tensor.to(self.dtype) for name, tensor in weights.items()}
-        return functional_call(self._passes, own, (inputs,), {"reads": reads})
+            return part
+        own = {f"inner.{self._mounted_names[name]}": tensor.to(self.dtype) for name, tensor in weights.items()}
+        return lambda **inputs: functional_call(self._holder, own, (part,), inputs)
 
     def pool(
         self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str, weights: Mapping[str, Tensor] | None = None
@@ -267,26 +278,19 @@ class Backbone:
         return hidden_BTD[:, 0] if pooling == "cls" else self._pretrained_pooler(hidden_BTD, weights)
 
     def pool_packed(
-        self, hidden_ND: Tensor, pack: Pack, pooling: str, weights: Mapping[str, Tensor] | None = None
+        self, hidden_ND: Tensor, pack: Pack | BucketBuffers, pooling: str, weights: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """One vector per packed row, pooled as `pool` does."""
+        """One vector per row of a pack, or of a rung, whose empty rows and padding have one too, as `pool` does."""
         if pooling == "mean":
-            sums_BD = hidden_ND.new_zeros(len(pack.lengths), hidden_ND.shape[-1], dtype=torch.float32)
-            sums_BD = sums_BD.index_add(0, pack.rows_N, hidden_ND.float())
-            return (sums_BD / pack.lengths_B.unsqueeze(1)).to(hidden_ND.dtype)
-        first_B1D = hidden_ND[pack.starts_B].unsqueeze(1)
-        return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
-
-    def pool_rung(
-        self, hidden_ND: Tensor, rung: BucketBuffers, pooling: str, weights: Mapping[str, Tensor] | None = None
-    ) -> Tensor:
-        """One vector for every row of a rung, those of padding and the empty ones included."""
-        starts_B, stops_B = rung.parts["starts"], rung.parts["stops"]
-        if pooling == "mean":
-            rows_N = rung.parts["rows"]
-            sums_BD = hidden_ND.new_zeros(len(starts_B), hidden_ND.shape[-1], dtype=torch.float32)
+            if isinstance(pack, BucketBuffers):
+                lengths_B = (pack.parts["stops"] - pack.parts["starts"]).clamp(min=1)
+                rows_N = pack.parts["rows"]
+            else:
+                lengths_B, rows_N = pack.lengths_B, pack.rows_N
+            sums_BD = hidden_ND.new_zeros(len(lengths_B), hidden_ND.shape[-1], dtype=torch.float32)
             sums_BD = sums_BD.index_add(0, rows_N, hidden_ND.float())
-            return (sums_BD / (stops_B - starts_B).clamp(min=1).unsqueeze(1)).to(hidden_ND.dtype)
+            return (sums_BD / lengths_B.unsqueeze(1)).to(hidden_ND.dtype)
+        starts_B = pack.parts["starts"] if isinstance(pack, BucketBuffers) else pack.starts_B
         first_B1D = hidden_ND.index_select(0, starts_B).unsqueeze(1)
         return first_B1D.squeeze(1) if pooling == "cls" else self._pretrained_pooler(first_B1D, weights)
 
@@ -294,11 +298,9 @@ class Backbone:
     def compiled(self, backend: str | Callable[..., Any] = "inductor", *, with_blocks: bool = True) -> Iterator[None]:
         """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung.
 
-        Without blocks it is for what else is compiled there.
-
-        The first rung is compiled as it is, the second for any number of tokens, rows and lengths: it serves the rest.
-
-        Compiled code is kept between processes, in `$TORCHINDUCTOR_CACHE_DIR` or in our cache.
+        Without blocks it is for what else is compiled there. The first rung is compiled as it is, the second for any
+        number of tokens, rows and lengths: it serves the rest. Compiled code is kept between processes, in
+        `$TORCHINDUCTOR_CACHE_DIR` or in our cache.
         """
         use_compiled()
         # Which of them a pass leaves out is not compiled.
@@ -336,16 +338,11 @@ class Backbone:
 
     def own_tensor(self, name: str) -> Tensor:
         """The backbone's own value of a slot's tensor `name`, as a float32 copy on the CPU."""
-        return self._find_own(name).detach().to("cpu", torch.float32, copy=True)
+        return find_part(name).own(name, self).detach().to("cpu", torch.float32, copy=True)
 
     def like_own(self, name: str, tensor: Tensor) -> Tensor:
         """`tensor` where and as precise as the backbone's own."""
-        return tensor.to(self._find_own(name), copy=True)
-
-    def _find_own(self, name: str) -> Tensor:
-        from inlay.model.parts import find_part
-
-        return find_part(name).own(name, self)
+        return tensor.to(find_part(name).own(name, self), copy=True)
 
     def own_parameter(self, name: str) -> Tensor:
         """A parameter by transformers' own name of it."""
@@ -357,14 +354,14 @@ class Backbone:
 
         Call `backward` inside it, and where the route is bound.
         """
-        blocks = [_Block(block) for block in self._blocks[first_layer:]]
+        blocks = self._blocks[first_layer:]
         try:
-            for item in blocks:
-                item.block.forward = item.recompute
+            for block in blocks:
+                block.forward = _recomputing(block)
             yield
         finally:
-            for item in blocks:
-                item.block.__dict__.pop("forward", None)
+            for block in blocks:
+                block.__dict__.pop("forward", None)
 
     @contextmanager
     def training(
@@ -394,65 +391,37 @@ class Backbone:
                 setattr(module, name, rate)
 
 
-class _Passes(nn.Module):
-    """The passes of a model, as one module: `functional_call` replaces weights for one call."""
-
-    def __init__(self, model: nn.Module, *, has_reader: bool) -> None:
-        super().__init__()
-        self.model, self._has_reader = model, has_reader
-
-    def find(self, *, reads: bool) -> Any:
-        """The whole model, or its encoder."""
-        return self.model.encoder if reads and self._has_reader else self.model
-
-    def forward(self, inputs: dict[str, Any], *, reads: bool) -> Any:
-        return self.find(reads=reads)(**inputs)
-
-
 class _Reached(Exception):
     """Raised to end a pass at the depth asked for."""
 
 
-class _Block(nn.Module):
-    """A block as it was before checkpointing wrapped it."""
+class _Holder(nn.Module):
+    """A module in whose place a function of it is called, so that `functional_call` replaces weights for one call."""
 
-    def __init__(self, block: nn.Module) -> None:
+    def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.block, self.compute = block, block.forward
+        self.inner = inner
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.compute(*args, **kwargs)
+    def forward(self, compute: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return compute(*args, **kwargs)
 
-    def recompute(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block without keeping activations; backward computes them again, with the weights used now.
 
-        Not with the block's own: a slot's copy (`full`, `top`) stands in the block only during the forward pass.
-        """
-        weights: dict[str, Tensor] = {f"block.{name}": tensor for name, tensor in self.block.named_parameters()}
+def _recomputing(block: nn.Module) -> Callable[..., Any]:
+    """A block's `forward` that keeps no activations; backward computes them again, with the weights used now.
+
+    Not with the block's own: a slot's copy (`full`, `top`) stands in the block only during the forward pass.
+    """
+    holder, forward = _Holder(block), block.forward
+
+    def recompute(*args: Any, **kwargs: Any) -> Any:
+        weights: dict[str, Tensor] = {f"inner.{name}": tensor for name, tensor in block.named_parameters()}
 
         def compute(*args: Any, **kwargs: Any) -> Any:
-            return functional_call(self, weights, args, kwargs)
+            return functional_call(holder, weights, (forward, *args), kwargs)
 
         return checkpoint(compute, *args, use_reentrant=False, **kwargs)
 
-
-@contextmanager
-def _collecting(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """Collect the input of every block in a list that fills during the forward pass.
-
-    Inputs, not outputs: DeBERTa's convolution joins in between two blocks.
-    """
-    found: list[Tensor] = []
-
-    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
-        found.append(args[0] if args else kwargs["hidden_states"])
-
-    handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+    return recompute
 
 
 def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, float]]:

@@ -19,11 +19,15 @@ from inlay.model.kernels.attention import IMPLEMENTATION
 class Stack:
     """Blocks of one kind and the places in them, as dotted submodule names of a block."""
 
-    blocks: str
+    stack: str
     """the list of blocks"""
     places: Mapping[str, str]
+    """place -> submodule of a block; "output" is the block's last norm where it ends in one, else the block itself"""
     norms: Mapping[str, str]
+    """name -> token-wise layer norm of a block"""
     linears: Mapping[str, str]
+    """name -> linear layer of a block; `Wqkv:2/3` is the last third of the outputs of one that computes several;
+    of `wi|wi_0` the one that the model has, and none is needed where nothing stands behind the bar"""
     closing: str = ""
     """the norm after the last block, where it counts as that block's"""
     activation: str = ""
@@ -31,20 +35,11 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Family:
-    """The places of one backbone architecture, as dotted submodule names."""
+class Family(Stack):
+    """One backbone architecture: the blocks that read, and what else is known of it."""
 
-    stack: str
-    """the list of blocks"""
-    places: Mapping[str, str]
-    """place -> submodule of a block; "output" is the block's last norm where it ends in one, else the block itself"""
-    norms: Mapping[str, str]
-    """name -> token-wise layer norm of a block"""
-    outer_norms: Mapping[str, str]
+    outer_norms: Mapping[str, str] = field(default_factory=dict)
     """name -> token-wise layer norm outside the blocks"""
-    linears: Mapping[str, str]
-    """name -> linear layer of a block; `Wqkv:2/3` is the last third of the outputs of one that computes several;
-    of `wi|wi_0` the one that the model has, and none is needed where nothing stands behind the bar"""
     shared_linears: Mapping[str, str] = field(default_factory=dict)
     """linear layer that no task may write to -> why"""
     frozen_norms: Mapping[str, str] = field(default_factory=dict)
@@ -66,14 +61,10 @@ class Family:
     a position bias to the scores, as mpnet or T5 does, and we replace its modules; "none": they are padded"""
     is_prenorm: bool = False
     """norms stand before the sublayers, where a task may train them, not after"""
-    activation: str = ""
-    """the activation of a block's feed-forward network, where it is a module of its own"""
     num_outputs: int = 0
     """the form of a block's output: 0, the states alone; else a tuple of so many, the states first"""
     implementation: str = IMPLEMENTATION
     """transformers' attention implementation; "eager" where the family has no other"""
-    closing: str = ""
-    """the norm after the last block, where it counts as that block's"""
     decoder: Stack | None = None
     """the blocks that write, in a family that reads and writes; layers are counted through them after the others"""
     loader: str = "AutoModel"
@@ -92,8 +83,7 @@ class Family:
     @property
     def stacks(self) -> tuple[Stack, ...]:
         """The encoder's blocks, then the decoder's."""
-        own = Stack(self.stack, self.places, self.norms, self.linears, self.closing, self.activation)
-        return (own,) if self.decoder is None else (own, self.decoder)
+        return (self,) if self.decoder is None else (self, self.decoder)
 
 
 # Adapted after the output dropout of each sublayer, before the residual sum, as Houlsby et al. do in BERT. DistilBERT
@@ -142,22 +132,15 @@ def _t5_stack(stack: str, sublayers: tuple[str, ...]) -> Stack:
     )
 
 
-_T5_ENCODER = _t5_stack("encoder", ("attention", "feedforward"))
 _T5 = Family(
-    stack=_T5_ENCODER.blocks,
-    places=_T5_ENCODER.places,
-    norms=_T5_ENCODER.norms,
-    outer_norms={},
-    linears=_T5_ENCODER.linears,
+    **vars(_t5_stack("encoder", ("attention", "feedforward"))),
     prefix="transformer",
     attention="layer.0.SelfAttention",
     cross="layer.1.EncDecAttention",
     packing="buckets",  # the encoder; answers are short, and padded
     is_prenorm=True,
-    activation=_T5_ENCODER.activation,
     num_outputs=3,
     implementation="eager",
-    closing=_T5_ENCODER.closing,
     decoder=_t5_stack("decoder", ("attention", "cross", "feedforward")),
     loader="AutoModelForSeq2SeqLM",
     copies=("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),

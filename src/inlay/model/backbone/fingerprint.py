@@ -49,7 +49,6 @@ class WeightsDigest:
     """sha256 of the files' bytes"""
     precision: str
     num_parameters: int
-    names: frozenset[str]
     pooler: Mapping[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
     """the pooler's `weight` and `bias`, as far as the files have them"""
 
@@ -93,7 +92,7 @@ def digest_weights(folder: Path, family: Family) -> WeightsDigest:
         exact.update(hash_file(file).encode())
     exact_digest = hash_file(files[0]) if len(files) == 1 else exact.hexdigest()
     precision = "+".join(sorted(precisions))
-    return WeightsDigest(_digest(rounded), exact_digest, precision, num_parameters, frozenset(rounded), pooler)
+    return WeightsDigest(_digest(rounded), exact_digest, precision, num_parameters, pooler)
 
 
 def weight_files(folder: Path) -> list[Path]:

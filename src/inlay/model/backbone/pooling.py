@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -26,36 +25,27 @@ _TOLERANCE = 5.0
 """standard errors by which a moment of independent draws may be off"""
 
 
-@dataclass(frozen=True)
-class DefaultPooling:
-    """The pooling of a backbone's outputs unless a run says otherwise."""
+def find_default(folder: Path, family: Family, *, has_pooler: bool, noise: str) -> tuple[str, str]:
+    """The pooling that suits the backbone of a folder, and the reason, as a clause that follows a colon.
 
-    name: str
-    """cls, mean or pooler"""
-    reason: str
-    """where that is from, as a clause that follows a colon"""
-
-
-def find_default(folder: Path, family: Family, *, has_pooler: bool, noise: str) -> DefaultPooling:
-    """The pooling that suits the backbone of a folder, by its files' own word or by its trained pooler, else the mean.
-
-    `noise` is what `describe_noise` says of the pooler.
+    It is by its files' own word or by its trained pooler, else the mean. `noise` is what `describe_noise` says of the
+    pooler.
     """
     modes = read_modes(folder)
     ours = {_OURS[mode] for mode in modes if mode in _OURS}
     if len(modes) == 1 and modes[0] in _OURS:
-        return DefaultPooling(_OURS[modes[0]], f"its `{_FILE}` says `{modes[0]}`")
+        return _OURS[modes[0]], f"its `{_FILE}` says `{modes[0]}`"
     if modes:
         name = "cls" if "cls" in ours else "mean"
         said = " and ".join(f"`{mode}`" for mode in modes)
-        return DefaultPooling(name, f"its `{_FILE}` says {said}, which Inlay has not")
+        return name, f"its `{_FILE}` says {said}, which Inlay has not"
     if family.pooling != "pooler":
-        return DefaultPooling(family.pooling, f"it has no `{_FILE}`, and nothing else in its files says how")
+        return family.pooling, f"it has no `{_FILE}`, and nothing else in its files says how"
     if not has_pooler:
-        return DefaultPooling("mean", f"it has no `{_FILE}` and no pooler")
+        return "mean", f"it has no `{_FILE}` and no pooler"
     if noise:
-        return DefaultPooling("mean", f"it has no `{_FILE}`, and its pooler was never trained ({noise})")
-    return DefaultPooling("pooler", f"it has no `{_FILE}`, and its pooler is a trained one")
+        return "mean", f"it has no `{_FILE}`, and its pooler was never trained ({noise})"
+    return "pooler", f"it has no `{_FILE}`, and its pooler is a trained one"
 
 
 def read_modes(folder: Path) -> list[str]:

@@ -47,15 +47,6 @@ class NormSite:
     has_shift: bool
 
     @property
-    def is_encoder(self) -> bool:
-        return self.key != "embeddings"
-
-    @property
-    def is_outer(self) -> bool:
-        """Whether it stands outside the blocks."""
-        return "." not in self.key
-
-    @property
     def name(self) -> str:
         """The norm's name within its block, or among the outer norms."""
         return self.key.rpartition(".")[2]
@@ -131,7 +122,11 @@ def survey(model: nn.Module) -> Anatomy:
     """Every site and token-wise norm of an unmounted backbone, in forward order."""
     config: Any = model.config
     family = find_family(config.model_type)
-    blocks = _find_blocks(model, family)
+    blocks: Blocks = [
+        (f"{stack.stack}.{index}", stack)
+        for stack in family.stacks
+        for index in range(len(model.get_submodule(stack.stack)))  # type: ignore[arg-type]
+    ]
     norm_paths = {f"{path}.{norm}" for path, stack in blocks for norm in stack.norms.values()}
     sites = []
     for layer, (block, stack) in enumerate(blocks):
@@ -151,7 +146,7 @@ def survey(model: nn.Module) -> Anatomy:
     return Anatomy(
         config.model_type,
         tuple(path for path, _ in blocks),
-        sum(stack.blocks == family.stack for _, stack in blocks),
+        sum(stack is family for _, stack in blocks),
         config.hidden_size,
         tuple(sites),
         norms,
@@ -165,14 +160,6 @@ def survey(model: nn.Module) -> Anatomy:
 
 Blocks = list[tuple[str, Stack]]
 """The path of every block and the stack it is of."""
-
-
-def _find_blocks(model: nn.Module, family: Family) -> Blocks:
-    return [
-        (f"{stack.blocks}.{index}", stack)
-        for stack in family.stacks
-        for index in range(len(model.get_submodule(stack.blocks)))  # type: ignore[arg-type]
-    ]
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -196,28 +183,21 @@ def _norm_paths(family: Family, blocks: Blocks) -> Iterator[tuple[str, str, int]
 
 
 def _find_linears(model: nn.Module, blocks: Blocks) -> Iterator[LinearSite]:
+    names = {name for name, _ in model.named_modules()}
     for layer, (block, stack) in enumerate(blocks):
         for name, where in stack.linears.items():
             paths, _, part = where.partition(":")
-            path = _find_path(model, block, paths.split("|"))
-            if path is None:
+            # The path that the model has; the last choice if it has none of them, so that it fails by name.
+            choices = paths.split("|")
+            choice = next((choice for choice in choices if f"{block}.{choice}" in names), choices[-1])
+            if not choice:
                 continue
+            path = f"{block}.{choice}"
             module: Any = model.get_submodule(path)
             index, count = map(int, part.split("/")) if part else (0, 1)
             width = module.out_features // count
             has_bias = module.bias is not None
             yield LinearSite(layer, name, path, module.in_features, index * width, (index + 1) * width, has_bias)
-
-
-def _find_path(model: nn.Module, block: str, choices: list[str]) -> str | None:
-    """The path that the model has; the last choice if it has none of them, so that it fails by name."""
-    known = [choice for choice in choices if choice and _has_module(model.get_submodule(block), choice)]
-    last = (known or choices[-1:])[0]
-    return f"{block}.{last}" if last else None
-
-
-def _has_module(module: nn.Module, path: str) -> bool:
-    return any(name == path for name, _ in module.named_modules())
 
 
 def _find_parameters(model: nn.Module, family: Family, blocks: Blocks) -> Iterator[ParameterSite]:

@@ -1,23 +1,26 @@
 """Thin wrappers set into a backbone at its sites, and the mount that says which bank and route are active in them.
 
-A wrapper asks its `ActiveRoute` for the active bank at every forward pass; without one the backbone is exactly itself.
+At every forward pass a wrapper asks its `ActiveRoute` for the active pass of a bank; without one the backbone is
+exactly itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from inlay.model.backbone.families import Family, find_family
+from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import Anatomy, LinearSite
-from inlay.model.batch.route import Pack
 from inlay.model.kernels.attention import replace_biased, replace_bucketed
 from inlay.model.kernels.dropout import Dropout
-from inlay.model.kernels.gelu import find_gelu
+from inlay.model.kernels.gelu import find_gelu, lean_gelu
+
+if TYPE_CHECKING:
+    from inlay.model.bank.pass_hooks import PassHooks
 
 
 class Joined(NamedTuple):
@@ -47,62 +50,43 @@ def _lay(parameters: list[nn.Parameter]) -> Tensor:
     return whole
 
 
-class SlotOperations(Protocol):
-    """The operations that a wrapper calls on the active bank. The route is bound; names are those within a block."""
-
-    def at(self, layer: int, *, is_last: bool) -> SlotOperations: ...
-
-    @property
-    def pack(self) -> Pack | None: ...
-
-    def enter(self, hidden: Tensor) -> Tensor | None: ...
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor: ...
-
-    def on_output(self, place: str, output: Tensor, dropout: Any = None) -> Tensor: ...
-
-    def on_norm(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor: ...
-
-    def on_linear(self, sites: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None) -> Tensor: ...
-
-    def on_activation(self, kind: str, inner: Any, x: Tensor) -> Tensor: ...
-
-
 class ActiveRoute:
-    """The wrappers of one backbone, or of one of its blocks, and the bank and route that are active in them.
+    """The wrappers of one backbone, or of one of its blocks, and the bank's pass that is active in them.
 
     Blocks have mounts of their own, so that a wrapper knows its place within its block, but not which block it is in:
     code compiled for one block serves all.
     """
 
     def __init__(self, num_blocks: int = 0) -> None:
-        self.active: SlotOperations | None = None
+        self.active: PassHooks | None = None
         self.joined: Joined | None = None
         """query, key and value of the block as one, where programs run that read them so"""
         self.blocks = [ActiveRoute() for _ in range(num_blocks)]
 
     @contextmanager
-    def routed(self, operations: SlotOperations) -> Iterator[None]:
-        """Send every forward pass inside the block through `operations`.
+    def routed(self, hooks: PassHooks) -> Iterator[None]:
+        """Send every forward pass inside the block through `hooks`.
 
         Call `backward` inside the block too: activation checkpointing runs the forward
         pass again during backward and needs the route to be there.
         """
         outer = self.active, [block.active for block in self.blocks]
         last = len(self.blocks) - 1
-        self._activate(operations, [operations.at(layer, is_last=layer == last) for layer in range(last + 1)])
+        self._activate(hooks, [hooks.at(layer, is_last=layer == last) for layer in range(last + 1)])
         try:
             yield
         finally:
             self._activate(*outer)
 
-    def _activate(self, whole: SlotOperations | None, by_block: Sequence[SlotOperations | None]) -> None:
+    def _activate(self, whole: PassHooks | None, by_block: Sequence[PassHooks | None]) -> None:
         self.active = whole
         for block, active in zip(self.blocks, by_block, strict=True):
             block.active = active
 
 
 class _Wrapper(nn.Module):
+    inner: Any
+
     def __init__(self, inner: nn.Module, mount: ActiveRoute) -> None:
         super().__init__()
         self.inner = inner
@@ -116,7 +100,7 @@ class _Wrapper(nn.Module):
 
 
 class OutputSite(_Wrapper):
-    """A submodule whose output goes through the adapters of the active bank."""
+    """A submodule whose output goes through the operations at its place."""
 
     def __init__(self, inner: nn.Module, mount: ActiveRoute, place: str) -> None:
         super().__init__(inner, mount)
@@ -125,22 +109,35 @@ class OutputSite(_Wrapper):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         active = self._mount.active
-        if active is not None and self._is_dropout and self.training:
-            return active.on_output(self.place, args[0], self.inner)
+        if active is None:
+            return self.inner(*args, **kwargs)
+        operations = active.views.outputs.get(self.place, ())
+        if len(operations) == 1 and self._is_dropout and self.training and self.inner.p:
+            done = operations[0].drop_and_add(self.place, self.inner.p, args[0], active)
+            if done is not None:
+                return done
         output = self.inner(*args, **kwargs)
-        return output if active is None else active.on_output(self.place, output)
+        for operation in operations:
+            output = operation.on_output(self.place, output, active)
+        return output
 
 
 class NormWrapper(_Wrapper):
     """A layer norm with every slot's own scale and shift, and Pfeiffer's adapter where the norm ends a block."""
 
-    def __init__(self, inner: nn.Module, mount: ActiveRoute, name: str, place: str | None) -> None:
+    def __init__(self, inner: nn.Module, mount: ActiveRoute, name: str, place: str) -> None:
         super().__init__(inner, mount)
         self.name, self.place = name, place
 
     def forward(self, x: Tensor) -> Tensor:
         active = self._mount.active
-        return self.inner(x) if active is None else active.on_norm(self.name, self.place, self.inner, x)
+        if active is None:
+            return self.inner(x)
+        norm = active.views.norms.get(self.name, ())
+        adapters: Any = active.views.outputs.get(self.place, ())
+        for adapter in adapters:
+            x = x + adapter.update(norm[0].on_norm(x, self.inner, active) if norm else self.inner(x), active)
+        return norm[0].on_norm(x, self.inner, active) if norm else self.inner(x)
 
 
 class LinearWrapper(_Wrapper):
@@ -156,7 +153,10 @@ class LinearWrapper(_Wrapper):
 
 
 class ActivationWrapper(_Wrapper):
-    """The GELU of a block, which trains nothing and takes as long as a product if it is computed carefully."""
+    """The GELU of a block, which trains nothing and takes as long as a product if it is computed carefully.
+
+    Where programs run, it is one launch.
+    """
 
     def __init__(self, inner: nn.Module, mount: ActiveRoute, kind: str) -> None:
         super().__init__(inner, mount)
@@ -164,7 +164,8 @@ class ActivationWrapper(_Wrapper):
 
     def forward(self, x: Tensor) -> Tensor:
         active = self._mount.active
-        return self.inner(x) if active is None else active.on_activation(self.kind, self.inner, x)
+        found = None if active is None or active.route.tiling is None else lean_gelu(x, self.kind)
+        return self.inner(x) if found is None else found
 
 
 class BlockWrapper(_Wrapper):
@@ -188,38 +189,42 @@ class BlockWrapper(_Wrapper):
 
 def mount(model: nn.Module, anatomy: Anatomy) -> ActiveRoute:
     """Set wrappers at the sites, norms, linear layers and blocks of `model`; they do nothing until a bank is routed."""
-    mounted = ActiveRoute(anatomy.num_layers)
+    family, mounted = find_family(anatomy.family), ActiveRoute(anatomy.num_layers)
+
+    def wrap(path: str, kind: type[_Wrapper], block: ActiveRoute, *args: Any) -> None:
+        model.set_submodule(path, kind(model.get_submodule(path), block, *args))
+
     for path, module in list(model.named_modules()):
         if type(module) is nn.Dropout:
             model.set_submodule(path, Dropout(module.p).train(module.training))
     # Linear layers and activations first: they may lie inside a site, or be one (DistilBERT's attention).
     for path in dict.fromkeys(linear.path for linear in anatomy.linears):
         sites = tuple(linear for linear in anatomy.linears if linear.path == path)
-        block = mounted.blocks[sites[0].layer]
-        model.set_submodule(path, LinearWrapper(model.get_submodule(path), block, sites))
-    family = find_family(anatomy.family)
+        wrap(path, LinearWrapper, mounted.blocks[sites[0].layer], sites)
     for path, block in zip(anatomy.blocks, mounted.blocks, strict=True):
-        _mount_activation(model, path, block, family)
+        own = next(stack.activation for stack in family.stacks if path.startswith(f"{stack.stack}."))
+        if own and (kind := find_gelu(model.get_submodule(f"{path}.{own}"))) is not None:
+            wrap(f"{path}.{own}", ActivationWrapper, block, kind)
+    # Norms and outputs of sublayers; norms outside of the blocks have a key without a layer.
     at_norms = {site.path: site.place for site in anatomy.sites if site.is_norm}
     for norm in anatomy.norms:
-        block = mounted if norm.is_outer else mounted.blocks[norm.layer]
-        inner = model.get_submodule(norm.path)
-        model.set_submodule(norm.path, NormWrapper(inner, block, norm.name, at_norms.get(norm.path)))
+        block = mounted.blocks[norm.layer] if "." in norm.key else mounted
+        wrap(norm.path, NormWrapper, block, norm.name, at_norms.get(norm.path, ""))
     for site in anatomy.sites:
         if not site.is_norm:
-            block = mounted.blocks[site.layer]
-            model.set_submodule(site.path, OutputSite(model.get_submodule(site.path), block, site.place))
-    _mount_attention(model, anatomy, mounted)
+            wrap(site.path, OutputSite, mounted.blocks[site.layer], site.place)
+    # Attention over packed rows.
+    readers = anatomy.blocks[: anatomy.num_readers] if family.packing != "none" else ()
+    attentions: list[Any] = [model.get_submodule(f"{block}.{family.attention}") for block in readers]
+    if family.packing == "bias":
+        replace_biased(model.get_submodule(family.stack.rpartition(".")[0]), attentions, mounted)
+    elif family.packing == "buckets":
+        replace_bucketed(attentions, family.max_length or 0)
+    for attention, block in zip(attentions, mounted.blocks, strict=False):
+        attention.inlay = block
     for path, block in zip(anatomy.blocks, mounted.blocks, strict=True):
-        model.set_submodule(path, BlockWrapper(model.get_submodule(path), block, family.num_outputs))
+        wrap(path, BlockWrapper, block, family.num_outputs)
     return mounted
-
-
-def _mount_activation(model: nn.Module, path: str, block: ActiveRoute, family: Family) -> None:
-    own = next(stack.activation for stack in family.stacks if path.startswith(f"{stack.blocks}."))
-    if own and (kind := find_gelu(model.get_submodule(f"{path}.{own}"))) is not None:
-        inner = model.get_submodule(f"{path}.{own}")
-        model.set_submodule(f"{path}.{own}", ActivationWrapper(inner, block, kind))
 
 
 def join_projections(model: nn.Module, anatomy: Anatomy, mounted: ActiveRoute) -> None:
@@ -229,17 +234,3 @@ def join_projections(model: nn.Module, anatomy: Anatomy, mounted: ActiveRoute) -
         paths = {name: own[name] for name in ("query", "key", "value") if name in own}
         if len(set(paths.values())) == 3:
             block.joined = join({name: model.get_submodule(path).inner for name, path in paths.items()})
-
-
-def _mount_attention(model: nn.Module, anatomy: Anatomy, mounted: ActiveRoute) -> None:
-    family = find_family(anatomy.family)
-    if family.packing == "none":
-        return
-    readers = anatomy.blocks[: anatomy.num_readers]
-    attentions: list[Any] = [model.get_submodule(f"{block}.{family.attention}") for block in readers]
-    if family.packing == "bias":
-        replace_biased(model.get_submodule(family.stack.rpartition(".")[0]), attentions, mounted)
-    elif family.packing == "buckets":
-        replace_bucketed(attentions, family.max_length or 0)
-    for attention, block in zip(attentions, mounted.blocks, strict=False):
-        attention.inlay = block

@@ -19,21 +19,19 @@ bf16), and no operation on one slot touches another.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from inlay.errors import Unsupported
+from inlay.errors import StoreDamaged, Unsupported
 from inlay.model.backbone.backbone import Backbone
-from inlay.model.bank.flat import FlatBank, lay_flat
-from inlay.model.bank.methods import make_expander, materialized_method
-from inlay.model.bank.pass_hooks import PassHooks
-from inlay.model.bank.slots import SlotSpec, check_tensors
-from inlay.model.bank.views import Gated, TiledLayouts, Views, build_views, site_shapes
+from inlay.model.bank.methods import SlotSpec, make_expander, materialized_method
+from inlay.model.bank.pass_hooks import Gated, PassHooks, TiledLayouts, Views, build_views, site_shapes
 from inlay.model.batch.route import Batch, Route, Segment
 from inlay.model.heads import generation as writing
 from inlay.model.heads import readout
@@ -47,6 +45,30 @@ from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.model.parts.part import TensorSpec, draw_tensor
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
+
+
+@dataclass(frozen=True)
+class FlatBank:
+    """A training bank laid out flat, so that an optimizer takes few operations; the bank's stacks are views into it."""
+
+    values_SP: Tensor
+    """a row of parameters per slot, or per run where its slots share them"""
+    decays_P: Tensor
+    """which parameters weight decay applies to"""
+    stacks: tuple[Tensor, ...]
+    """in the order they lie in"""
+
+    def take_grads(self) -> Tensor:
+        """The gradients of all parameters [S, P], taken away from the stacks."""
+        # Gradients that are views of one tensor would save this copy, but autograd wants them dense like the stacks.
+        grads = [torch.zeros_like(stack) if stack.grad is None else stack.grad for stack in self.stacks]
+        self.drop_grads()
+        return torch.cat([grad.flatten(1) for grad in grads], 1) if grads else torch.zeros_like(self.values_SP)
+
+    def drop_grads(self) -> None:
+        """Forget the gradients."""
+        for stack in self.stacks:
+            stack.grad = None
 
 
 class Bank:
@@ -82,11 +104,9 @@ class Bank:
         self._items: dict[str, TensorSpec] = {}
         self._expander: Expander | None = None
         self._known_views: tuple[Any, Views] | None = None
-        self._basis: tuple[Gated, ...] = ()
         self._molds: dict[tuple[Gated, ...], TiledLayouts] = {}
         self._trees: dict[tuple[str, ...], writing.Tree] = {}
         self._views: Views | None = None
-        self._beside_own: tuple[Views | None, Views] = (None, Views())  # for slots with their own weights
         self.num_changes = 0
         """number of times a slot was filled, freed or gated"""
 
@@ -114,8 +134,7 @@ class Bank:
         """
         if self._expander is None or self.is_finetuned(0):
             return self.views
-        self._basis = self._basis or tuple(map(self._slot_method, range(self.num_slots)))
-        return self._basis
+        return tuple(map(self._slot_method, range(self.num_slots)))
 
     def drop_generated(self) -> None:
         """Forget generated adapters. A replayed graph changes the stacks without changing their version counters."""
@@ -137,7 +156,7 @@ class Bank:
     def put(self, slot: int, spec: SlotSpec, tensors: Mapping[str, Tensor]) -> None:
         """Set a slot to `tensors`, growing the bank where they do not fit. Refuses missing, extra or misshapen ones."""
         expected = {item.name: item for item in spec.layout(self.anatomy)}
-        check_tensors(expected, tensors)
+        _check_tensors(expected, tensors)
         is_one_run = self.num_slots == self.slots_per_run
         assert not (self.is_trainable and spec.is_finetuned and not is_one_run), (
             "such a slot trains in a bank of one run"
@@ -181,8 +200,13 @@ class Bank:
 
         Where a run has several tasks, tensors that are not shared also depend on the task's name.
         """
-        items = spec.layout(self.anatomy)
-        self.put(slot, spec, {item.name: self._initial(item, seed, "" if item.is_shared else task) for item in items})
+        tensors = {}
+        for item in spec.layout(self.anatomy):
+            if item.start == "backbone":
+                tensors[item.name] = self.backbone.own_tensor(item.name)
+            else:
+                tensors[item.name] = draw_tensor(item, seed, "" if item.is_shared else task)
+        self.put(slot, spec, tensors)
 
     def free(self, slot: int) -> None:
         """Empty a slot: whatever was in it becomes the identity again."""
@@ -220,9 +244,8 @@ class Bank:
         spec, tensors = self.specs[slot], {}
         for name, item in self._layouts[slot].items():
             assert spec is not None
-            if name in self._own_weights[slot]:
-                stored = self._own_weights[slot][name]
-            else:
+            stored = self._own_weights[slot].get(name)
+            if stored is None:
                 stored = self.stacks[self._places(spec, name)[0]][self._row(item, slot)][_corner(item.shape)]
             tensors[name] = stored.detach().to("cpu", torch.float32, copy=True).contiguous()
         return tensors
@@ -233,12 +256,18 @@ class Bank:
         The bank must not grow after it: reserve room for later slots first.
         """
         items = {name: item for name, item in self._items.items() if item.is_shared == shared}
-        num_rows = self.num_slots // (self.slots_per_run if shared else 1)
-        stacks, decays = [self.stacks[name] for name in items], [item.decays for item in items.values()]
-        flat = lay_flat(stacks, decays, num_rows, self.backbone.device)
-        self.stacks.update(zip(items, flat.stacks, strict=True))
+        num_rows, device = self.num_slots // (self.slots_per_run if shared else 1), self.backbone.device
+        none = torch.zeros(num_rows, 0, device=device)  # there may be no stack at all
+        values_SP = torch.cat([none, *(self.stacks[name].detach().flatten(1) for name in items)], 1)
+        decays, start = [torch.zeros(0, dtype=torch.bool)], 0
+        for name, item in items.items():
+            shape = self.stacks[name].shape
+            stop = start + math.prod(shape[1:])
+            decays.append(torch.full((stop - start,), item.decays))
+            self.stacks[name] = values_SP[:, start:stop].view(shape).requires_grad_()
+            start = stop
         self._views, self._is_flat = None, True
-        return flat
+        return FlatBank(values_SP, torch.cat(decays).to(device), tuple(self.stacks[name] for name in items))
 
     @property
     def has_shared(self) -> bool:
@@ -261,7 +290,7 @@ class Bank:
         if self._expander is not None and not is_finetuned:
             views, route = self._expand(self._expander, route)
         else:
-            views = self._views_beside_own() if is_finetuned else self.views
+            views = self.views.beside_own_weights if is_finetuned else self.views
         # On a GPU, tile the route and the decoder's route.
         if launch.is_available(device) and route.tiling is None:
             num_slots = views.num_slots or self.num_slots
@@ -269,24 +298,19 @@ class Bank:
             if route.decoder is not None:
                 route = replace(route, decoder=self._tiled(route.decoder, num_slots))
         # Copy the adapters to the type of the tokens, and draw a seed of dropout for every layer.
-        views.renew_copies()
+        if views.copies is not None:
+            views.copies.renew()
         seeds = None
         if is_training and route.tiling is not None:
             seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
         # Bind the route to the wrappers, and move the running statistics of batch norms after the pass.
-        num_readers = self.anatomy.num_readers
-        operations = PassHooks(
-            views, route, is_training=is_training, seeds=seeds, num_readers=num_readers, is_finetuned=is_finetuned
+        readers = self.anatomy.num_readers
+        hooks = PassHooks(
+            views, route, is_training=is_training, seeds=seeds, num_readers=readers, is_finetuned=is_finetuned
         )
-        with self.backbone.mount.routed(operations):
+        with self.backbone.mount.routed(hooks):
             yield
-        operations.settle()
-
-    def _views_beside_own(self) -> Views:
-        """The views for slots with their own weights: operations beside whole blocks. Cached while `views` stays."""
-        if self._beside_own[0] is not self.views:
-            self._beside_own = self.views, self.views.beside_own_weights()
-        return self._beside_own[1]
+        hooks.settle()
 
     def _tiled(self, route: Route, num_slots: int) -> Route:
         width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
@@ -339,13 +363,11 @@ class Bank:
             pairs = [(slot, seen.pairs_BF) for slot, seen in zip(slots, read, strict=True)]
             logits = kernels.add_pairs(logits, self.stacks[head_part.PAIR_WEIGHT], pairs)
         # Token logits as padded rows; vectors where they were asked for.
-        found = [
-            part if head.reads_rows else readout.as_rows(part, seen.states, batch, texts)
-            for part, seen, head, texts in zip(logits, read, heads, batch.texts, strict=True)
-        ]
-        return [
-            seen.vectors if slot in as_vectors else part for slot, seen, part in zip(slots, read, found, strict=True)
-        ]
+        found = []
+        for part, seen, head, texts, slot in zip(logits, read, heads, batch.texts, slots, strict=True):
+            as_rows = part if head.reads_rows else readout.as_rows(part, seen.states, batch, texts)
+            found.append(seen.vectors if slot in as_vectors else as_rows)
+        return found
 
     def head_of(self, slot: int) -> HeadSpec:
         """The head of a slot that is taken."""
@@ -377,7 +399,8 @@ class Bank:
             used = list(range(self.num_slots))
         if not torch.is_grad_enabled():  # the same for all passes until something is trained: once for all slots
             used = [slot for slot, spec in enumerate(self.specs) if spec is not None]
-        slots = tuple(used) if expander.is_generated else tuple(range(self.num_slots))
+        # A hypernetwork writes the adapters of the slots asked for; without one, all slots are expanded.
+        slots = tuple(range(self.num_slots) if expander.net is None else used)
         key = (slots, torch.is_inference_mode_enabled(), *(stack._version for stack in self.stacks.values()))
         if torch.is_grad_enabled() or self._known_views is None or self._known_views[0] != key:
             stacks, gated = expander.expand(self.stacks, slots), tuple(self._slot_method(slot) for slot in slots)
@@ -390,9 +413,6 @@ class Bank:
         else:
             views = self._known_views[1]
         return views, route.renumbered(slots)
-
-    def _initial(self, item: TensorSpec, seed: int, task: str) -> Tensor:
-        return self.backbone.own_tensor(item.name) if item.start == "backbone" else draw_tensor(item, seed, task)
 
     def _places(self, spec: SlotSpec, name: str) -> list[str]:
         """The stacks that hold a slot's tensor: one, or in a serving bank one for every site that shares it."""
@@ -443,7 +463,6 @@ class Bank:
     def _refresh_views(self, slot: int) -> None:
         """Update the views after a slot changed: in place where its kind occurs already, else they are built anew."""
         self.num_changes += 1
-        self._basis = ()
         shapes = site_shapes(self.anatomy, *self._slot_method(slot))
         if self._views is not None and not self._views.set_slot(slot, shapes):
             self._views = None
@@ -453,8 +472,21 @@ class Bank:
         return None if spec is None else materialized_method(spec.method), self._removed[slot]
 
 
+def _check_tensors(expected: Mapping[str, TensorSpec], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not those a slot is to have, by name and shape: missing, extra or misshapen ones."""
+    missing, extra = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    if missing or extra:
+        what = f"lacks `{missing[0]}`" if missing else f"has `{extra[0]}`, which its method does not train"
+        raise StoreDamaged(f"a version's set of tensors {what}", "run `inlay verify`, or publish the task again")
+    for name, item in expected.items():
+        if tuple(tensors[name].shape) != item.shape:
+            raise StoreDamaged(
+                f"tensor `{name}` has the shape {tuple(tensors[name].shape)}, not {item.shape}",
+                "run `inlay verify`, or publish the task again",
+            )
+
+
 def _check_texts(batch: Batch, heads: Sequence[HeadSpec]) -> None:
-    """State that rows are two texts for heads that read them apart, and one for all others."""
     for head, rows, texts in zip(heads, batch.rows, batch.texts, strict=True):
         num_texts = (2 if head.has_towers else 1) * (rows.stop - rows.start)
         assert texts.stop - texts.start == num_texts, f"rows of slot {rows.slot} are not of its head's reading of pairs"

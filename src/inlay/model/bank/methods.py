@@ -1,4 +1,4 @@
-"""The methods: which parameters a task adds to a backbone, as one table of entries.
+"""The methods: which parameters a task adds to a backbone, as one table of entries; with a head, the spec of a slot.
 
 `layout` turns a method and a backbone's anatomy into a list of tensors: what is initialised, counted, trained, stored
 and loaded. It needs shapes only, so counts come from models on the meta device too. A method is a row of METHODS: the
@@ -20,26 +20,25 @@ adapters they were compared with, multi-task fine-tuning and PALs. A trained tas
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase as fnmatch
+from typing import Any
 
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import ATTENTION_LINEARS, Anatomy
-from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.kernels.reference import ACTIVATIONS
-from inlay.model.parts.biases import BIASES
 from inlay.model.parts.bottleneck import BOTTLENECK, BottleneckPart, sharing_step
-from inlay.model.parts.dora import DORA
 from inlay.model.parts.head import HEAD
 from inlay.model.parts.hypernet import EMBEDDED, HYPERNET, Expander, HypernetPart
-from inlay.model.parts.ia3 import FACTORS
-from inlay.model.parts.lora import LORA
+from inlay.model.parts.linears import BIASES, DORA, FACTORS, LORA
 from inlay.model.parts.norms import NORMS, NormPart
 from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.model.parts.pal import PALS
-from inlay.model.parts.part import Part, TensorSpec, adapted_layers
+from inlay.model.parts.part import Part, ResolvedMethod, TensorSpec, adapted_layers
 from inlay.settings import MethodConfig
 
 
@@ -100,7 +99,16 @@ class Method:
 def resolve_method(config: MethodConfig) -> ResolvedMethod:
     """Replace every open setting of a config by the method's own choice; the result is hashed, stored and shown."""
     method = find_method(config.name)
-    _refuse_foreign_settings(config, method)
+    for item in dataclasses.fields(config):
+        is_foreign = item.name not in method.settings | {"name"}
+        value = getattr(config, item.name)
+        # A resolved config has the table's values in it; resolving it again must change nothing.
+        if is_foreign and value not in (item.default, getattr(method, item.name, item.default)):
+            raise BadConfig(
+                f"method `{config.name}` has no setting `{item.name}`, which is `{value}`",
+                f"it takes: {', '.join(sorted(method.settings))}" if method.settings else "it has no settings",
+            )
+    # The settings left open are the method's own.
     size = config.size or method.size
     scale = method.scale if config.scale is None else config.scale
     if config.alpha is not None and size:
@@ -110,26 +118,26 @@ def resolve_method(config: MethodConfig) -> ResolvedMethod:
                 f"`method.alpha` is `{config.alpha:g}` and `method.scale` `{config.scale:g}`",
                 "give one of them: LoRA's factor is alpha / r",
             )
-    resolved = dataclasses.replace(
-        config,
-        size=size,
-        activation=method.activation if config.activation == "auto" else config.activation,
-        norms=method.norms if config.norms == "auto" else config.norms,
-        places=config.places or method.places,
-        layers=method.layers if config.layers == "auto" else config.layers,
-        form=method.form if config.form == "auto" else config.form,
-        inner_norm=method.inner_norm if config.inner_norm == "auto" else config.inner_norm,
-        scale=scale,
-        linears=config.linears or method.linears,
-        projector=method.projector if config.projector is None else config.projector,
-    )
+    projector = method.projector if config.projector is None else config.projector
     # Straight into the heads, wide embeddings would make them as many times larger.
-    task_size = EMBEDDED if method.task_size and resolved.projector == 0 else method.task_size
-    resolved = dataclasses.replace(resolved, task_size=config.task_size or task_size)
+    task_size = EMBEDDED if method.task_size and projector == 0 else method.task_size
+    names = ("activation", "norms", "layers", "form", "inner_norm")
+    chosen = {name: getattr(method, name) for name in names if getattr(config, name) == "auto"}
+    resolved = replace(
+        config,
+        **chosen,
+        size=size,
+        scale=scale,
+        places=config.places or method.places,
+        linears=config.linears or method.linears,
+        projector=projector,
+        task_size=config.task_size or task_size,
+    )
     _check(resolved, method)
-    return ResolvedMethod.spelt_by(resolved)
+    return ResolvedMethod(**vars(resolved))
 
 
+@functools.cache
 def materialized_method(method: ResolvedMethod) -> ResolvedMethod:
     """The ordinary method that a trained task of this method becomes; an ordinary method is its own."""
     becomes = find_method(method.name).becomes
@@ -157,10 +165,7 @@ def layout(anatomy: Anatomy, method: ResolvedMethod, head: HeadSpec | None = Non
     specs = [spec for part in row.parts for spec in part.tensors(anatomy, method)]
     if row.is_finetuned and (head is None or head.pooling != "pooler"):
         specs = OWN_WEIGHTS.without_pooler(anatomy, specs)  # nothing reads it
-    specs = [
-        dataclasses.replace(spec, is_shared=any(fnmatch(spec.name, pattern) for pattern in row.shared))
-        for spec in specs
-    ]
+    specs = [replace(spec, is_shared=any(fnmatch(spec.name, pattern) for pattern in row.shared)) for spec in specs]
     return specs if head is None else [*specs, *HEAD.of(anatomy, head)]
 
 
@@ -189,18 +194,6 @@ def has_frozen_attention(anatomy: Anatomy, method: ResolvedMethod) -> bool:
     return not any(place in spec.name for spec in layout(anatomy, method) for place in inside)
 
 
-def _refuse_foreign_settings(config: MethodConfig, method: Method) -> None:
-    for item in dataclasses.fields(config):
-        is_foreign = item.name not in method.settings | {"name"}
-        value = getattr(config, item.name)
-        # A resolved config has the table's values in it; resolving it again must change nothing.
-        if is_foreign and value not in (item.default, getattr(method, item.name, item.default)):
-            raise BadConfig(
-                f"method `{config.name}` has no setting `{item.name}`, which is `{value}`",
-                f"it takes: {', '.join(sorted(method.settings))}" if method.settings else "it has no settings",
-            )
-
-
 def _check(config: MethodConfig, method: Method) -> None:
     if method.trains_norms_alone and "norms" in method.settings and config.norms == "none":
         raise BadConfig(
@@ -217,6 +210,48 @@ def _check(config: MethodConfig, method: Method) -> None:
             "`method.combine` is `multiply` for a parallel adapter",
             "it multiplies what it reads: use `--set method.form=sequential`",
         )
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """The content of a slot: a method with all its settings, and a head."""
+
+    method: ResolvedMethod
+    head: HeadSpec
+
+    @classmethod
+    def of(cls, config: MethodConfig, head: HeadSpec) -> SlotSpec:
+        """The spec of a method as it is asked for."""
+        return cls(resolve_method(config), head)
+
+    @classmethod
+    def from_stored(cls, method: Mapping[str, Any], head: Mapping[str, Any]) -> SlotSpec:
+        """The spec a version's manifest describes."""
+        try:
+            config, spec = MethodConfig(**method), HeadSpec(**head)
+        except TypeError as error:
+            raise Unsupported(
+                f"the version has a setting this Inlay does not know: {error}", "it was made by a newer Inlay: upgrade"
+            ) from None
+        return cls.of(config, spec)
+
+    def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
+        """The slot's tensors, in a fixed order."""
+        return layout(anatomy, self.method, self.head)
+
+    def count_parameters(self, anatomy: Anatomy) -> int:
+        """Count the trained parameters, head included."""
+        return sum(item.num_parameters for item in self.layout(anatomy))
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether it is one of several tasks of a run that share parameters."""
+        return find_method(self.method.name).is_joint
+
+    @property
+    def is_finetuned(self) -> bool:
+        """Whether it has its own copy of backbone weights."""
+        return find_method(self.method.name).is_finetuned
 
 
 _BOTTLENECK = frozenset(
@@ -238,76 +273,74 @@ _HYPERFORMER = Method(
     # An embedding begins with numbers of size one: at the rates of weights it stays where it was. Of 1e-4 to 0.1, tried
     # for 30 to 60 steps (MiniLM on SST-2, flan-T5-small on CB and MRPC), 0.01 to 0.1 brought the training loss lowest.
     lr_alone=3e-2,
-    shared=(HYPERNET.pattern, BOTTLENECK.pattern, NORMS.pattern),
+    shared=(HYPERNET.name("*"), BOTTLENECK.name("*"), NORMS.name("*")),
     becomes="mahabadi",
     task_size=512,
     projector=128,
 )
+_HOULSBY = Method(
+    "two adapters per block, all layer norms",
+    (BOTTLENECK, NORMS),
+    _BOTTLENECK,
+    size=64,
+    activation="gelu",
+    norms="all",
+    places=("attention", "feedforward"),
+    form="sequential",
+    scale=1.0,
+)
+_LORA = Method(
+    "low-rank updates of linear layers, query and value",
+    (LORA, NORMS),
+    frozenset(("size", "alpha", "scale", "linears", "norms", "layers")),
+    size=8,
+    scale=1.0,
+    linears=("query", "value"),
+    lr=1e-3,
+)
+_FULL = Method(
+    "every weight, a copy of the backbone per task",
+    (OWN_WEIGHTS,),
+    frozenset(),
+    norms="all",
+    lr=5e-5,
+    lr_writing=3e-4,  # as published for T5
+    is_finetuned=True,
+)
 METHODS: dict[str, Method] = {
-    "houlsby": Method(
-        "two adapters per block, all layer norms",
-        (BOTTLENECK, NORMS),
-        _BOTTLENECK,
-        size=64,
-        activation="gelu",
-        norms="all",
-        places=("attention", "feedforward"),
-        form="sequential",
-        scale=1.0,
-    ),
-    "mahabadi": Method(
-        "two adapters per block with a layer norm behind each, all layer norms",
-        (BOTTLENECK, NORMS),
-        _BOTTLENECK,
+    "houlsby": _HOULSBY,
+    "mahabadi": replace(
+        _HOULSBY,
+        summary="two adapters per block with a layer norm behind each, all layer norms",
         size=24,
-        activation="gelu",
-        norms="all",
-        places=("attention", "feedforward"),
-        form="sequential",
         inner_norm="output",
-        scale=1.0,
         # MiniLM, CoLA, MRPC, RTE and STS-B as one run, 400 steps, one seed: the mean is 53.6 at 3e-4, 55.1 at 1e-3,
         # 55.4 at 3e-3; the studies of single tasks choose 1e-3 more often than 5e-4.
         lr=1e-3,
         lr_writing=3e-4,  # as published for T5
     ),
-    "pfeiffer": Method(
-        "one adapter per block, layer norms frozen",
-        (BOTTLENECK, NORMS),
-        _BOTTLENECK - {"places", "form", "combine"},
-        size=64,
+    "pfeiffer": replace(
+        _HOULSBY,
+        summary="one adapter per block, layer norms frozen",
+        settings=_BOTTLENECK - {"places", "form", "combine"},
         activation="relu",
+        norms="none",
         places=("output",),
-        form="sequential",
-        scale=1.0,
     ),
-    "parallel": Method(
-        "one scaled adapter beside each feed-forward sublayer",
-        (BottleneckPart(starts_at_zero=True), NORMS),
-        _BOTTLENECK - {"init_std", "form", "combine"},
-        size=64,
+    "parallel": replace(
+        _HOULSBY,
+        summary="one scaled adapter beside each feed-forward sublayer",
+        parts=(BottleneckPart(starts_at_zero=True), NORMS),
+        settings=_BOTTLENECK - {"init_std", "form", "combine"},
         activation="relu",
+        norms="none",
         places=("feedforward",),
         form="parallel",
         scale=4.0,
     ),
-    "lora": Method(
-        "low-rank updates of linear layers, query and value",
-        (LORA, NORMS),
-        frozenset(("size", "alpha", "scale", "linears", "norms", "layers")),
-        size=8,
-        scale=1.0,
-        linears=("query", "value"),
-        lr=1e-3,
-    ),
-    "dora": Method(
-        "LoRA, with the length of every output's weights trained apart",
-        (DORA, NORMS),
-        frozenset(("size", "alpha", "scale", "linears", "norms", "layers")),
-        size=8,
-        scale=1.0,
-        linears=("query", "value"),
-        lr=1e-3,
+    "lora": _LORA,
+    "dora": replace(
+        _LORA, summary="LoRA, with the length of every output's weights trained apart", parts=(DORA, NORMS)
     ),
     "ia3": Method(
         "(IA)³: factors on keys, values and the wide activations",
@@ -330,57 +363,48 @@ METHODS: dict[str, Method] = {
     ),
     "norms": Method("layer norms only", (NORMS,), frozenset(("norms", "layers")), norms="all", lr=1e-3),
     "head": Method("nothing but the head, on frozen features", (), frozenset(), lr=3e-3),
-    "full": Method(
-        "every weight, a copy of the backbone per task",
-        (OWN_WEIGHTS,),
-        frozenset(),
-        norms="all",
-        lr=5e-5,
-        lr_writing=3e-4,  # as published for T5
-        is_finetuned=True,
-    ),
-    "top": Method(
-        "every weight of the top layers",
-        (OWN_WEIGHTS,),
-        frozenset(("layers",)),
-        norms="all",
+    "full": _FULL,
+    "top": replace(
+        _FULL,
+        summary="every weight of the top layers",
+        settings=frozenset(("layers",)),
         layers="-1:",
         lr=1e-4,
-        is_finetuned=True,
+        lr_writing=None,
+    ),
+    "pal-full": replace(
+        _FULL,
+        summary="projected attention beside every block, and a copy of the backbone",
+        lr_writing=None,
+        parts=(OWN_WEIGHTS, PALS),
     ),
 }
-METHODS["pal-full"] = dataclasses.replace(
-    METHODS["full"],
-    summary="projected attention beside every block, and a copy of the backbone",
-    lr_writing=None,
-    parts=(OWN_WEIGHTS, PALS),
-)
 JOINT_METHODS: dict[str, Method] = {
     "hyperformer": _HYPERFORMER,
-    "hyperformer++": dataclasses.replace(
+    "hyperformer++": replace(
         _HYPERFORMER,
         summary="one hypernetwork writes the adapters of all tasks, layers and places",
         parts=(HypernetPart(shares_heads=True), NORMS),
         task_size=64,
     ),
-    "mahabadi-multi": dataclasses.replace(
+    "mahabadi-multi": replace(
         METHODS["mahabadi"],
         summary="adapters for every task, the norms behind them and all layer norms shared by all tasks",
-        shared=(BOTTLENECK.out_norms, NORMS.pattern),
+        shared=(BOTTLENECK.name("*", "out_*"), NORMS.name("*")),
         becomes="mahabadi",
     ),
-    "full-multi": dataclasses.replace(
-        METHODS["full"],
+    "full-multi": replace(
+        _FULL,
         summary="every weight, one copy of the backbone for all tasks",
         lr_alone=METHODS["head"].lr,
-        shared=(OWN_WEIGHTS.pattern,),
+        shared=(OWN_WEIGHTS.name("*"),),
         becomes="full",
     ),
-    "pal-published": dataclasses.replace(
+    "pal-published": replace(
         METHODS["pal-full"],
         summary="projected attention for every task, and one copy of the backbone that all train together",
         lr_alone=METHODS["pal"].lr,
-        shared=(OWN_WEIGHTS.pattern,),
+        shared=(OWN_WEIGHTS.name("*"),),
         becomes="pal-full",
     ),
 }

@@ -1,32 +1,198 @@
-"""The forward pass of a bank's slots: the operations that a backbone's wrappers call while a route is bound.
+"""A bank's slots in a forward pass: the operations at each place, and what they share while a route is bound.
 
-A `PassHooks` lives for one pass, and keeps state of the pass: inputs of sublayers, statistics of batch norm. It
-loops over the operations that parts have bound at a hook (`linear`, `output`, `norm`); `at` returns the one of a block.
+`build_views` arranges a bank's stacks by place: the operations of the parts at each hook of the backbone (linear
+layers, outputs of sublayers, norms), and each slot's bottleneck there. Views are built anew whenever a slot becomes of
+a new kind.
+
+A `PassHooks` is views with a route bound. It lives for one pass and keeps state of it: inputs of sublayers, statistics
+of batch norm. `at` gives the one of a block, which the wrappers of that block call.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.backbone.sites import ATTENTION_LINEARS, LinearSite
+from inlay.model.backbone.sites import ATTENTION_LINEARS, Anatomy, LinearSite
 from inlay.model.backbone.wrappers import Joined
-from inlay.model.bank.views import Views
+from inlay.model.bank.methods import find_method
 from inlay.model.batch.route import Pack, Route
 from inlay.model.kernels import reference as kernels
+from inlay.model.kernels import tiled
 from inlay.model.kernels.attention import attend_first
-from inlay.model.kernels.gelu import lean_gelu
 from inlay.model.kernels.select import Gather
-from inlay.model.parts.bottleneck import SequentialAdapter
-from inlay.model.parts.part import SlotOperation
+from inlay.model.parts import PARTS
+from inlay.model.parts.part import Occupants, Operation, ResolvedMethod, SiteShapes, SlotOperation, Stacks
+
+_ALIGNED = 8  # numbers of two bytes that programs read at once
+
+TiledLayouts = Mapping[tuple[str, str], tiled.TiledBottleneck]
+Operations = Mapping[str, tuple[Operation, ...]]
+"""place -> the operations there, in order"""
+Gated = tuple[ResolvedMethod | None, frozenset[int]]
+"""A slot's method, None if it is free, and the layers whose adapters are removed from it."""
+
+
+class Copies:
+    """Copies of stacks in another type, renewed together; stacks in one piece of memory are copied as one tensor.
+
+    A hypernetwork's output lies so (all sites of a stack of blocks side by side), and a training bank of one slot.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._pieces: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def add(self, stack: Tensor) -> Tensor:
+        """The (still empty) copy of a stack; the same stack gives the same copy."""
+        stack, memory = stack.detach(), stack.untyped_storage()
+        # Programs read aligned memory faster: a copy that would not be is laid out by itself.
+        is_piece = stack.is_contiguous() and stack.storage_offset() % _ALIGNED == 0
+        place = (memory.data_ptr(), 0 if is_piece else stack.data_ptr())
+        if place not in self._pieces:
+            size = memory.nbytes() // stack.element_size()
+            whole = stack.as_strided((size,), (1,), 0) if is_piece else stack
+            self._pieces[place] = whole, torch.empty(whole.shape, dtype=self._dtype, device=stack.device)
+        copy = self._pieces[place][1]
+        return copy.as_strided(stack.shape, stack.stride(), stack.storage_offset()) if is_piece else copy
+
+    @torch.no_grad()
+    def renew(self) -> None:
+        """Copy the current values of the stacks."""
+        if self._pieces:
+            copied, copies = zip(*self._pieces.values(), strict=True)
+            torch._foreach_copy_(list(copies), list(copied))
+
+
+@dataclass(frozen=True, eq=False)
+class Views:
+    """The operations of a bank's slots by the place where they act, or those of one block by the names within it."""
+
+    linears: Operations = field(default_factory=dict)
+    outputs: Operations = field(default_factory=dict)
+    norms: Operations = field(default_factory=dict)
+    copies: Copies | None = field(default=None, repr=False)
+    """copies of the adapters in the type of the tokens, to be renewed before every pass"""
+    _layers: dict[int, Views] = field(default_factory=dict, repr=False)
+    beside_sublayers: frozenset[str] = field(init=False, repr=False)
+    """the places where an operation stands beside a sublayer, and reads the sublayer's input"""
+    has_beside_block: bool = field(init=False, repr=False)
+    """whether something stands beside a whole block"""
+
+    def __post_init__(self) -> None:
+        # Not when they are first read: that may be inside a program that is being compiled.
+        placed = [(key, operation) for key, found in self.outputs.items() for operation in found]
+        object.__setattr__(self, "beside_sublayers", frozenset(key for key, each in placed if each.reads_input))
+        object.__setattr__(self, "has_beside_block", any(each.reads_block for _, each in placed))
+
+    @property
+    def _slotted(self) -> dict[tuple[str, str], SlotOperation]:
+        """(form, place) -> the operation there, for operations whose slots may differ in kind."""
+        return {
+            (operation.form, key): operation
+            for found in (self.outputs, self.linears)
+            for key, operations in found.items()
+            for operation in operations
+            if isinstance(operation, SlotOperation)
+        }
+
+    @property
+    def num_slots(self) -> int:
+        """The number of slots of the adapters here; 0 if there are none."""
+        return next((len(operation.weights.shapes) for operation in self._slotted.values()), 0)
+
+    def set_slot(self, slot: int, shapes: SiteShapes) -> bool:
+        """Give a slot these shapes, in place. False if the views have no room for them and must be built anew."""
+        places = self._slotted
+        if not all(place in places and places[place].weights.has_kind(shape) for place, shape in shapes.items()):
+            return False
+        for place, operation in places.items():
+            operation.set_slot(slot, shapes.get(place))
+        return True
+
+    def to_tiled(
+        self, dtype: torch.dtype | None, molds: TiledLayouts | None = None, *, is_fixed: bool = False
+    ) -> Views:
+        """The same for routes that have tilings; with copies of the adapters in `dtype`, if they are in another.
+
+        `molds` are those of earlier views with the same shapes at every site. In views that are `is_fixed` no slot will
+        change hands.
+        """
+        molds, copies = molds or {}, None if dtype is None else Copies(dtype)
+
+        def prepare(mold: tiled.TiledBottleneck | None, weights: kernels.Bottleneck) -> kernels.Bottleneck:
+            tiles = kernels.to_tiled(weights, mold, is_fixed=is_fixed)
+            if copies is None or weights.down_SDR.dtype == dtype or not kernels.reads_copies(tiles):
+                return tiles
+            return kernels.with_copies(tiles, (copies.add(weights.down_SDR), copies.add(weights.up_SRE)))
+
+        def change(key: str, operation: Operation) -> Operation:
+            if not isinstance(operation, SlotOperation):
+                return operation
+            return operation.with_weights(partial(prepare, molds.get((operation.form, key))))
+
+        linears, outputs = (
+            {key: tuple(change(key, operation) for operation in found) for key, found in operations.items()}
+            for operations in (self.linears, self.outputs)
+        )
+        return Views(linears, outputs, self.norms, copies)
+
+    @property
+    def molds(self) -> TiledLayouts:
+        """The parts of tiled views that follow from the shapes at every site, to be reused."""
+        return {place: kernels.tiled_layout(operation.weights) for place, operation in self._slotted.items()}
+
+    @cached_property
+    def beside_own_weights(self) -> Views:
+        """The views for slots with their own weights: only the operations beside whole blocks."""
+        found = {
+            key: tuple(operation for operation in operations if operation.reads_block)
+            for key, operations in self.outputs.items()
+        }
+        return Views(outputs={key: operations for key, operations in found.items() if operations})
+
+    def at(self, layer: int) -> Views:
+        """The views of one block."""
+        if layer not in self._layers:
+            prefix = f"{layer}."
+            linears, outputs, norms = (
+                {name.removeprefix(prefix): found for name, found in hook.items() if name.startswith(prefix)}
+                for hook in (self.linears, self.outputs, self.norms)
+            )
+            self._layers[layer] = Views(linears, outputs, norms)
+        return self._layers[layer]
+
+
+def site_shapes(anatomy: Anatomy, method: ResolvedMethod | None, removed: frozenset[int] = frozenset()) -> SiteShapes:
+    """The bottleneck of a slot of this method at each site; none for a free slot, or in the layers `removed`."""
+    if method is None:
+        return {}
+    found = [item for part in find_method(method.name).parts for item in part.shapes(anatomy, method).items()]
+    return {(form, key): shape for (form, key), shape in found if int(key.partition(".")[0]) not in removed}
+
+
+def build_views(anatomy: Anatomy, stacks: Stacks, slots: Sequence[Gated], *, is_expanded: bool) -> Views:
+    """The views of slots with these methods. `is_expanded`: shared adapters stand at every site."""
+    known = {slot: site_shapes(anatomy, *slot) for slot in set(slots)}
+    by_site: dict[tuple[str, str], list[kernels.BottleneckShape | None]] = {}
+    for place in dict.fromkeys(place for shapes in known.values() for place in shapes):
+        by_site[place] = [known[slot].get(place) for slot in slots]
+    occupants = Occupants(tuple(method for method, _ in known if method), by_site, is_expanded)
+    hooks: dict[str, dict[str, tuple[Operation, ...]]] = {"linear": {}, "output": {}, "norm": {}}
+    for part in PARTS:
+        for hook, key, operation in part.bind(anatomy, stacks, occupants):
+            hooks[hook][key] = (*hooks[hook].get(key, ()), operation)
+    return Views(hooks["linear"], hooks["output"], hooks["norm"])
 
 
 class PassHooks:
-    """A bank's views with a route bound. `route`, `gather`, `seed`, `inputs` and `entered` are for the operations."""
+    """A bank's views with a route bound: what wrappers call, and what operations read and note."""
 
     def __init__(
         self,
@@ -45,7 +211,7 @@ class PassHooks:
         `is_finetuned` the backbone's weights are the slot's own. With `gather`, rows gather their slots' parameters and
         the route is empty.
         """
-        self._views, self._is_training, self._seeds, self._is_solo = views, is_training, seeds, is_finetuned
+        self.views, self._is_training, self._seeds, self._is_solo = views, is_training, seeds, is_finetuned
         self.route, self._firsts = route.wide or route, None if route.wide is None else route
         self.gather = gather
         self._num_readers = num_readers
@@ -62,9 +228,12 @@ class PassHooks:
 
     def at(self, layer: int, *, is_last: bool = False) -> PassHooks:
         """The same for the wrappers of one block."""
-        views = self._views.at(layer)
-        firsts = self._firsts if is_last else None
-        block = self._block(views) if firsts is None else _FirstTokens(views, firsts, is_training=self._is_training)
+        views, is_training = self.views.at(layer), self._is_training
+        if is_last and self._firsts is not None:
+            block: PassHooks = _FirstTokens(views, self._firsts, is_training=is_training)
+        else:
+            solo, gather = self._is_solo, self.gather
+            block = PassHooks(views, self.route, is_training=is_training, is_finetuned=solo, gather=gather)
         block.seed = None if self._seeds is None else self._seeds[layer : layer + 1]
         block._layer = layer
         if self._num_readers is not None and layer >= self._num_readers and self.route.decoder is not None:
@@ -74,11 +243,6 @@ class PassHooks:
             block._attended = None if attended is None else block.take(attended)
         self._blocks.append(block)
         return block
-
-    def _block(self, views: Views) -> PassHooks:
-        return PassHooks(
-            views, self.route, is_training=self._is_training, is_finetuned=self._is_solo, gather=self.gather
-        )
 
     @property
     def whole(self) -> PassHooks:
@@ -102,7 +266,7 @@ class PassHooks:
         read: Tensor | None = hidden
         if prefix is not None and self._layer <= prefix.reach.layer:
             read = prefix.hidden if self._layer == prefix.reach.layer else None
-        self.entered = read if self._views.has_beside_block else None
+        self.entered = read if self.views.has_beside_block else None
         return read
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -114,31 +278,6 @@ class PassHooks:
         projected, self._projected = self._projected[1], None
         return kernels.attend_joined(projected.view(-1, 3, *q.shape[1:]), self.route, **options)
 
-    def on_output(self, place: str, output: Tensor, dropout: Any = None) -> Tensor:
-        """A sublayer's output, through its `dropout` if one stands there, changed by the operations at this place."""
-        operations = self._views.outputs.get(place, ())
-        if dropout is not None:
-            first = operations[0] if len(operations) == 1 else None
-            if isinstance(first, SequentialAdapter) and dropout.p and first.drops(self):
-                return first.drop_and_add(place, dropout.p, output, self)
-            output = dropout(output)
-        for operation in operations:
-            output = operation.on_output(place, output, self)
-        return output
-
-    def on_norm(self, name: str, place: str | None, inner: Any, x: Tensor) -> Tensor:
-        """A layer norm with each slot's scale and shift, around Pfeiffer's adapter where one stands there."""
-        norm = self._views.norms.get(name, ())
-        for adapter in () if place is None else self._views.outputs.get(place, ()):
-            assert isinstance(adapter, SequentialAdapter)
-            x = x + adapter.update(norm[0].on_norm(x, inner, self) if norm else inner(x), self)
-        return norm[0].on_norm(x, inner, self) if norm else inner(x)
-
-    def on_activation(self, kind: str, inner: Any, x: Tensor) -> Tensor:
-        """A block's GELU, in one launch where programs run."""
-        found = None if self.route.tiling is None else lean_gelu(x, kind)
-        return inner(x) if found is None else found
-
     def on_linear(self, sites: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None = None) -> Tensor:
         """A linear layer with the slots' operations; `joined` are the layers that may be computed with it at once.
 
@@ -147,11 +286,10 @@ class PassHooks:
         self._note(sites, x)
         if self._attended is not None and sites[0].name in ATTENTION_LINEARS:
             return self._attended if sites[0].name == "project" else x  # the other results are not read
-        found = [self._views.linears.get(site.name, ()) for site in sites]
+        found = [self.views.linears.get(site.name, ()) for site in sites]
         if not any(found):
-            if joined is None or not self._joins(joined, sites[0].name):
-                return inner(x)
-            return self._project(joined, sites[0].name, x)
+            projected = None if joined is None else self._project(joined, sites[0].name, x)
+            return inner(x) if projected is None else projected
         for site, operations in zip(sites, found, strict=True):
             for operation in operations:
                 x = operation.on_input(site, x, self)
@@ -164,24 +302,25 @@ class PassHooks:
             pieces.append(own)
         return pieces[0] if len(sites) == 1 else torch.cat(pieces, -1)
 
-    def _joins(self, joined: Joined, name: str) -> bool:
-        """Whether query, key and value are the backbone's own and go through our packed attention kernels."""
-        if name not in joined.names or self._is_solo:
-            return False
-        is_ours = self.route.tiling is not None and self.route.pack is not None
-        return is_ours and not any(other in self._views.linears for other in joined.names)
-
-    def _project(self, joined: Joined, name: str, x: Tensor) -> Tensor:
-        """One of query, key and value; the first that is asked for computes all three."""
-        if self._projected is None or self._projected[0] is not x:
-            self._projected = x, F.linear(x, joined.weight, joined.bias)
-        return self._projected[1].chunk(3, -1)[joined.names.index(name)]
-
     def _note(self, sites: tuple[LinearSite, ...], x: Tensor) -> None:
         """Keep the input of a sublayer for the adapter beside it."""
         for site in sites:
-            if site.reads is not None and site.reads in self._views.beside_sublayers:
+            if site.reads is not None and site.reads in self.views.beside_sublayers:
                 self.inputs[site.reads] = x
+
+    def _project(self, joined: Joined, name: str, x: Tensor) -> Tensor | None:
+        """One of query, key and value; the first that is asked for computes all three.
+
+        None unless they are the backbone's own and go through our packed attention kernels.
+        """
+        is_ours = self.route.tiling is not None and self.route.pack is not None
+        if name not in joined.names or self._is_solo or not is_ours:
+            return None
+        if any(other in self.views.linears for other in joined.names):
+            return None
+        if self._projected is None or self._projected[0] is not x:
+            self._projected = x, F.linear(x, joined.weight, joined.bias)
+        return self._projected[1].chunk(3, -1)[joined.names.index(name)]
 
     def settle(self) -> None:
         """End the pass: operations update their running statistics with those of the pass."""
@@ -197,17 +336,6 @@ class PassHooks:
         if self._moments is None or operation.weights.running is None:
             return None
         return self._moments.setdefault(operation, [])
-
-    def layer_norm(self, x: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float) -> Tensor:
-        """A layer norm with each row's own scale and shift."""
-        if self.gather is not None:
-            normal = F.layer_norm(x, x.shape[-1:], eps=eps) * self.gather.per_row(scale_SD, x)
-            return self.gather.plus(normal, shift_SD)
-        return self.unlay(kernels.layer_norm(self.lay(x), scale_SD, shift_SD, eps, self.route))
-
-    def rms_norm(self, x: Tensor, scale_SD: Tensor, eps: float) -> Tensor:
-        """T5's layer norm with each row's own scale."""
-        return self.unlay(kernels.rms_norm(self.lay(x), scale_SD, eps, self.route))
 
     def per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
         """Each row's own vector, to be added to or multiplied with the rows of x, in the precision it is learnt in."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, bound_length, round_up_tokens
 from inlay.model.batch.route import Row
 from inlay.model.heads.readout import apply_heads
@@ -133,7 +133,7 @@ class GraphedForward:
             hidden_ND = bank.backbone.hidden(rung.batch).squeeze(0)
         pooling_B, has_hidden_B = program.forms_2S[:, rung.parts["row_slots"]]
         pooled_BD = pick(
-            program.forms.poolings, pooling_B, lambda pooling: bank.backbone.pool_rung(hidden_ND, rung, pooling)
+            program.forms.poolings, pooling_B, lambda pooling: bank.backbone.pool_packed(hidden_ND, rung, pooling)
         )
         has_hidden = has_hidden_B if program.forms.has_hidden else None
         return apply_heads(pooled_BD.float(), stacks, rung.row_tiles, has_hidden)

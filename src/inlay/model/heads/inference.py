@@ -16,7 +16,7 @@ from torch import Tensor
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.loading import load_backbone
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.slots import SlotSpec
+from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import Row, collate
 
 TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}

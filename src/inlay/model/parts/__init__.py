@@ -1,14 +1,11 @@
-"""The parts: one file for each kind of task parameters, with all that is known of them (see `part.py`)."""
+"""The parts: the kinds of task parameters, with all that is known of each (see `part.py`)."""
 
 from __future__ import annotations
 
-from inlay.model.parts.biases import BIASES
 from inlay.model.parts.bottleneck import BOTTLENECK
-from inlay.model.parts.dora import DORA
 from inlay.model.parts.head import HEAD
 from inlay.model.parts.hypernet import HYPERNET
-from inlay.model.parts.ia3 import FACTORS
-from inlay.model.parts.lora import LORA
+from inlay.model.parts.linears import BIASES, DORA, FACTORS, LORA
 from inlay.model.parts.norms import NORMS
 from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.model.parts.pal import PALS

@@ -9,8 +9,8 @@ Shape letters: S slots, D width, R bottleneck.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.errors import BadConfig
-from inlay.model.backbone.sites import Anatomy, Site
-from inlay.model.bank.resolved_method import ResolvedMethod
+from inlay.model.backbone.sites import Anatomy
 from inlay.model.kernels import reference as kernels
 from inlay.model.kernels.reference import ACTIVATIONS, NORM_EPS, Bottleneck, BottleneckShape, Moments
 from inlay.model.kernels.select import Gather
@@ -28,6 +27,7 @@ from inlay.model.parts.part import (
     Occupants,
     Part,
     Placed,
+    ResolvedMethod,
     SiteShapes,
     SlotOperation,
     Stacks,
@@ -56,22 +56,12 @@ class BottleneckPart(Part):
     prefix = "adapter."
     is_compact = True
 
-    def name(self, key: str, item: str) -> str:
-        """The name of a tensor of the adapter at a site, or of a group of sites that share one."""
-        return f"adapter.{key}.{item}"
-
-    @property
-    def out_norms(self) -> str:
-        """The pattern of the names of the norms after them."""
-        return "adapter.*.out_*"
-
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
-        """The adapters at the sites, or one for each group of sites."""
         width, size, norm = anatomy.hidden_size, method.size, method.inner_norm
         assert size is not None
         down, up = ("uniform", "zeros") if self.starts_at_zero else ("normal", "normal")
         for group in dict.fromkeys(adapter_groups(anatomy, method).values()):
-            name = f"adapter.{group}"
+            name = self.name(group)
             if norm in ("output", "alone"):
                 yield from self.norm_behind(anatomy, group)
             if norm == "alone":
@@ -129,8 +119,8 @@ class BottleneckPart(Part):
             for form, kind in (("sequential", SequentialAdapter), ("parallel", ParallelAdapter)):
                 shapes = slots.shapes.get((form, site.key))
                 if shapes is not None:
-                    weights = _stacked(f"adapter.{owners.get(site.key, site.key)}", stacks, shapes)
-                    yield Placed("output", site.key, kind(weights))
+                    weights = _stacked(self.name(owners.get(site.key, site.key)), stacks, shapes)
+                    yield "output", site.key, kind(weights)
 
 
 BOTTLENECK = BottleneckPart()
@@ -139,8 +129,17 @@ BOTTLENECK = BottleneckPart()
 def adapter_groups(anatomy: Anatomy, method: ResolvedMethod) -> dict[str, str]:
     """Site -> the adapter it reads, by their keys: its own, or one that several sites share."""
     layers = adapted_layers(anatomy, method)
-    sites = [site for site in anatomy.sites if site.layer in layers and site.place in method.places]
-    return {site.key: _group_of(site, method.sharing, anatomy.num_layers) for site in sites}
+    step, groups = sharing_step(method.sharing, anatomy.num_layers), {}
+    for site in anatomy.sites:
+        if site.layer not in layers or site.place not in method.places:
+            continue
+        if not step:
+            groups[site.key] = site.key
+            continue
+        first = site.layer // step * step
+        last = min(first + step, anatomy.num_layers) - 1
+        groups[site.key] = str(first) if first == last else f"{first}-{last}"
+    return groups
 
 
 def sharing_step(sharing: str, num_layers: int) -> int:
@@ -152,15 +151,6 @@ def sharing_step(sharing: str, num_layers: int) -> int:
     if sharing not in known:
         raise BadConfig(f"`method.sharing` is `{sharing}`", "it must be none, within-layer, every-K or all")
     return known[sharing]
-
-
-def _group_of(site: Site, sharing: str, num_layers: int) -> str:
-    step = sharing_step(sharing, num_layers)
-    if not step:
-        return site.key
-    first = site.layer // step * step
-    last = min(first + step, num_layers) - 1
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def _stacked(name: str, stacks: Stacks, shapes: list[BottleneckShape | None]) -> Bottleneck:
@@ -189,11 +179,9 @@ def _stacked(name: str, stacks: Stacks, shapes: list[BottleneckShape | None]) ->
     )
 
 
-@dataclass(frozen=True, eq=False)
 class SequentialAdapter(SlotOperation):
     """Adapters after a sublayer: they read its output. At a block's norm they read the norm's output."""
 
-    weights: Bottleneck
     form = "sequential"
 
     def on_output(self, place: str, y: Tensor, at: PassHooks) -> Tensor:
@@ -207,17 +195,11 @@ class SequentialAdapter(SlotOperation):
             return gathered_update(h, self.weights, at.gather)
         return at.unlay(kernels.bottleneck(at.lay(h), self.weights, at.route, at.moments_of(self)))
 
-    def drops(self, at: PassHooks) -> bool:
-        return at.seed is not None and kernels.drops(self.weights, at.route)
-
-    def drop_and_add(self, place: str, rate: float, y: Tensor, at: PassHooks) -> Tensor:
-        """Apply dropout to y and add the adapter's update, in one program."""
-        assert at.seed is not None
+    def drop_and_add(self, place: str, rate: float, y: Tensor, at: PassHooks) -> Tensor | None:
+        if at.seed is None or not kernels.drops(self.weights, at.route):
+            return None
         drop = Drop(rate, at.seed, _SALTS[place])
         return at.unlay(kernels.dropped_and_adapted(at.lay(y), self.weights, at.route, drop))
-
-    def with_weights(self, change: Callable[[Bottleneck], Bottleneck]) -> SequentialAdapter:
-        return replace(self, weights=change(self.weights))
 
     @torch.no_grad()
     def settle(self, seen: Sequence[Moments]) -> None:
@@ -238,8 +220,8 @@ class ParallelAdapter(SequentialAdapter):
     def on_output(self, place: str, y: Tensor, at: PassHooks) -> Tensor:
         return y + self.update(at.inputs.pop(place), at)
 
-    def drops(self, at: PassHooks) -> bool:
-        return False
+    def drop_and_add(self, place: str, rate: float, y: Tensor, at: PassHooks) -> None:
+        return None
 
 
 def gathered_update(h: Tensor, weights: Bottleneck, gather: Gather) -> Tensor:

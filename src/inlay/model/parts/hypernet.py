@@ -29,12 +29,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.resolved_method import ResolvedMethod
+from inlay.model.backbone.sites import Anatomy, Site
 from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, OUT_NORM, adapter_groups
 from inlay.model.parts.head import HEAD
 from inlay.model.parts.own_weights import OWN_WEIGHTS
-from inlay.model.parts.part import Part, TensorSpec
+from inlay.model.parts.part import Part, ResolvedMethod, TensorSpec
 
 EMBEDDED = 64
 """The width of the heads' input, and of the embeddings of layers and places."""
@@ -52,13 +51,9 @@ class Group:
     """Sites whose adapters are written together: those of one stack of blocks, in forward order."""
 
     name: str
-    keys: tuple[str, ...]
-    """the keys of the sites"""
-    layers: tuple[int, ...]
-    """the layer of each site within its stack"""
-    num_layers: int
-    places: tuple[str, ...]
-    """the place of each site"""
+    sites: tuple[Site, ...]
+    layers: range
+    """the layers of that stack"""
 
 
 @dataclass(frozen=True)
@@ -87,40 +82,33 @@ class Hypernet:
         return {"both": blocks | norms, "blocks": blocks, "norms": norms}[self.writes]
 
     @property
-    def read_size(self) -> int:
-        """The width of the heads' input."""
-        return EMBEDDED if self.projector else self._input_size
-
-    @property
-    def _input_size(self) -> int:
+    def input_size(self) -> int:
+        """The width of the embedding, with those of layer and place in HyperFormer++."""
         return self.task_size + 2 * EMBEDDED * self.is_shared
-
-    def task_tensors(self) -> Iterator[TensorSpec]:
-        """The tensors that each task has of its own."""
-        yield TensorSpec(_EMBEDDING, (self.task_size,), "gaussian", 1.0)
 
     def tensors(self) -> Iterator[TensorSpec]:
         """The tensors that all tasks share, in a fixed order."""
+        read_size = EMBEDDED if self.projector else self.input_size
         if not self.is_shared:
             yield from self._projector("hyper")
         for group in self.groups:
             name = f"hyper.{group.name}"
             if self.is_shared:
-                yield TensorSpec(f"{name}.layers", (group.num_layers, EMBEDDED), "gaussian", 1.0)
+                yield TensorSpec(f"{name}.layers", (len(group.layers), EMBEDDED), "gaussian", 1.0)
                 yield TensorSpec(f"{name}.places", (len(_PLACES), EMBEDDED), "gaussian", 1.0)
                 yield from self._projector(name)
-                yield TensorSpec(f"{name}.norm.scale", (self.read_size,), "ones")
-                yield TensorSpec(f"{name}.norm.shift", (self.read_size,), "zeros")
-            sites = () if self.is_shared else (len(group.keys),)
+                yield TensorSpec(f"{name}.norm.scale", (read_size,), "ones")
+                yield TensorSpec(f"{name}.norm.shift", (read_size,), "zeros")
+            sites = () if self.is_shared else (len(group.sites),)
             for part, shape in self.parts.items():
                 num_values = math.prod(shape)
-                weight = (*sites, self.read_size, num_values)
+                weight = (*sites, read_size, num_values)
                 std = self.norm_std if part in OUT_NORM else LINEAR_STD
                 yield TensorSpec(f"{name}.{part}.weight", weight, "gaussian", std)
                 yield TensorSpec(f"{name}.{part}.bias", (*sites, num_values), "zeros")
 
     def _projector(self, name: str) -> Iterator[TensorSpec]:
-        widths = (self._input_size, self.projector, EMBEDDED)
+        widths = (self.input_size, self.projector, EMBEDDED)
         for index, layer in enumerate(("in", "out") if self.projector else ()):
             yield TensorSpec(f"{name}.{layer}.weight", widths[index : index + 2], "gaussian", LINEAR_STD)
             yield TensorSpec(f"{name}.{layer}.bias", widths[index + 1 : index + 2], "zeros")
@@ -140,18 +128,19 @@ def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_GAZ: Tenso
             name = f"hyper.{group.name}.{part}"
             values_GJAV = _read_heads(read, shared[f"{name}.weight"], shared[f"{name}.bias"])
             # Site by site: one copy here, where there are several networks, instead of one at each site.
-            sites = values_GJAV.transpose(0, 1).flatten(1, 2).unflatten(-1, shape).unbind(0)
-            written |= {BOTTLENECK.name(key, part): site for key, site in zip(group.keys, sites, strict=True)}
+            by_site = values_GJAV.transpose(0, 1).flatten(1, 2).unflatten(-1, shape).unbind(0)
+            written |= {BOTTLENECK.name(site.key, part): own for site, own in zip(group.sites, by_site, strict=True)}
     return written
 
 
 def _embed_sites(net: Hypernet, group: Group, shared: Mapping[str, Tensor], tasks_GAZ: Tensor) -> Tensor:
     """The input of HyperFormer++'s heads [G, J, A, E]: task, layer and place together, normalised."""
     name, device = f"hyper.{group.name}", tasks_GAZ.device
-    layers_GJE = shared[f"{name}.layers"][:, numbers_on(device, group.layers)]
-    places = tuple(_PLACES.index(place) for place in group.places)
+    layers = tuple(site.layer - group.layers[0] for site in group.sites)
+    layers_GJE = shared[f"{name}.layers"][:, numbers_on(device, layers)]
+    places = tuple(_PLACES.index(site.place) for site in group.sites)
     places_GJE = shared[f"{name}.places"][:, numbers_on(device, places)]
-    sizes = (len(tasks_GAZ), len(group.keys), tasks_GAZ.shape[1], -1)
+    sizes = (len(tasks_GAZ), len(group.sites), tasks_GAZ.shape[1], -1)
     parts = (tasks_GAZ.unsqueeze(1), layers_GJE.unsqueeze(2), places_GJE.unsqueeze(2))
     joined = torch.cat([part.expand(sizes) for part in parts], -1)
     read = _project(net, name, shared, joined.flatten(1, 2))
@@ -198,11 +187,11 @@ class HypernetPart(Part):
 
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         net = self.network(anatomy, method)
-        yield from net.task_tensors()
+        yield TensorSpec(_EMBEDDING, (net.task_size,), "gaussian", 1.0)
         yield from net.tensors()
         if method.writes == "blocks":  # the norms after them are trained as they are
-            for key in (key for group in net.groups for key in group.keys):
-                yield from BOTTLENECK.norm_behind(anatomy, key)
+            for site in (site for group in net.groups for site in group.sites):
+                yield from BOTTLENECK.norm_behind(anatomy, site.key)
 
     def network(self, anatomy: Anatomy, method: ResolvedMethod) -> Hypernet:
         """The hypernetwork of this method on a backbone."""
@@ -212,17 +201,15 @@ class HypernetPart(Part):
         adapted = adapter_groups(anatomy, method)
         sites = [site for site in anatomy.sites if site.key in adapted]
         stacks = {"encoder": range(anatomy.num_readers), "decoder": range(anatomy.num_readers, anatomy.num_layers)}
-        groups = []
-        for name, layers in stacks.items():
-            own = [site for site in sites if site.layer in layers]
-            if own:
-                keys, places = tuple(site.key for site in own), tuple(site.place for site in own)
-                groups.append(Group(name, keys, tuple(site.layer - layers[0] for site in own), len(layers), places))
+        groups = [
+            Group(name, tuple(site for site in sites if site.layer in layers), layers)
+            for name, layers in stacks.items()
+        ]
         # The input of HyperFormer++'s heads has size one, their output 0.08: on T5, as published, a small part of its
         # states. An encoder's states would change by their own size, layer by layer.
         is_small = self.shares_heads and not anatomy.has_decoder
         return Hypernet(
-            tuple(groups),
+            tuple(group for group in groups if group.sites),
             anatomy.hidden_size,
             method.size,
             method.task_size,
@@ -246,11 +233,6 @@ class Expander:
     """patterns of the tensors that the slots of a run share"""
     slots_per_run: int
 
-    @property
-    def is_generated(self) -> bool:
-        """Whether a hypernetwork generates adapters for the slots asked for only; otherwise all slots are expanded."""
-        return self.net is not None
-
     def expand(self, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
         """Ordinary stacks [A, …] of these slots, which are in order; `stacks` are the bank's, by slot or by run."""
         runs = tuple(slot // self.slots_per_run for slot in slots)
@@ -264,14 +246,17 @@ class Expander:
 
     def _write(self, net: Hypernet, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
         """The adapters of these slots: a few products for neighbouring runs that ask for equally many."""
-        embeddings = _rows(stacks[_EMBEDDING])
+        stack = stacks[_EMBEDDING]
+        # As kernels do: indexing row by row would make backward add tensors of the whole stack's size.
+        embeddings = (stack.view(stack.shape[1:]),) if len(stack) == 1 else stack.unbind(0)
         by_run = [(run, list(own)) for run, own in itertools.groupby(slots, lambda slot: slot // self.slots_per_run)]
         pieces = []
         for _, alike in itertools.groupby(enumerate(by_run), lambda item: (item[1][0] - item[0], len(item[1][1]))):
             runs, own = zip(*(found for _, found in alike), strict=True)
             tasks_GAZ = torch.stack([embeddings[slot] for each in own for slot in each]).unflatten(0, (len(runs), -1))
+            # A slice of everything would make backward lay every gradient into zeros of its size.
             shared = {
-                name: _neighbours(stack, runs[0], runs[-1] + 1)
+                name: stack if len(runs) == len(stack) else stack[runs[0] : runs[-1] + 1]
                 for name, stack in stacks.items()
                 if name.startswith(HYPERNET.prefix)
             }
@@ -292,13 +277,3 @@ def _repeat(stack_G: Tensor, runs: tuple[int, ...]) -> Tensor:
         # Expand to all slots: the gradient of an expanded tensor is summed in a fixed order, unlike an indexed one's.
         return stack_G.unsqueeze(1).expand(-1, often, *stack_G.shape[1:]).flatten(0, 1)
     return stack_G[numbers_on(stack_G.device, runs)]
-
-
-def _neighbours(stack_G: Tensor, start: int, stop: int) -> Tensor:
-    # A slice of everything would make backward lay every gradient into zeros of its size.
-    return stack_G if stop - start == len(stack_G) else stack_G[start:stop]
-
-
-def _rows(stack: Tensor) -> Sequence[Tensor]:
-    # As kernels do: indexing row by row would make backward add tensors of the whole stack's size.
-    return (stack.view(stack.shape[1:]),) if len(stack) == 1 else stack.unbind(0)

@@ -6,11 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inlay.model.backbone.sites import Anatomy, NormSite
-from inlay.model.bank.resolved_method import ResolvedMethod
-from inlay.model.parts.part import Occupants, Operation, Part, Placed, Stacks, TensorSpec, adapted_layers
+from inlay.model.kernels import reference as kernels
+from inlay.model.parts.part import (
+    Occupants,
+    Operation,
+    Part,
+    Placed,
+    ResolvedMethod,
+    Stacks,
+    TensorSpec,
+    adapted_layers,
+)
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
@@ -25,10 +35,6 @@ class NormPart(Part):
     """False: their shifts alone are trained"""
 
     prefix = "norm."
-
-    def name(self, key: str, item: str) -> str:
-        """The name of a norm's `scale` or `shift`."""
-        return f"norm.{key}.{item}"
 
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         for norm in trained_norms(anatomy, method):
@@ -49,7 +55,7 @@ class NormPart(Part):
         keys = dict.fromkeys(name.removeprefix(self.prefix).rpartition(".")[0] for name in stacks if self.owns(name))
         for key in keys:
             pair = (stacks.get(self.name(key, item)) for item in ("scale", "shift"))
-            yield Placed("norm", key, SlotNorm(*pair))
+            yield "norm", key, SlotNorm(*pair)
 
 
 NORMS = NormPart()
@@ -63,7 +69,7 @@ def trained_norms(anatomy: Anatomy, method: ResolvedMethod) -> list[NormSite]:
     return [
         norm
         for norm in anatomy.norms
-        if (norm.layer >= lowest or lowest == 0) and (norm.is_encoder or method.norms == "all")
+        if (norm.layer >= lowest or lowest == 0) and (norm.key != "embeddings" or method.norms == "all")
     ]
 
 
@@ -80,5 +86,8 @@ class SlotNorm(Operation):
             assert self.shift_SD is not None
             scale_SD = inner.weight.to(self.shift_SD.dtype).expand(len(self.shift_SD), -1)
         if not isinstance(inner, nn.LayerNorm):  # T5's
-            return at.rms_norm(x, scale_SD, inner.variance_epsilon)
-        return at.layer_norm(x, scale_SD, self.shift_SD, inner.eps)
+            return at.unlay(kernels.rms_norm(at.lay(x), scale_SD, inner.variance_epsilon, at.route))
+        if at.gather is not None:
+            normal = F.layer_norm(x, x.shape[-1:], eps=inner.eps) * at.gather.per_row(scale_SD, x)
+            return at.gather.plus(normal, self.shift_SD)
+        return at.unlay(kernels.layer_norm(at.lay(x), scale_SD, self.shift_SD, inner.eps, at.route))

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from inlay.errors import BadConfig
 from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.resolved_method import ResolvedMethod
-from inlay.model.parts.part import Part, TensorSpec, adapted_layers
+from inlay.model.parts.part import Part, ResolvedMethod, TensorSpec, adapted_layers
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
@@ -38,14 +37,14 @@ class OwnWeightsPart(Part):
             reaches = len(layers) == anatomy.num_layers or parameter.layer > max(layers)
             is_trained = reaches if is_outside else parameter.layer in layers
             if is_trained:
-                yield TensorSpec(f"weight.{parameter.name}", parameter.shape, "backbone", part="weights")
+                yield TensorSpec(self.name(parameter.name), parameter.shape, "backbone", part="weights")
 
     def own(self, name: str, backbone: Backbone) -> Tensor:
-        return backbone.own_parameter(name.removeprefix(self.prefix))
+        return backbone.own_parameter(self.theirs(name))
 
     def without_pooler(self, anatomy: Anatomy, specs: Iterable[TensorSpec]) -> list[TensorSpec]:
         """The tensors without those of the pooler, for heads that read none."""
-        poolers = {f"weight.{parameter.name}" for parameter in anatomy.parameters if parameter.is_pooler}
+        poolers = {self.name(parameter.name) for parameter in anatomy.parameters if parameter.is_pooler}
         return [spec for spec in specs if spec.name not in poolers]
 
     def theirs(self, name: str) -> str:

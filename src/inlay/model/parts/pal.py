@@ -15,9 +15,17 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy
-from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.kernels import reference as kernels
-from inlay.model.parts.part import Occupants, Operation, Part, Placed, Stacks, TensorSpec, adapted_layers
+from inlay.model.parts.part import (
+    Occupants,
+    Operation,
+    Part,
+    Placed,
+    ResolvedMethod,
+    Stacks,
+    TensorSpec,
+    adapted_layers,
+)
 
 if TYPE_CHECKING:
     from inlay.model.bank.pass_hooks import PassHooks
@@ -36,7 +44,9 @@ class PalPart(Part):
     )
 
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
-        width, size = anatomy.hidden_size, pal_size(anatomy)
+        # The multiple of the head count nearest to 0.266 of the backbone's width.
+        width, num_heads = anatomy.hidden_size, anatomy.num_heads
+        size = max(1, round(_SHARE * width / num_heads)) * num_heads
         yield TensorSpec("pal.encode", (width, size), "normal", _STD)
         yield TensorSpec("pal.decode", (size, width), "normal", _STD)
         for layer in adapted_layers(anatomy, method):
@@ -49,15 +59,10 @@ class PalPart(Part):
                 query, key, value = (stacks[f"pal.{layer}.{item}"] for item in _ITEMS)
                 encode, decode = stacks["pal.encode"], stacks["pal.decode"]
                 weights = kernels.Projected(encode, decode, query, key, value, anatomy.num_heads)
-                yield Placed("output", f"{layer}.feedforward", ProjectedAttention(weights))
+                yield "output", f"{layer}.feedforward", ProjectedAttention(weights)
 
 
 PALS = PalPart()
-
-
-def pal_size(anatomy: Anatomy) -> int:
-    """The width of projected attention: the multiple of the head count nearest to 0.266 of the backbone's."""
-    return max(1, round(_SHARE * anatomy.hidden_size / anatomy.num_heads)) * anatomy.num_heads
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -24,8 +24,8 @@ from torch import Tensor
 
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.sites import Anatomy, LinearSite
-from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.kernels.reference import Bottleneck, BottleneckShape, Moments
+from inlay.settings import MethodConfig
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone
@@ -34,6 +34,14 @@ if TYPE_CHECKING:
 Stacks = Mapping[str, Tensor]
 SiteShapes = Mapping[tuple[str, str], BottleneckShape]
 """The bottlenecks of one slot: (form, site) -> its shape."""
+
+
+class ResolvedMethod(MethodConfig):
+    """A method with every setting filled in, by `resolve_method`. Some have no size: no bottleneck and no rank."""
+
+    def as_config(self) -> MethodConfig:
+        """The config with every setting spelt out, for a run's identity and for display."""
+        return MethodConfig(**vars(self))
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ def draw_tensor(item: TensorSpec, seed: int, task: str = "") -> Tensor:
 def adapted_layers(anatomy: Anatomy, config: ResolvedMethod) -> tuple[int, ...]:
     """The layers that `method.layers` names: `all`, `6:`, `-3:`, `2:5`, `0,2,5`."""
     num_layers, found = anatomy.num_layers, set()
+    hint = f"layers go from 0 to {num_layers - 1}"
     for item in ("0:",) if config.layers == "all" else config.layers.split(","):
         match = re.fullmatch(r"\s*(?:(-?\d+)|(-?\d+)?(:)(-?\d+)?)\s*", item)
         if match is None:
@@ -98,16 +107,11 @@ def adapted_layers(anatomy: Anatomy, config: ResolvedMethod) -> tuple[int, ...]:
         if colon:
             found |= set(range(*slice(*(int(end) if end else None for end in (first, last))).indices(num_layers)))
         elif not -num_layers <= int(single) < num_layers:
-            raise BadConfig(
-                f"`method.layers` names layer {single} of {num_layers}", f"layers go from 0 to {num_layers - 1}"
-            )
+            raise BadConfig(f"`method.layers` names layer {single} of {num_layers}", hint)
         else:
             found.add(int(single) % num_layers)
     if not found:
-        raise BadConfig(
-            f"`method.layers` is `{config.layers}`, which is none of {num_layers} layers",
-            f"layers go from 0 to {num_layers - 1}",
-        )
+        raise BadConfig(f"`method.layers` is `{config.layers}`, which is none of {num_layers} layers", hint)
     return tuple(sorted(found))
 
 
@@ -128,11 +132,6 @@ def adapted_linears(anatomy: Anatomy, config: ResolvedMethod) -> list[LinearSite
     return [linear for linear in anatomy.linears if linear.layer in layers and linear.name in config.linears]
 
 
-def layer_of(key: str) -> int:
-    """The layer of a site or linear layer, by its key."""
-    return int(key.partition(".")[0])
-
-
 class Part:
     """One kind of task parameters."""
 
@@ -149,10 +148,9 @@ class Part:
         """Whether a tensor belongs to this part."""
         return name.startswith(self.prefix)
 
-    @property
-    def pattern(self) -> str:
-        """The pattern that all its names match, as `Method.shared` has them."""
-        return f"{self.prefix}*"
+    def name(self, *items: str) -> str:
+        """The name of a tensor: of its site, linear layer or norm, and of which one it is there."""
+        return self.prefix + ".".join(items)
 
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
         """The part's tensors in a slot of this method, in a fixed order."""
@@ -179,7 +177,7 @@ class Part:
         return {}
 
     def bind(self, anatomy: Anatomy, stacks: Stacks, slots: Occupants) -> Iterable[Placed]:
-        """The part's operations at the hooks of the backbone, on a bank's stacks."""
+        """The part's operations on a bank's stacks, and where they act."""
         return ()
 
 
@@ -219,16 +217,17 @@ class Operation:
         """Compute a layer norm of x."""
         return inner(x)
 
-    def drops(self, at: PassHooks) -> bool:
-        """Whether it can compute the dropout before it in the same program."""
-        return False
+    def drop_and_add(self, place: str, rate: float, y: Tensor, at: PassHooks) -> Tensor | None:
+        """Apply dropout to y and add the update, in one program; None where there is no such program."""
+        return None
 
 
+@dataclass(frozen=True, eq=False)
 class SlotOperation(Operation):
     """An operation by bottlenecks that may differ in kind from slot to slot."""
 
-    form: str
     weights: Bottleneck
+    form: ClassVar[str]
 
     def set_slot(self, slot: int, shape: BottleneckShape | None) -> None:
         """Make a slot of this shape, which must be of a kind that occurs; its weights are set by others."""
@@ -236,18 +235,11 @@ class SlotOperation(Operation):
 
     def with_weights(self, change: Callable[[Bottleneck], Bottleneck]) -> SlotOperation:
         """The same on changed weights."""
-        raise NotImplementedError
+        return replace(self, weights=change(self.weights))
 
     def settle(self, seen: Sequence[Moments]) -> None:
         """Update running statistics with those noted in a training pass, when it ends."""
 
 
-@dataclass(frozen=True)
-class Placed:
-    """An operation where it acts."""
-
-    hook: str
-    """linear, output or norm"""
-    key: str
-    """the key of the linear layer, site or norm"""
-    operation: Operation
+Placed = tuple[str, str, Operation]
+"""A hook (linear, output or norm), the key of the linear layer, site or norm, and the operation there."""

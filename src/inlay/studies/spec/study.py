@@ -120,7 +120,7 @@ class Study:
     """whether rows are made up: to try a study out, never to show"""
     paired_rows: bool = False
     """whether each run answers its dev rows once more at the end, so that a difference of two runs has the error of
-    rows that both answered (`row_covariances.py`)"""
+    rows that both answered (`judge/row_sampling.py`)"""
     most_rows: Mapping[str, int] = field(default_factory=dict)
     """most dev and test rows of a task"""
     like: Mapping[str, str] = field(default_factory=dict)

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from inlay.errors import OutOfMemory
-from inlay.model import Backbone, folders, is_out_of_memory
+from inlay.model import Backbone, is_out_of_memory
+from inlay.model import first_line as whole_line
 from inlay.processes import count_sharers
 from inlay.training.run.run import AnyRun
 from inlay.training.step.eager import Stepper
@@ -100,7 +101,7 @@ def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error; for CUDA's, without the list of every process's memory."""
-    return folders.first_line(error).split(". GPU ")[0]
+    return whole_line(error).split(". GPU ")[0]
 
 
 @dataclass

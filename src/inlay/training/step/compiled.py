@@ -418,7 +418,7 @@ class CompiledStepper(Stepper):
 
     def _logits_of_rows(self, program: Program, hidden_ND: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
         rung, slots_B = program.rung, program.rung.parts["row_slots"]
-        pool = self._bank.backbone.pool_rung
+        pool = self._bank.backbone.pool_packed
         pooled = {name: partial(pool, hidden_ND, rung, name, weights) for name in program.mix.poolings}
         pooled_BD = Choice(POOLINGS, program.poolings_S[slots_B], program.mix.poolings).among(pooled)
         return self._apply_heads(program, pooled_BD, "row_slots", rung.row_tiles)

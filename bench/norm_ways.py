@@ -156,7 +156,7 @@ def norm_programs(case: Tokens, dtype: torch.dtype) -> dict[str, Call]:
     """Forward and backward of a case, each by itself, by the name of the table they are cut by."""
     work = Work(case, dtype)
     x, dy, scale, shift = (tensor.detach() for tensor in (work.x, work.dy, work.scale, work.shift))
-    places = (work.tiles.slots_M, work.tiles.starts_M, work.tiles.stops_M, work.tiles.tile)
+    places = (work.tiles.buffer, work.tiles.tile)
     moments = fused_norm._norm(x, None, scale, shift, *places, EPS, True)[2]
     return {
         "FORWARD": lambda: fused_norm._norm(x, None, scale, shift, *places, EPS, True),
@@ -168,4 +168,4 @@ def vector_programs(case: Tokens, dtype: torch.dtype) -> dict[str, Call]:
     """The sums over slots' tokens, which a gradient is: the program that has cuts to choose from."""
     work = Work(case, dtype)
     dy = work.dy.detach()
-    return {"sums": lambda: grouped._slot_sums(dy, work.tiles.begins_S, work.tiles.ends_S)}
+    return {"sums": lambda: grouped._slot_sums(dy, work.tiles.buffer, work.tiles.num_slots)}

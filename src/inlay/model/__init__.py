@@ -30,8 +30,7 @@ from inlay.model.bank.slots import SlotSpec
 from inlay.model.bank.views import build_views, site_shapes
 from inlay.model.batch.buckets import BucketBuffers, Capacity, DecoderTargets, PackedRows, bound_length, round_up_tokens
 from inlay.model.batch.route import Batch, CacheDepth, CachedStates, Route, Row, collate, make_rows
-from inlay.model.batch.tiles import Tiles
-from inlay.model.batch.transfer import send
+from inlay.model.batch.tiles import Tiles, send
 from inlay.model.heads.captured_inference import MOST_TOKENS, GraphedForward, find_obstacle
 from inlay.model.heads.generation import forced_logits
 from inlay.model.heads.head_losses import RowBatch, TokenBatch, text_losses

@@ -28,7 +28,7 @@ from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import ATTENTION_LINEARS, Anatomy
 from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.heads.heads import HeadSpec
-from inlay.model.kernels.reference import ACTIVATIONS
+from inlay.model.kernels.bottleneck_weights import ACTIVATIONS
 from inlay.model.parts.biases import BIASES
 from inlay.model.parts.bottleneck import BOTTLENECK, BottleneckPart, sharing_step
 from inlay.model.parts.dora import DORA

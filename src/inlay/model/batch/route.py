@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.model.batch.tiles import TILE_SIZES, Tiles, lay_tiles, place_tiles, tile_capacity, tile_for
-from inlay.model.batch.transfer import send
+from inlay.model.batch.tiles import TILE_SIZES, Tiles, lay_tiles, send, tile_capacity, tile_for
 
 TokenIds = Sequence[int] | np.ndarray
 IGNORED = -100
@@ -182,7 +181,7 @@ class Route:
         starts = np.array(self.pack.starts if self.pack else (), dtype=np.int32)
         stops = starts + np.array(self.pack.lengths if self.pack else (), dtype=np.int32)
         buffer, slots_N, starts_B, stops_B = send([laid, slots, starts, stops], device)
-        tiles = place_tiles(buffer, num_slots, tile)
+        tiles = Tiles(buffer, num_slots, tile)
         longest = max(16, 1 << (max(self.pack.lengths) - 1).bit_length()) if self.pack else 0
         is_long = len(starts) > 0 and num_tokens >= LONG * len(starts)
         return replace(self, tiling=Tiling(tiles, slots_N, starts_B, stops_B, longest, is_long=is_long))

@@ -10,12 +10,12 @@ Shape letters: N packed tokens, D width read, R bottleneck (at most MAX_SIZE), E
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from inlay.model.batch.tiles import TILE_SIZES, Tiles
+from inlay.model.batch.tiles import TILE_SIZES, Tiles, split_tiles
 from inlay.model.kernels.launch import (
     HAS_TRITON,
     LaunchConfig,
@@ -78,24 +78,11 @@ def bottleneck(
     assert not dropout or seed is not None
     trained = (h_ND, stacks.down_SDR, stacks.up_SRE, stacks.down_bias_SR, stacks.up_bias_SE)
     is_kept = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in trained)
-    down_copy, up_copy = stacks.copies or (None, None)
     out_NE, _ = _bottleneck(
-        h_ND,
-        stacks.down_SDR,
-        stacks.up_SRE,
-        stacks.scale_S,
-        stacks.down_bias_SR,
-        stacks.up_bias_SE,
-        down_copy,
-        up_copy,
-        seed if dropout else None,
-        *tiles.tensors,
-        tiles.tile,
-        activation or "none",
-        residual,
-        threshold_of(dropout),
-        salt,
-        is_kept,
+        *(h_ND, stacks.down_SDR, stacks.up_SRE, stacks.scale_S, stacks.down_bias_SR, stacks.up_bias_SE),
+        *(stacks.copies or (None, None)),
+        *(seed if dropout else None, tiles.buffer, tiles.tile),
+        *(activation or "none", residual, threshold_of(dropout), salt, is_kept),
     )
     return out_NE
 
@@ -117,11 +104,7 @@ def _bottleneck(
     down_copy: Tensor | None,
     up_copy: Tensor | None,
     seed: Tensor | None,
-    slots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    begins: Tensor,
-    ends: Tensor,
+    tiles: Tensor,
     tile: int,
     activation: str,
     residual: bool,
@@ -136,22 +119,11 @@ def _bottleneck(
     out, z = _forward_shapes(h, size_R, size_E, is_kept)
     stacks = (down if down_copy is None else down_copy, down_bias, up if up_copy is None else up_copy, up_bias)
     weights, strides = zip(*((None, 0) if stack is None else by_slot(stack) for stack in stacks), strict=True)
+    slots, starts, stops, *_ = split_tiles(tiles, len(down))
     with on_device_of(h):
         bottleneck_forward[(len(slots),)](
-            h,
-            *weights,
-            dense(scale),
-            slots,
-            starts,
-            stops,
-            out,
-            z if is_kept else None,
-            seed,
-            salt,
-            *strides,
-            size_D,
-            size_R,
-            size_E,
+            *(h, *weights, dense(scale), slots, starts, stops, out, z if is_kept else None),
+            *(seed, salt, *strides, size_D, size_R, size_E),
             ACTIVATION=activation,
             RESIDUAL=residual,
             THRESHOLD=threshold,
@@ -173,11 +145,7 @@ def _bottleneck_backward(
     up: Tensor,
     scale: Tensor,
     seed: Tensor | None,
-    slots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    begins: Tensor,
-    ends: Tensor,
+    tiles: Tensor,
     tile: int,
     activation: str,
     residual: bool,
@@ -190,29 +158,15 @@ def _bottleneck_backward(
 
     grad, h, scale = (tensor.contiguous() for tensor in (grad, h, scale))
     (down, down_stride), (up, up_stride) = by_slot(down), by_slot(up)
-    drop = _Drop(seed, salt, threshold)
+    slots, starts, stops, begins, ends = split_tiles(tiles, len(down))
     widths = (*down.shape[1:], up.shape[-1])
-    dh, _ = _backward_shapes(h, widths, len(begins), needs)
+    dh, _ = _backward_shapes(h, widths, len(down), needs)
     a, dz = torch.empty_like(z), torch.empty_like(z)
     cut = BACKWARD_TOKENS[h.element_size(), tile]
     with on_device_of(h):
         bottleneck_backward_tokens[(len(slots),)](
-            grad,
-            z,
-            down,
-            up,
-            scale,
-            slots,
-            starts,
-            stops,
-            a,
-            dz,
-            dh if needs[0] else None,
-            seed,
-            salt,
-            down_stride,
-            up_stride,
-            *widths,
+            *(grad, z, down, up, scale, slots, starts, stops, a, dz, dh if needs[0] else None),
+            *(seed, salt, down_stride, up_stride, *widths),
             ACTIVATION=activation,
             RESIDUAL=residual,
             THRESHOLD=threshold,
@@ -223,20 +177,15 @@ def _bottleneck_backward(
             **cut.options(),
         )
         read = (h, dz, a, grad, scale, begins, ends)
+        drop = (seed, salt, threshold)
         weights = _weight_gradients(read, widths, drop) if needs[1] else h.new_empty(0)
     return dh, weights.float()
 
 
-class _Drop(NamedTuple):
-    """The dropout mask's seed, salt and rate, as a program takes them."""
-
-    seed: Tensor | None
-    salt: int
-    threshold: int
-
-
-def _weight_gradients(read: tuple[Tensor, ...], widths: tuple[int, int, int], drop: _Drop) -> Tensor:
-    """The gradients of down, up, down's bias and up's bias, end to end."""
+def _weight_gradients(
+    read: tuple[Tensor, ...], widths: tuple[int, int, int], drop: tuple[Tensor | None, int, int]
+) -> Tensor:
+    """The gradients of down, up, down's bias and up's bias, end to end. `drop`: seed, salt and threshold."""
     from inlay.model.kernels.triton.bottleneck_programs import bottleneck_backward_weights
 
     h, num_slots, (size_D, size_R, size_E) = read[0], len(read[-1]), widths
@@ -246,17 +195,11 @@ def _weight_gradients(read: tuple[Tensor, ...], widths: tuple[int, int, int], dr
     sizes = weight_sizes(widths, num_slots)
     parts = torch.empty(num_splits, sum(sizes), dtype=torch.float32, device=h.device)
     down, up, down_bias, up_bias = parts[0].split(sizes)
+    seed, salt, threshold = drop
     bottleneck_backward_weights[(num_chunks, num_slots, num_splits)](
-        *read,
-        down,
-        down_bias,
-        up,
-        up_bias,
-        drop.seed,
-        drop.salt,
-        sum(sizes),
-        *widths,
-        THRESHOLD=drop.threshold,
+        *(*read, down, down_bias, up, up_bias, seed, salt),
+        *(sum(sizes), *widths),
+        THRESHOLD=threshold,
         BLOCK_N=cut.num_rows,
         BLOCK_D=cut.block,
         BLOCK_R=block_of(size_R),
@@ -300,10 +243,10 @@ def _(grad, h, z, down, up, scale, *args):  # type: ignore[no-untyped-def]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    h, down, up, scale, down_bias, up_bias, down_copy, up_copy, seed, *tiles_and_flags, _ = inputs
+    h, down, up, scale, down_bias, up_bias, down_copy, up_copy, seed, tiles, *flags, _ = inputs
     down_read, up_read = down if down_copy is None else down_copy, up if up_copy is None else up_copy
-    ctx.save_for_backward(h, output[1], down_read, up_read, scale, seed, *tiles_and_flags[:5])
-    ctx.flags = tiles_and_flags[5:]
+    ctx.save_for_backward(h, output[1], down_read, up_read, scale, seed, tiles)
+    ctx.flags = flags
     ctx.dtypes = [None if weight is None else weight.dtype for weight in (down, up, down_bias, up_bias)]
     ctx.set_materialize_grads(False)
 
@@ -324,7 +267,7 @@ def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None,
             for part, shape, dtype in zip(flat, shapes, ctx.dtypes, strict=True)
         ]
     d_down, d_up, d_down_bias, d_up_bias = d_weights
-    return dh if needs[0] else None, d_down, d_up, None, d_down_bias, d_up_bias, *[None] * 14
+    return dh if needs[0] else None, d_down, d_up, None, d_down_bias, d_up_bias, *[None] * 10
 
 
 _bottleneck.register_autograd(_gradients, setup_context=_keep)

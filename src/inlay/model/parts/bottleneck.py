@@ -21,7 +21,8 @@ from inlay.errors import BadConfig
 from inlay.model.backbone.sites import Anatomy, Site
 from inlay.model.bank.resolved_method import ResolvedMethod
 from inlay.model.kernels import reference as kernels
-from inlay.model.kernels.reference import ACTIVATIONS, NORM_EPS, Bottleneck, BottleneckShape, Moments
+from inlay.model.kernels.bottleneck_weights import ACTIVATIONS, NORM_EPS, Bottleneck, BottleneckShape
+from inlay.model.kernels.reference import Moments
 from inlay.model.kernels.select import Gather
 from inlay.model.kernels.tiled import Drop
 from inlay.model.parts.part import (
@@ -214,7 +215,7 @@ class SequentialAdapter(SlotOperation):
         """Apply dropout to y and add the adapter's update, in one program."""
         assert at.seed is not None
         drop = Drop(rate, at.seed, _SALTS[place])
-        return at.unlay(kernels.dropped_and_adapted(at.lay(y), self.weights, at.route, drop))
+        return at.unlay(kernels.bottleneck(at.lay(y), self.weights, at.route, is_added=True, drop=drop))
 
     def with_weights(self, change: Callable[[Bottleneck], Bottleneck]) -> SequentialAdapter:
         return replace(self, weights=change(self.weights))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.bank.resolved_method import ResolvedMethod
-from inlay.model.kernels.reference import Bottleneck, BottleneckShape
+from inlay.model.kernels.bottleneck_weights import Bottleneck, BottleneckShape
 from inlay.model.parts.lora import LoraPart, LowRankUpdate
 from inlay.model.parts.part import Occupants, Placed, SlotOperation, Stacks, TensorSpec
 

@@ -25,7 +25,8 @@ from torch import Tensor
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.bank.resolved_method import ResolvedMethod
-from inlay.model.kernels.reference import Bottleneck, BottleneckShape, Moments
+from inlay.model.kernels.bottleneck_weights import Bottleneck, BottleneckShape
+from inlay.model.kernels.reference import Moments
 
 if TYPE_CHECKING:
     from inlay.model.backbone.backbone import Backbone

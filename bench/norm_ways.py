@@ -19,8 +19,8 @@ from torch import Tensor
 from inlay.model.batch.buckets import Capacity, round_up_tokens
 from inlay.model.batch.tiles import Tiles, make_tiles, tile_capacity
 from inlay.model.kernels import fused_norm, grouped
+from inlay.model.kernels.frozen_layers import quick_gelu
 from inlay.model.kernels.fused_norm import layer_norm, rms_norm
-from inlay.model.kernels.gelu import quick_gelu
 from inlay.model.kernels.grouped import slot_vectors
 
 EPS = 1e-12

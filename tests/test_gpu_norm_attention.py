@@ -19,9 +19,9 @@ from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, round
 from inlay.model.batch.tiles import Tiles, make_tiles, tile_capacity
 from inlay.model.kernels import fused_attention
 from inlay.model.kernels.attention import attend_across
+from inlay.model.kernels.frozen_layers import quick_gelu
 from inlay.model.kernels.fused_attention import segment_attention
 from inlay.model.kernels.fused_norm import layer_norm, rms_norm
-from inlay.model.kernels.gelu import quick_gelu
 from inlay.model.kernels.tiled import attend
 from kernel_log import note
 

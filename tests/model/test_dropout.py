@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from inlay.model.kernels.dropout import Dropout
+from inlay.model.kernels.frozen_layers import Dropout
 
 RATE = 0.1
 NUM = 2**20

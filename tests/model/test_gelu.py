@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from inlay.model.kernels.gelu import find_gelu, lean_gelu, quick_gelu
+from inlay.model.kernels.frozen_layers import find_gelu, lean_gelu, quick_gelu
 
 
 @pytest.mark.triton

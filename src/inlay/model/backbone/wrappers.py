@@ -16,8 +16,7 @@ from inlay.model.backbone.families import Family, find_family
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.batch.route import Pack
 from inlay.model.kernels.attention import replace_biased, replace_bucketed
-from inlay.model.kernels.dropout import Dropout
-from inlay.model.kernels.gelu import find_gelu
+from inlay.model.kernels.frozen_layers import Dropout, find_gelu
 
 
 class Joined(NamedTuple):

@@ -19,7 +19,7 @@ from inlay.model.bank.views import Views
 from inlay.model.batch.route import Pack, Route
 from inlay.model.kernels import reference as kernels
 from inlay.model.kernels.attention import attend_first
-from inlay.model.kernels.gelu import lean_gelu
+from inlay.model.kernels.frozen_layers import lean_gelu
 from inlay.model.kernels.select import Gather
 from inlay.model.parts.bottleneck import SequentialAdapter
 from inlay.model.parts.part import SlotOperation

@@ -83,7 +83,7 @@ class FixedBuffers:
     """Named int32 parts of one piece of memory, on the host and at a fixed address on the device."""
 
     def __init__(self, sizes: Mapping[str, int], device: torch.device) -> None:
-        self._sizes = sizes
+        self._sizes, self.device = sizes, device
         self._host = torch.zeros(sum(sizes.values()), dtype=torch.int32, pin_memory=device.type == "cuda")
         self._there = torch.zeros_like(self._host, device=device)
         self.parts = dict(zip(sizes, self._there.split(list(sizes.values())), strict=True))

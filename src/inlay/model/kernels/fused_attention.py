@@ -5,10 +5,8 @@ products take q's dtype. The bias is one number for each head and distance, as M
 out for a whole pack. Weights are dropped by a counter-based generator, so that backward drops the same ones without
 keeping a mask. Tokens of no row are left undefined, in the output and in the gradients.
 
-The programs are Triton's and are imported when first launched, so this file imports without triton. A launch depends
-on shapes only and never waits for the device. They are made for short rows: packs of long ones go through torch's flash
-attention, where nothing is added to scores or dropped. So does what a decoder asks of the rows of a pack, in bf16 and
-float16 (`cross_attention`).
+The programs are made for short rows: packs of long ones go through torch's flash attention, where nothing is added to
+scores or dropped. So does what a decoder asks of the rows of a pack, in bf16 and float16 (`cross_attention`).
 
 Shape letters: N packed tokens, H heads, d their width, B rows, W distances, M queries of a decoder.
 """

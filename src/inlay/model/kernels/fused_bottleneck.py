@@ -1,8 +1,6 @@
 """The fused bottleneck on packed tokens: scale·up(act(down(h))) and its residual in one kernel, gradients in two.
 
-`reference.py` has the definition; tests hold this equal to it. The programs are Triton's and are imported when first
-launched, so this file imports without triton. `bottleneck` is an operator of torch with a fake and an autograd formula:
-a compiler traces a step with it whole. A launch depends on shapes only and never waits for the device.
+`reference.py` has the definition; tests hold this equal to it.
 
 Shape letters: N packed tokens, D width read, R bottleneck (at most MAX_SIZE), E width written, S slots, M tiles.
 """
@@ -17,19 +15,15 @@ from torch import Tensor
 
 from inlay.model.batch.tiles import TILE_SIZES, Tiles, split_tiles
 from inlay.model.kernels.launch import (
-    HAS_TRITON,
     LaunchConfig,
     WeightsLaunchConfig,
     block_of,
     by_slot,
     chunks_of,
     dense,
-    is_available,
     on_device_of,
     splits_of,
 )
-
-__all__ = ["HAS_TRITON", "MAX_SIZE", "Stacks", "bottleneck", "is_available", "threshold_of"]
 
 MAX_SIZE = 128
 """the widest bottleneck whose activations a program keeps; wider ones are composed of `grouped.segment_linear`"""
@@ -116,7 +110,7 @@ def _bottleneck(
 
     h, cut = h.contiguous(), FORWARD[h.element_size(), tile]
     size_D, size_R, size_E = *down.shape[1:], up.shape[-1]
-    out, z = _forward_shapes(h, size_R, size_E, is_kept)
+    out, z = _bottleneck_like(h, down, up, is_kept)
     stacks = (down if down_copy is None else down_copy, down_bias, up if up_copy is None else up_copy, up_bias)
     weights, strides = zip(*((None, 0) if stack is None else by_slot(stack) for stack in stacks), strict=True)
     slots, starts, stops, *_ = split_tiles(tiles, len(down))
@@ -134,6 +128,12 @@ def _bottleneck(
             **cut.options(),
         )
     return out, z
+
+
+@_bottleneck.register_fake
+def _bottleneck_like(h, down, up, *args):  # type: ignore[no-untyped-def]
+    num_tokens, is_kept = h.shape[0], args[-1]  # not len(h), which would be compiled for this number alone
+    return h.new_empty(num_tokens, up.shape[-1]), h.new_empty(num_tokens if is_kept else 0, down.shape[-1])
 
 
 @torch.library.custom_op("inlay::bottleneck_backward", mutates_args=())
@@ -160,7 +160,7 @@ def _bottleneck_backward(
     (down, down_stride), (up, up_stride) = by_slot(down), by_slot(up)
     slots, starts, stops, begins, ends = split_tiles(tiles, len(down))
     widths = (*down.shape[1:], up.shape[-1])
-    dh, _ = _backward_shapes(h, widths, len(down), needs)
+    dh, _ = _backward_like(grad, h, z, down, up, needs)
     a, dz = torch.empty_like(z), torch.empty_like(z)
     cut = BACKWARD_TOKENS[h.element_size(), tile]
     with on_device_of(h):
@@ -182,6 +182,13 @@ def _bottleneck_backward(
     return dh, weights.float()
 
 
+@_bottleneck_backward.register_fake
+def _backward_like(grad, h, z, down, up, *args):  # type: ignore[no-untyped-def]
+    needs = args[-1]
+    size = sum(_weight_sizes((*down.shape[1:], up.shape[-1]), down.shape[0])) if needs[1] else 0
+    return h.new_empty(h.shape if needs[0] else (0,)), h.new_empty(size, dtype=torch.float32)
+
+
 def _weight_gradients(
     read: tuple[Tensor, ...], widths: tuple[int, int, int], drop: tuple[Tensor | None, int, int]
 ) -> Tensor:
@@ -192,7 +199,7 @@ def _weight_gradients(
     cut = BACKWARD_WEIGHTS[h.element_size()]
     num_chunks = chunks_of(size_D, cut.block) + chunks_of(size_E, cut.block)
     num_splits = splits_of(num_chunks * num_slots, len(h), cut.num_programs)
-    sizes = weight_sizes(widths, num_slots)
+    sizes = _weight_sizes(widths, num_slots)
     parts = torch.empty(num_splits, sum(sizes), dtype=torch.float32, device=h.device)
     down, up, down_bias, up_bias = parts[0].split(sizes)
     seed, salt, threshold = drop
@@ -214,32 +221,10 @@ def _chunk_of(cut: LaunchConfig, size_R: int) -> int:
     return cut.block // 2 if size_R > 64 and cut.block > 64 else cut.block
 
 
-def _forward_shapes(h: Tensor, size_R: int, size_E: int, is_kept: bool) -> tuple[Tensor, Tensor]:
-    num_tokens = h.shape[0]  # not len(h), which would be compiled for this number alone
-    return h.new_empty(num_tokens, size_E), h.new_empty(num_tokens if is_kept else 0, size_R)
-
-
-def _backward_shapes(
-    h: Tensor, widths: tuple[int, int, int], num_slots: int, needs: list[bool]
-) -> tuple[Tensor, Tensor]:
-    size = sum(weight_sizes(widths, num_slots)) if needs[1] else 0
-    return h.new_empty(h.shape if needs[0] else (0,)), h.new_empty(size, dtype=torch.float32)
-
-
-def weight_sizes(widths: tuple[int, int, int], num_slots: int) -> list[int]:
+def _weight_sizes(widths: tuple[int, int, int], num_slots: int) -> list[int]:
     """The sizes of the gradients of down, up and their biases."""
     size_D, size_R, size_E = widths
     return [num_slots * size for size in (size_D * size_R, size_R * size_E, size_R, size_E)]
-
-
-@_bottleneck.register_fake
-def _(h, down, up, *args):  # type: ignore[no-untyped-def]
-    return _forward_shapes(h, down.shape[-1], up.shape[-1], args[-1])
-
-
-@_bottleneck_backward.register_fake
-def _(grad, h, z, down, up, scale, *args):  # type: ignore[no-untyped-def]
-    return _backward_shapes(h, (*down.shape[1:], up.shape[-1]), down.shape[0], args[-1])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -261,7 +246,7 @@ def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None,
         num_slots, size_D, size_R = down.shape
         size_E = up.shape[-1]
         shapes = [down.shape, up.shape, (num_slots, size_R), (num_slots, size_E)]
-        flat = weights.split(weight_sizes((size_D, size_R, size_E), num_slots))
+        flat = weights.split(_weight_sizes((size_D, size_R, size_E), num_slots))
         d_weights = [
             None if dtype is None else part.view(shape).to(dtype)
             for part, shape, dtype in zip(flat, shapes, ctx.dtypes, strict=True)

@@ -4,9 +4,6 @@
 float32, everything else has x's dtype. The gradients of scale and shift are summed by program and then by slot in a
 fixed order: the same bits every time. Tokens that no tile covers are left undefined.
 
-The programs are Triton's and are imported when first launched, so this file imports without triton. A launch depends
-on shapes only and never waits for the device.
-
 Shape letters: S slots, N packed tokens, D width, M tiles, P programs that sum the gradients of their tokens.
 """
 

@@ -1,7 +1,6 @@
 """Grouped products on packed tokens: each token through the matrix, or beside the vector, of its own slot.
 
-Operators of torch with fakes and autograd formulas, so a compiler traces a step with them whole; the programs are
-Triton's and are imported when first launched. Bottlenecks that `fused.py` does not have are composed of these.
+Bottlenecks that `fused_bottleneck.py` does not have are composed of these.
 
 Shape letters: N packed tokens, D width read, E width written, S slots, M tiles.
 """

@@ -1,4 +1,9 @@
-"""Launch settings of Triton programs: they follow from shapes alone, so a captured launch is right for every route."""
+"""Launch settings of Triton programs: they follow from shapes alone, so a captured launch is right for every route.
+
+The files that launch programs (`fused_*.py`, `grouped.py`, `frozen_layers.py`) import them at the first launch, so
+they can be imported without triton. No launch waits for the device. The programs are operators of torch with fakes and
+autograd formulas: a compiler traces a step with them whole.
+"""
 
 from __future__ import annotations
 

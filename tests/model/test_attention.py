@@ -57,9 +57,8 @@ def test_every_row_attends_to_itself_alone(is_biased, path, monkeypatch):
     ours, reference = draw(), draw()
     packed = Pack(LENGTHS, torch.device("cpu"))
     if path == "padded":
-        homes = packed.is_real_BT.flatten().nonzero().squeeze(1)
-        places = (packed.places_BT, packed.is_real_BT, homes)
-        out = attention._attend_padded(tuple(ours), *places, CHANNELS**-0.5, 0.0, bias)
+        is_real = packed.is_real_BT
+        out = attention.attend_rows(*map(packed.unpack, ours), is_real, CHANNELS**-0.5, 0.0, bias)[is_real]
     else:
         out = attend(*ours, packed, scaling=CHANNELS**-0.5, bias_HW=bias)
     expected = plain(*reference, bias)

@@ -40,9 +40,8 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """Each row's attention to itself [N, H, C]. `bias_HW` is added to the scores by distance, key minus query."""
     if dropout or q_NHC.device.type != "cpu":
-        is_real_BT, qkv = pack.is_real_BT, (q_NHC, k_NHC, v_NHC)
-        homes_N = is_real_BT.flatten().nonzero().squeeze(1)
-        return _attend_padded(qkv, pack.places_BT, is_real_BT, homes_N, scaling, dropout, bias_HW)
+        q_BTHC, k_BTHC, v_BTHC = (pack.unpack(x) for x in (q_NHC, k_NHC, v_NHC))
+        return attend_rows(q_BTHC, k_BTHC, v_BTHC, pack.is_real_BT, scaling, dropout, bias_HW)[pack.is_real_BT]
     has_grad = q_NHC.requires_grad and torch.is_grad_enabled() and not (bias_HW is not None and bias_HW.requires_grad)
     if has_grad and max(pack.lengths) <= MOST_KEPT:
         attended: Tensor = _Products.apply(q_NHC, k_NHC, v_NHC, pack.lengths, pack.lengths, scaling, bias_HW)
@@ -108,18 +107,16 @@ class _Products(torch.autograd.Function):
         return by_q.mul_(ctx.scaling), by_k, by_v, None, None, None, None
 
 
-def _attend_padded(
-    qkv_NHC: tuple[Tensor, Tensor, Tensor], tokens_BT: Tensor, is_key_BT: Tensor, homes_N: Tensor,
-    scaling: float, dropout: float, bias_HW: Tensor | None,
+def attend_rows(
+    q_BTHC: Tensor, k_BLHC: Tensor, v_BLHC: Tensor, is_key_BL: Tensor, scaling: float, dropout: float = 0.0,
+    bias_HW: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Attention of rows padded for this product alone: their tokens, which are real, and each token's place in them."""
-    mask = is_key_BT[:, None, None, :]
+    """The attention of padded rows [B, T, H, C] to their real keys."""
+    mask = is_key_BL[:, None, None, :]
     if bias_HW is not None:
-        mask = torch.where(mask, spread_bias(bias_HW, mask.shape[-1]), -torch.inf).to(qkv_NHC[0].dtype)
-    tokens_M = tokens_BT.flatten()
-    q, k, v = (x.index_select(0, tokens_M).unflatten(0, tokens_BT.shape).transpose(1, 2) for x in qkv_NHC)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, homes_N)
+        mask = torch.where(mask, spread_bias(bias_HW, mask.shape[-1]), -torch.inf).to(q_BTHC.dtype)
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHC, k_BLHC, v_BLHC))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling).transpose(1, 2)
 
 
 def attend_any_mix(
@@ -133,9 +130,11 @@ def attend_any_mix(
     # A row without tokens is never read, but its result must be a finite number.
     is_key_BT = (tokens_BT < tiling.stops_B.unsqueeze(1)) | (places_T == 0)
     tokens_BT = tokens_BT.clamp(max=q_NHC.shape[0] - 1)
+    tokens_M = tokens_BT.flatten()
+    q, k, v = (x.index_select(0, tokens_M).unflatten(0, tokens_BT.shape) for x in (q_NHC, k_NHC, v_NHC))
     starts_N = tiling.starts_B.index_select(0, tiling.rows_N)
     homes_N = tiling.rows_N * tiling.max_length + torch.arange(q_NHC.shape[0], device=q_NHC.device) - starts_N
-    return _attend_padded((q_NHC, k_NHC, v_NHC), tokens_BT, is_key_BT, homes_N, scaling, dropout, bias_HW)
+    return attend_rows(q, k, v, is_key_BT, scaling, dropout, bias_HW).flatten(0, 1).index_select(0, homes_N)
 
 
 def attend_across(
@@ -152,9 +151,7 @@ def attend_across(
         return out_MHC.unflatten(0, q_BTHC.shape[:2])
     (k_BLHC, is_real_BL), (v_BLHC, _) = (tiling.unpack(x, num_rows) for x in (k_NHC, v_NHC))
     is_real_BL = is_real_BL | (torch.arange(is_real_BL.shape[1], device=is_real_BL.device) == 0)
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHC, k_BLHC, v_BLHC))
-    mask = is_real_BL[:, None, None, :]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling).transpose(1, 2)
+    return attend_rows(q_BTHC, k_BLHC, v_BLHC, is_real_BL, scaling, dropout)
 
 
 def spread_bias(bias_HW: Tensor, length: int) -> Tensor:

@@ -58,7 +58,7 @@ from inlay.model.heads.inference import (
 )
 from inlay.model.heads.readout import apply_heads, pair_features
 from inlay.model.kernels import fold_residual, launch
-from inlay.model.kernels.cuda_graphs import GraphRecorder, is_out_of_memory
+from inlay.model.kernels.launch import GraphRecorder, is_out_of_memory
 from inlay.model.kernels.select import Gather, pick_numbered
 from inlay.model.parts import head
 from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, adapter_groups

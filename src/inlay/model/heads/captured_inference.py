@@ -25,7 +25,7 @@ from inlay.model.batch.route import Row
 from inlay.model.heads.readout import apply_heads
 from inlay.model.kernels import fold_residual as rewrite
 from inlay.model.kernels import launch
-from inlay.model.kernels.cuda_graphs import GraphRecorder
+from inlay.model.kernels.launch import GraphRecorder
 from inlay.model.kernels.select import pick
 from inlay.model.parts import head as head_part
 

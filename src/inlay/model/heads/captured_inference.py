@@ -73,16 +73,21 @@ class GraphedForward:
     def logits(self, rows: Sequence[Row]) -> list[Tensor]:
         """The logits of every row, float32 on the CPU, in order. All must be taken, and together fit a pass."""
         order = sorted(range(len(rows)), key=lambda index: rows[index].slot)
-        laid = _lay([rows[index] for index in order])
+        ordered = [rows[index] for index in order]
+        types = [np.zeros(len(r.ids), np.int64) if r.segments is None else np.asarray(r.segments) for r in ordered]
+        laid = PackedRows(
+            np.concatenate([np.asarray(row.ids) for row in ordered]),
+            np.concatenate(types),
+            np.array([len(row.ids) for row in ordered]),
+            np.array([row.slot for row in ordered]),
+        )
         program = self._program(laid)
         program.rung.fill(program.rung.lay(laid))
         self._run(program)
         logits_BL = program.logits_BL[: len(rows)].cpu()
         answers: list[Tensor] = [logits_BL] * len(rows)
         for position, index in enumerate(order):
-            spec = self._bank.specs[rows[index].slot]
-            assert spec is not None
-            answers[index] = logits_BL[position, : spec.head.num_outputs]
+            answers[index] = logits_BL[position, : self._bank.head_of(rows[index].slot).num_outputs]
         return answers
 
     def _program(self, laid: PackedRows) -> _Program:
@@ -162,13 +167,3 @@ class _Program:
         self.logits_BL: Tensor = torch.empty(0)
         self.graph: Any = None
         self.has_run = False
-
-
-def _lay(rows: Sequence[Row]) -> PackedRows:
-    types = [np.zeros(len(row.ids), np.int64) if row.segments is None else np.asarray(row.segments) for row in rows]
-    return PackedRows(
-        np.concatenate([np.asarray(row.ids) for row in rows]),
-        np.concatenate(types),
-        np.array([len(row.ids) for row in rows]),
-        np.array([row.slot for row in rows]),
-    )

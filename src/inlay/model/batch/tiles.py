@@ -43,7 +43,8 @@ def split_tiles(buffer: Tensor, num_slots: int) -> tuple[Tensor, ...]:
     Tile m covers tokens starts_M[m] to stops_M[m], all of slot slots_M[m]; an unused tile starts where it stops. Slot s
     owns tokens begins_S[s] to ends_S[s].
     """
-    capacity = (len(buffer) - 2 * num_slots) // 3
+    capacity, rest = divmod(len(buffer) - 2 * num_slots, 3)
+    assert not rest, "tiles of another number of slots"
     return buffer.split([capacity] * 3 + [num_slots] * 2)
 
 

@@ -282,11 +282,11 @@ def alone(work: Work) -> dict[str, Callable[[], object]]:
     stacks, tiles, threshold = work.stacks, work.tiles, threshold_of(DROPOUT)
     down, up = stacks.down_SDR.detach().to(HALF), stacks.up_SRE.detach().to(HALF)
     h, scale, biases = work.h.detach(), stacks.scale_S, (stacks.down_bias_SR.detach(), stacks.up_bias_SE.detach())
-    grad, flags = torch.randn_like(h), (*tiles.tensors, tiles.tile, "gelu", True, threshold, 0)
+    grad, flags = torch.randn_like(h), (tiles.buffer, tiles.tile, "gelu", True, threshold, 0)
     inputs = (h, down, up, scale, *biases, None, None, work.seed, *flags, True)
     z = programs._bottleneck(*inputs)[1]
-    widths, drop = (*down.shape[1:], up.shape[-1]), programs._Drop(work.seed, 0, threshold)
-    read = (h, z, z, grad, scale, tiles.begins_S, tiles.ends_S)
+    widths, drop = (*down.shape[1:], up.shape[-1]), (work.seed, 0, threshold)
+    read = (h, z, z, grad, scale, *tiles.tensors[3:])
     return {
         "forward": lambda: programs._bottleneck(*inputs),
         "backward tokens": lambda: programs._bottleneck_backward(

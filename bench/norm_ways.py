@@ -19,8 +19,8 @@ from torch import Tensor
 from inlay.model.batch.buckets import Capacity, round_up_tokens
 from inlay.model.batch.tiles import Tiles, make_tiles, tile_capacity
 from inlay.model.kernels import fused_norm, grouped
+from inlay.model.kernels.frozen_layers import quick_gelu
 from inlay.model.kernels.fused_norm import layer_norm, rms_norm
-from inlay.model.kernels.gelu import quick_gelu
 from inlay.model.kernels.grouped import slot_vectors
 
 EPS = 1e-12
@@ -156,7 +156,7 @@ def norm_programs(case: Tokens, dtype: torch.dtype) -> dict[str, Call]:
     """Forward and backward of a case, each by itself, by the name of the table they are cut by."""
     work = Work(case, dtype)
     x, dy, scale, shift = (tensor.detach() for tensor in (work.x, work.dy, work.scale, work.shift))
-    places = (work.tiles.slots_M, work.tiles.starts_M, work.tiles.stops_M, work.tiles.tile)
+    places = (work.tiles.buffer, work.tiles.tile)
     moments = fused_norm._norm(x, None, scale, shift, *places, EPS, True)[2]
     return {
         "FORWARD": lambda: fused_norm._norm(x, None, scale, shift, *places, EPS, True),
@@ -168,4 +168,4 @@ def vector_programs(case: Tokens, dtype: torch.dtype) -> dict[str, Call]:
     """The sums over slots' tokens, which a gradient is: the program that has cuts to choose from."""
     work = Work(case, dtype)
     dy = work.dy.detach()
-    return {"sums": lambda: grouped._slot_sums(dy, work.tiles.begins_S, work.tiles.ends_S)}
+    return {"sums": lambda: grouped._slot_sums(dy, work.tiles.buffer, work.tiles.num_slots)}

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from inlay.model.batch.tiles import Tiles, make_tiles, tile_capacity
+from inlay.model.kernels.bottleneck_weights import ACTIVATIONS
 from inlay.model.kernels.fused_bottleneck import Stacks, bottleneck
 from inlay.model.kernels.grouped import segment_linear, slot_vectors
-from inlay.model.kernels.reference import ACTIVATIONS
 
 Segments = list[tuple[int, int, int]]
 Tensors = dict[str, Tensor]

@@ -14,7 +14,7 @@ from inlay.model.batch.route import Row
 from inlay.model.heads.captured_inference import GraphedForward
 from inlay.model.heads.generation import Read
 from inlay.model.heads.heads import WRITTEN, HeadSpec
-from inlay.model.kernels.cuda_graphs import GraphRecorder
+from inlay.model.kernels.launch import GraphRecorder
 from inlay.serving import Engine, Request, verify
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from banked_formulas import Case, composed_bottleneck, distance, errors, fused_bottleneck, gradients, tiles_of
+from inlay.model.kernels.bottleneck_weights import ACTIVATIONS
 from inlay.model.kernels.fused_bottleneck import Stacks, bottleneck
 from inlay.model.kernels.grouped import slot_vectors
-from inlay.model.kernels.reference import ACTIVATIONS
 from kernel_log import note
 
 pytestmark = pytest.mark.gpu
@@ -163,7 +163,7 @@ def test_a_captured_graph_follows_the_route_that_is_copied_into_its_tensors():
     with torch.cuda.graph(graph):
         captured = step(tiles)
     for case in (before, after):
-        tiles.copy_(case.tiles)
+        tiles.buffer.copy_(case.tiles.buffer)
         graph.replay()
         assert all(torch.equal(got, expected) for got, expected in zip(captured, step(case.tiles), strict=True))
 

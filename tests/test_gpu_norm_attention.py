@@ -19,10 +19,10 @@ from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, round
 from inlay.model.batch.tiles import Tiles, make_tiles, tile_capacity
 from inlay.model.kernels import fused_attention
 from inlay.model.kernels.attention import attend_across
+from inlay.model.kernels.frozen_layers import quick_gelu
 from inlay.model.kernels.fused_attention import segment_attention
 from inlay.model.kernels.fused_norm import layer_norm, rms_norm
-from inlay.model.kernels.gelu import quick_gelu
-from inlay.model.kernels.tiled import attend_joined
+from inlay.model.kernels.tiled import attend
 from kernel_log import note
 
 pytestmark = pytest.mark.gpu
@@ -164,7 +164,7 @@ def test_long_rows_go_through_flash_attention_side_by_side_and_recorded(monkeypa
 
     def both() -> tuple[Tensor, Tensor]:
         own = qkv.clone().requires_grad_()
-        o = attend_joined(own, tiling, scaling=width**-0.5)
+        o = attend(own, None, None, tiling, scaling=width**-0.5)
         return o.detach(), torch.autograd.grad(o, own, do)[0]
 
     both()
@@ -261,7 +261,7 @@ def test_one_captured_graph_serves_other_routes_and_rows():
     with torch.cuda.graph(graph, stream=side):
         captured = step()
     for lengths in mixes:
-        tiles.copy_(tiles_of(lengths, 8))
+        tiles.buffer.copy_(tiles_of(lengths, 8).buffer)
         for mine, theirs in zip(rows, places(lengths), strict=True):
             mine.copy_(theirs)
         graph.replay()

@@ -12,7 +12,8 @@ from inlay.model.batch.route import Route, Row, Segment, collate
 from inlay.model.heads.heads import HEADS, HeadSpec, Output, find_head
 from inlay.model.heads.inference import batches_by_length, infer, infer_canonically, single_thread
 from inlay.model.kernels import launch
-from inlay.model.kernels.reference import ACTIVATIONS, Bottleneck, BottleneckShape, bottleneck, layer_norm, linear_heads
+from inlay.model.kernels.bottleneck_weights import ACTIVATIONS, Bottleneck, BottleneckShape
+from inlay.model.kernels.reference import bottleneck, layer_norm, linear_heads
 from inlay.settings.run_config import MethodConfig
 
 

@@ -66,22 +66,21 @@ def test_every_token_has_its_row_position_and_slot_and_every_tile_one_slot(lengt
         )  # rows of padding too: attention leaves the rest of a longer one undefined
     assert (covered == 1).all()
     covered[:] = 0
-    for slot, start, stop in zip(parts["tile_slots"], parts["tile_starts"], parts["tile_stops"], strict=True):
+    *by_tile, begins, ends = (tensor.numpy() for tensor in rung.tiles.tensors)
+    for slot, start, stop in zip(*by_tile, strict=True):
         covered[start:stop] += 1
         assert stop - start <= capacity.tile
         assert (parts["slots"][start:stop] == slot).all()
     assert (covered == 1).all()
     for slot in range(5):
-        assert (np.flatnonzero(parts["slots"] == slot) == np.arange(parts["begins"][slot], parts["ends"][slot])).all()
+        assert (np.flatnonzero(parts["slots"] == slot) == np.arange(begins[slot], ends[slot])).all()
 
 
 def test_every_row_of_the_capacity_is_in_one_row_tile_of_its_slot():
     rung, _, capacity = fill([3, 7, 40], [0, 2, 4])
     parts = {name: tensor.numpy() for name, tensor in rung.parts.items()}
     covered = np.zeros(capacity.all_rows, int)
-    for slot, start, stop in zip(
-        parts["row_tile_slots"], parts["row_tile_starts"], parts["row_tile_stops"], strict=True
-    ):
+    for slot, start, stop in zip(*(tensor.numpy() for tensor in rung.row_tiles.tensors[:3]), strict=True):
         covered[start:stop] += 1
         assert (parts["row_slots"][start:stop] == slot).all()
     assert (covered == 1).all()
@@ -96,4 +95,5 @@ def test_a_second_batch_leaves_nothing_of_the_first_behind():
     assert (parts["ids"] == 1).sum() == capacity.num_tokens - 2
     assert parts["types"].sum() == 2
     assert (parts["slots"] == 3).all()
-    assert (parts["begins"][:3] == parts["ends"][:3]).all()
+    *_, begins, ends = rung.tiles.tensors
+    assert (begins[:3] == ends[:3]).all()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inlay.errors import OutOfMemory
-from inlay.model.kernels.cuda_graphs import GraphRecorder, is_out_of_memory
+from inlay.model.kernels.launch import GraphRecorder, is_out_of_memory
 
 
 class Graph:

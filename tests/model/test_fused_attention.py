@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inlay.model.kernels.fused_attention import joined_attention, segment_attention
+from inlay.model.kernels.fused_attention import segment_attention
 
 pytestmark = pytest.mark.triton
 HEADS, WIDTH, SCALING = 2, 8, 0.3
@@ -119,7 +119,7 @@ def test_what_one_product_leaves_is_read_where_it_lies_and_its_gradients_lie_ali
     *qkv, do = leaves(lengths)
     bias = torch.randn(HEADS, 80, generator=torch.Generator().manual_seed(1))
     found, expected = torch.stack(qkv, 1).requires_grad_(), torch.stack(qkv, 1).double().requires_grad_()
-    o = joined_attention(found, *places(lengths), bias, SCALING, 40)
+    o = segment_attention(found, None, None, *places(lengths), bias, SCALING, 40)
     o.backward(do)
     exact = plain(*expected.unbind(1), lengths, bias.double())
     exact.backward(do.double())
@@ -199,13 +199,25 @@ def test_operators_hold_what_torch_compile_assumes_of_them():
 def test_operators_on_one_tensor_hold_what_torch_compile_assumes_of_them():
     lengths = [5, 3]
     *own, do = leaves(lengths)
-    given = (torch.stack(own, 1).requires_grad_(), *places(lengths), None, torch.tensor([1]), SCALING, 8, 0.1, False)
+    given = (
+        torch.stack(own, 1).requires_grad_(),
+        None,
+        None,
+        *places(lengths),
+        None,
+        torch.tensor([1]),
+        SCALING,
+        8,
+        0.1,
+        False,
+    )
     checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.inlay.joined_attention, given, test_utils=checks)
-    o, lse = torch.ops.inlay.joined_attention(*given)
-    tensors = [tensor.detach() for tensor in (do, given[0], o, lse)]
+    torch.library.opcheck(torch.ops.inlay.segment_attention, given, test_utils=checks)
+    o, lse = torch.ops.inlay.segment_attention(*given)
+    do, qkv, o, lse = (tensor.detach() for tensor in (do, given[0], o, lse))
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.inlay.joined_attention_backward, (*tensors, *given[1:]), test_utils=checks)
+    inputs = (do, qkv, None, None, o, lse, *given[3:])
+    torch.library.opcheck(torch.ops.inlay.segment_attention_backward, inputs, test_utils=checks)
 
 
 def test_attention_compiles_whole():

@@ -22,9 +22,9 @@ from banked_formulas import (
 )
 from inlay.model.batch.tiles import TILE_SIZES, Tiles
 from inlay.model.kernels import launch
+from inlay.model.kernels.bottleneck_weights import ACTIVATIONS
 from inlay.model.kernels.fused_bottleneck import Stacks, bottleneck
 from inlay.model.kernels.grouped import segment_linear, slot_vectors
-from inlay.model.kernels.reference import ACTIVATIONS
 
 pytestmark = pytest.mark.triton
 EXACT = 2e-6
@@ -188,12 +188,10 @@ def test_copies_are_read_in_the_weights_stead_and_the_gradients_are_the_weights(
 def test_a_new_route_in_the_same_tensors_is_followed():
     before, after = Case([20, 9, 0], [8] * 3), Case([0, 5, 24], [8] * 3)
     tiles = before.tiles
-    address = [tensor.data_ptr() for tensor in tiles.tensors]
     inputs = after.in_kernel_types(after.make())
     weights = Stacks(inputs["down"], inputs["up"], inputs["scale"])
     bottleneck(inputs["h"], weights, tiles, "gelu")
-    tiles.copy_(after.tiles)
-    assert [tensor.data_ptr() for tensor in tiles.tensors] == address
+    tiles.buffer.copy_(after.tiles.buffer)
     assert torch.equal(
         bottleneck(inputs["h"], weights, tiles, "gelu"), bottleneck(inputs["h"], weights, after.tiles, "gelu")
     )
@@ -204,8 +202,8 @@ def test_a_compiled_step_is_one_graph_and_new_routes_compile_nothing():
     inputs = before.in_kernel_types(before.make())
     counter = CompileCounterWithBackend("aot_eager")
 
-    def loss_of(h, down, up, scale, *tiles):
-        tiles = Tiles(*tiles, 16)
+    def loss_of(h, down, up, scale, buffer):
+        tiles = Tiles(buffer, len(down), 16)
         y = bottleneck(h, Stacks(down, up, scale), tiles, "gelu")
         y = segment_linear(y, down, None, tiles)
         return (y * slot_vectors(scale[:, None], tiles, len(h))).square().sum()
@@ -213,7 +211,7 @@ def test_a_compiled_step_is_one_graph_and_new_routes_compile_nothing():
     compiled = torch.compile(loss_of, backend=counter, fullgraph=True)
     for case in (before, after):
         leaves = [inputs[name].clone().requires_grad_() for name in ("h", "down", "up")]
-        losses = [loss(*leaves, inputs["scale"], *case.tiles.tensors) for loss in (compiled, loss_of)]
+        losses = [loss(*leaves, inputs["scale"], case.tiles.buffer) for loss in (compiled, loss_of)]
         torch.testing.assert_close(*losses)
         for got, expected in zip(*(torch.autograd.grad(loss, leaves) for loss in losses), strict=True):
             torch.testing.assert_close(got, expected)
@@ -224,7 +222,7 @@ def test_operators_keep_torchs_promises():
     case = Case([20, 9], [8, 8])
     inputs = case.in_kernel_types(case.make())
     h, down, up = (inputs[name].requires_grad_() for name in ("h", "down", "up"))
-    tiles = (*case.tiles.tensors, case.tile)
+    tiles = (case.tiles.buffer, case.tile)
     biases = inputs["down_bias"], inputs["up_bias"]
     ops = torch.ops.inlay
     torch.library.opcheck(
@@ -265,6 +263,6 @@ def test_inference_keeps_nothing_for_backward():
     case = Case([20, 9], [8, 8])
     inputs = case.in_kernel_types(case.make())
     arguments = [inputs[name] for name in ("h", "down", "up", "scale")]
-    out, kept = torch.ops.inlay.bottleneck(*arguments, *[None] * 5, *case.tiles.tensors, 16, "gelu", True, 0, 0, False)
+    out, kept = torch.ops.inlay.bottleneck(*arguments, *[None] * 5, case.tiles.buffer, 16, "gelu", True, 0, 0, False)
     assert kept.numel() == 0
     assert torch.equal(out, fused_bottleneck(replace(case, has_biases=False))(*arguments))

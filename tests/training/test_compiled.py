@@ -78,7 +78,7 @@ def test_a_compiled_step_equals_the_definition_and_one_compilation_serves_every_
     assert counts == [2, 2, 2]  # a block, for all three of them, and the optimizer's step
     block = compilations[0].graph
     assert not block.find_nodes(op="call_function", target=operator.add)  # the norms add
-    assert len(block.find_nodes(op="call_function", target=torch.ops.inlay.joined_attention.default)) == 1
+    assert len(block.find_nodes(op="call_function", target=torch.ops.inlay.segment_attention.default)) == 1
 
 
 def test_runs_beyond_the_token_budget_are_stepped_by_several_programs_and_equal_the_definition(

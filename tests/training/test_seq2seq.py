@@ -45,7 +45,7 @@ def test_answers_lie_as_their_rows_do_and_padding_goes_through_the_last_slot():
     assert written[:3].tolist() == [[5, 6, -100, -100], [7, -100, -100, -100], [8, 9, 1, 1]]
     assert written[3:].tolist() == [[-100] * 4]
     assert tiling.slots_N.tolist() == [0] * 8 + [2] * 8
-    ranges = [(int(a), int(b)) for a, b in zip(tiling.tiles.begins_S, tiling.tiles.ends_S, strict=True)]
+    ranges = [(int(a), int(b)) for a, b in zip(*tiling.tiles.tensors[3:], strict=True)]
     assert ranges == [(0, 8), (0, 0), (8, 16)]
     covered = [
         (int(slot), token)

@@ -25,8 +25,7 @@ from inlay.model.bank.methods import (
 from inlay.model.bank.pass_hooks import PassHooks, build_views, site_shapes
 from inlay.model.batch.buckets import BucketBuffers, Capacity, DecoderTargets, PackedRows, bound_length, round_up_tokens
 from inlay.model.batch.route import Batch, CacheDepth, CachedStates, Route, Row, collate, make_rows
-from inlay.model.batch.tiles import Tiles
-from inlay.model.batch.transfer import send
+from inlay.model.batch.tiles import Tiles, send
 from inlay.model.heads.captured_inference import MOST_TOKENS, GraphedForward, find_obstacle
 from inlay.model.heads.generation import forced_logits
 from inlay.model.heads.head_losses import RowBatch, TokenBatch, text_losses
@@ -54,7 +53,7 @@ from inlay.model.heads.inference import (
 )
 from inlay.model.heads.readout import apply_heads, pair_features
 from inlay.model.kernels import fold_residual, launch
-from inlay.model.kernels.cuda_graphs import GraphRecorder, is_out_of_memory
+from inlay.model.kernels.launch import GraphRecorder, is_out_of_memory
 from inlay.model.kernels.select import Gather, pick_numbered
 from inlay.model.parts import head
 from inlay.model.parts.bottleneck import BLOCK, BOTTLENECK, adapter_groups

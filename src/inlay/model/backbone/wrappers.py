@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.kernels.attention import replace_biased, replace_bucketed
-from inlay.model.kernels.dropout import Dropout
-from inlay.model.kernels.gelu import find_gelu, lean_gelu
+from inlay.model.kernels.frozen_layers import Dropout, find_gelu, lean_gelu
 
 if TYPE_CHECKING:
     from inlay.model.bank.pass_hooks import PassHooks

@@ -30,7 +30,7 @@ from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import ATTENTION_LINEARS, Anatomy
 from inlay.model.heads.heads import HeadSpec
-from inlay.model.kernels.reference import ACTIVATIONS
+from inlay.model.kernels.bottleneck_weights import ACTIVATIONS
 from inlay.model.parts.bottleneck import BOTTLENECK, BottleneckPart, sharing_step
 from inlay.model.parts.head import HEAD
 from inlay.model.parts.hypernet import EMBEDDED, HYPERNET, Expander, HypernetPart

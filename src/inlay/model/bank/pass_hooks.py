@@ -24,15 +24,15 @@ from inlay.model.backbone.wrappers import Joined
 from inlay.model.bank.methods import find_method
 from inlay.model.batch.route import Pack, Route
 from inlay.model.kernels import reference as kernels
-from inlay.model.kernels import tiled
 from inlay.model.kernels.attention import attend_first
+from inlay.model.kernels.bottleneck_weights import Bottleneck, BottleneckShape, SlotForms
 from inlay.model.kernels.select import Gather
 from inlay.model.parts import PARTS
 from inlay.model.parts.part import Occupants, Operation, ResolvedMethod, SiteShapes, SlotOperation, Stacks
 
 _ALIGNED = 8  # numbers of two bytes that programs read at once
 
-TiledLayouts = Mapping[tuple[str, str], tiled.TiledBottleneck]
+TiledLayouts = Mapping[tuple[str, str], SlotForms]
 Operations = Mapping[str, tuple[Operation, ...]]
 """place -> the operations there, in order"""
 Gated = tuple[ResolvedMethod | None, frozenset[int]]
@@ -126,11 +126,11 @@ class Views:
         """
         molds, copies = molds or {}, None if dtype is None else Copies(dtype)
 
-        def prepare(mold: tiled.TiledBottleneck | None, weights: kernels.Bottleneck) -> kernels.Bottleneck:
-            tiles = kernels.to_tiled(weights, mold, is_fixed=is_fixed)
-            if copies is None or weights.down_SDR.dtype == dtype or not kernels.reads_copies(tiles):
+        def prepare(mold: SlotForms | None, weights: Bottleneck) -> Bottleneck:
+            tiles = weights.with_forms(mold, is_fixed=is_fixed)
+            if copies is None or weights.down_SDR.dtype == dtype or not tiles.is_fused:
                 return tiles
-            return kernels.with_copies(tiles, (copies.add(weights.down_SDR), copies.add(weights.up_SRE)))
+            return replace(tiles, copies=(copies.add(weights.down_SDR), copies.add(weights.up_SRE)))
 
         def change(key: str, operation: Operation) -> Operation:
             if not isinstance(operation, SlotOperation):
@@ -146,7 +146,8 @@ class Views:
     @property
     def molds(self) -> TiledLayouts:
         """The parts of tiled views that follow from the shapes at every site, to be reused."""
-        return {place: kernels.tiled_layout(operation.weights) for place, operation in self._slotted.items()}
+        weights = {place: operation.weights for place, operation in self._slotted.items()}
+        return {place: own.forms for place, own in weights.items() if own.forms is not None}
 
     @cached_property
     def beside_own_weights(self) -> Views:
@@ -180,7 +181,7 @@ def site_shapes(anatomy: Anatomy, method: ResolvedMethod | None, removed: frozen
 def build_views(anatomy: Anatomy, stacks: Stacks, slots: Sequence[Gated], *, is_expanded: bool) -> Views:
     """The views of slots with these methods. `is_expanded`: shared adapters stand at every site."""
     known = {slot: site_shapes(anatomy, *slot) for slot in set(slots)}
-    by_site: dict[tuple[str, str], list[kernels.BottleneckShape | None]] = {}
+    by_site: dict[tuple[str, str], list[BottleneckShape | None]] = {}
     for place in dict.fromkeys(place for shapes in known.values() for place in shapes):
         by_site[place] = [known[slot].get(place) for slot in slots]
     occupants = Occupants(tuple(method for method, _ in known if method), by_site, is_expanded)

@@ -25,8 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from inlay.model.batch.tiles import TILE_SIZES, Tiles, lay_tiles, place_tiles, tile_capacity, tile_for
-from inlay.model.batch.transfer import send
+from inlay.model.batch.tiles import TILE_SIZES, Tiles, lay_tiles, send, tile_capacity, tile_for
 
 TokenIds = Sequence[int] | np.ndarray
 IGNORED = -100
@@ -182,7 +181,7 @@ class Route:
         starts = np.array(self.pack.starts if self.pack else (), dtype=np.int32)
         stops = starts + np.array(self.pack.lengths if self.pack else (), dtype=np.int32)
         buffer, slots_N, starts_B, stops_B = send([laid, slots, starts, stops], device)
-        tiles = place_tiles(buffer, num_slots, tile)
+        tiles = Tiles(buffer, num_slots, tile)
         longest = max(16, 1 << (max(self.pack.lengths) - 1).bit_length()) if self.pack else 0
         is_long = len(starts) > 0 and num_tokens >= LONG * len(starts)
         return replace(self, tiling=Tiling(tiles, slots_N, starts_B, stops_B, longest, is_long=is_long))
@@ -309,7 +308,8 @@ class Batch:
 def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu") -> Batch:
     """Lay rows out sorted by slot (stably) and padded to the longest."""
     order = sorted(range(len(rows)), key=lambda i: rows[i].slot)
-    texts = [(rows[index], text) for index in order for text in rows[index].texts]
+    rows = [rows[index] for index in order]
+    texts = [(row, text) for row in rows for text in row.texts]
     width = max(len(text) for _, text in texts)
     ids = np.full((len(texts), width), pad_id, dtype=np.int64)
     mask = np.zeros((len(texts), width), dtype=np.int64)
@@ -320,11 +320,9 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
         if row.segments is not None and text is row.ids:
             types[position, : len(text)] = row.segments
     has_types = any(row.segments is not None for row in rows)
-    written = _lay_written([rows[index].written for index in order])
-    input_ids_BT, mask_BT, types_BT, *answers = send([ids, mask, types, *written], device)
-    known = _prefix([rows[index].prefix for index in order], mask_BT)
-    by_row, split = _segments([rows[index] for index in order])
-    route = Route(split or by_row, mask_BT, prefix=known)
+    input_ids_BT, mask_BT, types_BT, *answers = send([ids, mask, types, *_lay_written(rows)], device)
+    by_row, split = _segments(rows)
+    route = Route(split or by_row, mask_BT, prefix=_prefix(rows, mask_BT))
     if answers:
         route = replace(route, decoder=replace(route, mask_BT=answers[1], prefix=None))
     return Batch(
@@ -347,12 +345,12 @@ def _segments(rows: Sequence[Row]) -> tuple[tuple[Segment, ...], tuple[Segment, 
     return by_row, Route.from_slots([row.slot for row in rows for _ in row.texts]).segments
 
 
-def _lay_written(answers: Sequence[TokenIds | None]) -> list[np.ndarray]:
+def _lay_written(rows: Sequence[Row]) -> list[np.ndarray]:
     """The answers of rows, padded, and which of their tokens are real; nothing where they are not known."""
-    known = [np.asarray(answer, dtype=np.int64) for answer in answers if answer is not None]
+    known = [np.asarray(row.written, dtype=np.int64) for row in rows if row.written is not None]
     if not known:
         return []
-    assert len(known) == len(answers), "rows of a batch are all to be trained on, or none"
+    assert len(known) == len(rows), "rows of a batch are all to be trained on, or none"
     padded = np.full((len(known), max(map(len, known))), IGNORED, dtype=np.int64)
     for position, answer in enumerate(known):
         padded[position, : len(answer)] = answer
@@ -362,28 +360,26 @@ def _lay_written(answers: Sequence[TokenIds | None]) -> list[np.ndarray]:
 def pack(rows: Sequence[Row], first_position: int, device: torch.device | str = "cpu") -> Batch:
     """Lay rows out end to end on one token axis, sorted by slot and length; positions count from `first_position`."""
     order = sorted(range(len(rows)), key=lambda i: (rows[i].slot, rows[i].num_read))
-    texts = [np.asarray(text, dtype=np.int64) for index in order for text in rows[index].texts]
+    rows = [rows[index] for index in order]
+    texts = [np.asarray(text, dtype=np.int64) for row in rows for text in row.texts]
     lengths = tuple(map(len, texts))
     packed = Pack(lengths, torch.device(device))
     ids = np.concatenate(texts)
     within = np.arange(len(ids)) - np.repeat(packed.starts, lengths) + first_position
-    has_types = any(row.segments is not None for row in rows)
-    types = [np.concatenate([_types(rows[index]) for index in order])] if has_types else []
-    by_row, split = _segments([rows[index] for index in order])
+    types = [np.concatenate([_types(row) for row in rows])] if any(row.segments is not None for row in rows) else []
+    by_row, split = _segments(rows)
     ends = (*packed.starts, len(ids))
     by_token = tuple(Segment(slot, ends[start], ends[stop]) for slot, start, stop in split or by_row)
 
-    written = _lay_written([rows[index].written for index in order])
-    sent = send([ids, within.astype(np.int64, copy=False), *types, *written], device)
+    sent = send([ids, within.astype(np.int64, copy=False), *types, *_lay_written(rows)], device)
     ids_1N, positions_1N, *types_1N = (tensor.unsqueeze(0) for tensor in sent[: 2 + len(types)])
     answers = sent[2 + len(types) :]
     decoder = Route(by_row, answers[1]) if answers else None
-    prefix = _prefix([rows[index].prefix for index in order], packed.device)
     return Batch(
         ids_1N,
         None,
         types_1N[0] if types_1N else None,
-        Route(by_token, pack=packed, prefix=prefix, decoder=decoder),
+        Route(by_token, pack=packed, prefix=_prefix(rows, packed.device), decoder=decoder),
         tuple(order),
         by_row,
         positions_1N,
@@ -399,10 +395,10 @@ def _types(row: Row) -> np.ndarray:
     return types
 
 
-def _prefix(known: Sequence[CachedStates | None], like: Tensor | torch.device) -> CachedStates | None:
+def _prefix(rows: Sequence[Row], like: Tensor | torch.device) -> CachedStates | None:
     """The prefixes of rows as one: laid end to end on a device, or padded as a mask is. None where a row has none."""
-    found = [prefix for prefix in known if prefix is not None]
-    if not found or len(found) < len(known):
+    found = [row.prefix for row in rows if row.prefix is not None]
+    if not found or len(found) < len(rows):
         return None
     reach, pieces = found[0].reach, [prefix.states for prefix in found]
     assert all(prefix.reach == reach for prefix in found), "rows of a batch begin at one place"

@@ -1,4 +1,4 @@
-"""Tiles: the route of a pack as the grouped kernels read it, five int32 tensors on the device.
+"""Tiles: the route of a pack as the grouped kernels read it, one int32 tensor on the device; and `send`, its way there.
 
 A pack's tokens lie on one axis, sorted by slot, so a slot's tokens are one range. That range is cut into tiles of at
 most `tile` tokens: one program works on one tile, with the weights of one slot. A launch depends on the number of
@@ -20,37 +20,32 @@ from torch import Tensor
 TILE_SIZES = (16, 64)
 FEW_TILES = 132
 """programs that fill a large GPU; where there would be fewer tiles than that, smaller ones"""
+_ALIGNED = 16  # bytes: programs are compiled for memory that begins at such a place
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Tile m covers tokens starts_M[m] to stops_M[m], all of slot slots_M[m]; an unused tile starts where it stops.
+    """The tiles of a route, as `lay_tiles` lays them out; the buffer's address may be part of a captured graph."""
 
-    Slot s owns tokens begins_S[s] to ends_S[s]. The five are views of one buffer.
-    """
-
-    slots_M: Tensor
-    starts_M: Tensor
-    stops_M: Tensor
-    begins_S: Tensor
-    ends_S: Tensor
+    buffer: Tensor
+    num_slots: int
     tile: int
     """the most tokens of one tile"""
 
-    def copy_(self, other: Tiles) -> None:
-        """Take the contents of tiles of the same shape, at the addresses these have."""
-        assert (self.tile, len(self.slots_M), len(self.begins_S)) == (
-            other.tile,
-            len(other.slots_M),
-            len(other.begins_S),
-        )
-        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
-            mine.copy_(theirs, non_blocking=True)
-
     @property
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The five, in the order the kernels take them."""
-        return self.slots_M, self.starts_M, self.stops_M, self.begins_S, self.ends_S
+    def tensors(self) -> tuple[Tensor, ...]:
+        return split_tiles(self.buffer, self.num_slots)
+
+
+def split_tiles(buffer: Tensor, num_slots: int) -> tuple[Tensor, ...]:
+    """The five parts of a buffer: slots_M, starts_M, stops_M, begins_S, ends_S.
+
+    Tile m covers tokens starts_M[m] to stops_M[m], all of slot slots_M[m]; an unused tile starts where it stops. Slot s
+    owns tokens begins_S[s] to ends_S[s].
+    """
+    capacity, rest = divmod(len(buffer) - 2 * num_slots, 3)
+    assert not rest, "tiles of another number of slots"
+    return buffer.split([capacity] * 3 + [num_slots] * 2)
 
 
 def make_tiles(
@@ -60,12 +55,11 @@ def make_tiles(
 
     For tests and benches that call a kernel by itself: a route sends its tiles along with its other tensors.
     """
-    laid = lay_tiles(segments, num_slots, tile, capacity)
-    return place_tiles(torch.from_numpy(laid).to(device), num_slots, tile)
+    return Tiles(torch.from_numpy(lay_tiles(segments, num_slots, tile, capacity)).to(device), num_slots, tile)
 
 
 def lay_tiles(segments: Sequence[tuple[int, int, int]], num_slots: int, tile: int, capacity: int) -> np.ndarray:
-    """The buffer of tiles, on the host; `place_tiles` reads it."""
+    """The buffer of tiles, on the host."""
     assert tile in TILE_SIZES, tile
     slots, begins, ends = np.asarray(segments, dtype=np.int32).reshape(-1, 3).T
     assert len(np.unique(slots)) == len(slots), "a slot's tokens are one range"
@@ -82,13 +76,6 @@ def lay_tiles(segments: Sequence[tuple[int, int, int]], num_slots: int, tile: in
     return np.concatenate([by_tile.ravel(), by_slot.ravel()])
 
 
-def place_tiles(buffer: Tensor, num_slots: int, tile: int) -> Tiles:
-    """The tiles that a buffer holds."""
-    capacity = (len(buffer) - 2 * num_slots) // 3
-    slots_M, starts_M, stops_M, begins_S, ends_S = buffer.split([capacity] * 3 + [num_slots] * 2)
-    return Tiles(slots_M, starts_M, stops_M, begins_S, ends_S, tile)
-
-
 def tile_for(num_tokens: int) -> int:
     """Tokens of a tile: few where tiles would be too few to fill the device."""
     small, large = TILE_SIZES
@@ -98,3 +85,25 @@ def tile_for(num_tokens: int) -> int:
 def tile_capacity(num_tokens: int, num_slots: int, tile: int) -> int:
     """The largest number of tiles that these tokens of at most `num_slots` slots can need."""
     return (num_tokens + num_slots * (tile - 1)) // tile
+
+
+def send(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[Tensor]:
+    """Small arrays as tensors on a device: in one copy, which the host does not wait for.
+
+    On a CPU they may share the arrays' memory.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        return [torch.from_numpy(array) for array in arrays]
+    starts = np.cumsum([0, *(-(-array.nbytes // _ALIGNED) * _ALIGNED for array in arrays)]).tolist()
+    parcel = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+
+    def parts_of(memory: Tensor) -> list[Tensor]:
+        return [
+            memory[start : start + array.nbytes].view(torch.from_numpy(array).dtype).view(array.shape)
+            for array, start in zip(arrays, starts, strict=False)
+        ]
+
+    for array, place in zip(arrays, parts_of(parcel), strict=True):
+        place.copy_(torch.from_numpy(array))
+    return parts_of(parcel.to(device, non_blocking=True))

@@ -20,13 +20,12 @@ from torch import Tensor
 
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.bank import Bank
-from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.buckets import BucketBuffers, Capacity, PackedRows, bound_length, round_up_tokens
 from inlay.model.batch.route import Row
 from inlay.model.heads.readout import apply_heads
 from inlay.model.kernels import fold_residual as rewrite
 from inlay.model.kernels import launch
-from inlay.model.kernels.cuda_graphs import GraphRecorder
+from inlay.model.kernels.launch import GraphRecorder
 from inlay.model.kernels.select import pick
 from inlay.model.parts import head as head_part
 
@@ -65,21 +64,30 @@ class GraphedForward:
 
     def takes(self, row: Row) -> bool:
         """Whether a row can go this way: its head reads one vector of the last layer, through shared weights."""
-        return len(row.ids) <= MOST_TOKENS and row.prefix is None and _takes(self._bank.specs[row.slot])
+        spec = self._bank.specs[row.slot]
+        if spec is None or spec.is_finetuned or row.prefix is not None or len(row.ids) > MOST_TOKENS:
+            return False
+        head = spec.head
+        return head.reads_rows and not head.is_written and not head.has_towers and head.features == "last"
 
     def logits(self, rows: Sequence[Row]) -> list[Tensor]:
         """The logits of every row, float32 on the CPU, in order. All must be taken, and together fit a pass."""
         order = sorted(range(len(rows)), key=lambda index: rows[index].slot)
-        laid = _lay([rows[index] for index in order])
+        ordered = [rows[index] for index in order]
+        types = [np.zeros(len(r.ids), np.int64) if r.segments is None else np.asarray(r.segments) for r in ordered]
+        laid = PackedRows(
+            np.concatenate([np.asarray(row.ids) for row in ordered]),
+            np.concatenate(types),
+            np.array([len(row.ids) for row in ordered]),
+            np.array([row.slot for row in ordered]),
+        )
         program = self._program(laid)
         program.rung.fill(program.rung.lay(laid))
         self._run(program)
         logits_BL = program.logits_BL[: len(rows)].cpu()
         answers: list[Tensor] = [logits_BL] * len(rows)
         for position, index in enumerate(order):
-            spec = self._bank.specs[rows[index].slot]
-            assert spec is not None
-            answers[index] = logits_BL[position, : spec.head.num_outputs]
+            answers[index] = logits_BL[position, : self._bank.head_of(rows[index].slot).num_outputs]
         return answers
 
     def _program(self, laid: PackedRows) -> _Program:
@@ -96,7 +104,9 @@ class GraphedForward:
         if program is None:
             rung = BucketBuffers(capacity, backbone.first_position, backbone.pad_id, backbone.device)
             program = self._programs[key] = _Program(rung, self._forms)
-        program.choose(self._forms, backbone.device)
+        elif program.forms is not self._forms:
+            program.forms = self._forms
+            program.forms_2S.copy_(torch.from_numpy(self._forms.by_slot))
         return program
 
     def _run(self, program: _Program) -> None:
@@ -105,28 +115,19 @@ class GraphedForward:
             program.graph.replay()
             return
         with torch.no_grad(), self._bank.backbone.compiled(BACKEND):
-            if not program.has_run:
-                self._announce(program.rung)
+            # Blocks are compiled for the first rung, for all others, for larger tiles and for long rows.
+            shape = (program.rung.capacity.tile, program.rung.is_long)
+            if not program.has_run and self._shapes.count(shape) < 2:
+                self._shapes.append(shape)
+                self.on_compile(f"compiling passes of up to {program.rung.capacity.num_tokens:,} tokens")
             if not program.has_run or self._bank.backbone.device.type != "cuda":
-                program.logits_BL, program.has_run = self._compute(program), True
+                self._compute(program)
+                program.has_run = True
                 return
-            program.graph = graph = self._capture(program)
+            program.graph = graph = self._recorder.capture(lambda: self._compute(program))
             graph.replay()
 
-    def _announce(self, rung: BucketBuffers) -> None:
-        """Announce a compilation: blocks for the first rung, for all others, for larger tiles and for long rows."""
-        shape = (rung.capacity.tile, rung.is_long)
-        if self._shapes.count(shape) < 2:
-            self._shapes.append(shape)
-            self.on_compile(f"compiling passes of up to {rung.capacity.num_tokens:,} tokens")
-
-    def _capture(self, program: _Program) -> Any:
-        def work() -> None:
-            program.logits_BL = self._compute(program)
-
-        return self._recorder.capture(work)
-
-    def _compute(self, program: _Program) -> Tensor:
+    def _compute(self, program: _Program) -> None:
         """Compute logits from tensors alone: nothing here depends on which tasks the rows are for."""
         bank, rung, stacks = self._bank, program.rung, self._bank.stacks
         with bank.routed(rung.route):
@@ -136,7 +137,7 @@ class GraphedForward:
             program.forms.poolings, pooling_B, lambda pooling: bank.backbone.pool_packed(hidden_ND, rung, pooling)
         )
         has_hidden = has_hidden_B if program.forms.has_hidden else None
-        return apply_heads(pooled_BD.float(), stacks, rung.row_tiles, has_hidden)
+        program.logits_BL = apply_heads(pooled_BD.float(), stacks, rung.row_tiles, has_hidden)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,36 +163,7 @@ class _Forms:
 class _Program:
     def __init__(self, rung: BucketBuffers, forms: _Forms) -> None:
         self.rung, self.forms = rung, forms
-        self.forms_2S: Tensor = torch.empty(0)
+        self.forms_2S = torch.from_numpy(forms.by_slot).to(rung.device, copy=True)  # its address stays
         self.logits_BL: Tensor = torch.empty(0)
         self.graph: Any = None
         self.has_run = False
-        self._chosen: _Forms | None = None
-
-    def choose(self, forms: _Forms, device: torch.device) -> None:
-        """Copy each slot's pooling and hidden-layer flag to a fixed address."""
-        if forms is self._chosen:
-            return
-        sent = torch.from_numpy(forms.by_slot).to(device, copy=True)
-        if self._chosen is not None:
-            self.forms_2S.copy_(sent)
-        else:
-            self.forms_2S = sent
-        self._chosen = forms
-
-
-def _takes(spec: SlotSpec | None) -> bool:
-    if spec is None or spec.is_finetuned:
-        return False
-    head = spec.head
-    return head.reads_rows and not head.is_written and not head.has_towers and head.features == "last"
-
-
-def _lay(rows: Sequence[Row]) -> PackedRows:
-    types = [np.zeros(len(row.ids), np.int64) if row.segments is None else np.asarray(row.segments) for row in rows]
-    return PackedRows(
-        np.concatenate([np.asarray(row.ids) for row in rows]),
-        np.concatenate(types),
-        np.array([len(row.ids) for row in rows]),
-        np.array([row.slot for row in rows]),
-    )

@@ -95,18 +95,22 @@ def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> li
     # One tensor for all rows: a tensor of each row would be a launch for each, and wait as often.
     scores_BL = torch.zeros(batch.num_rows, most_texts, device=states.device)
     written: dict[int, Tensor] = {}
-    slots = _slots(batch)
-    for rows in _groups(bank, batch):
+    slots = [slot for slot, start, stop in batch.rows for _ in range(start, stop)]
+    for rows in _groups(bank, slots):
         pen = _Decoder(bank, read_rows(batch, states, rows), [slots[row] for row in rows], weights)
         head = pen.heads[0]
         if head.texts:
             scores_BL[torch.as_tensor(rows, device=states.device), : len(head.texts)] = pen.score()
         else:
             written |= dict(zip(rows, _write(pen, head.beams, head.max_answer), strict=True))
-    return [
-        scores_BL[start:stop, : len(head.texts)] if head.texts else _join([written[row] for row in range(start, stop)])
-        for head, (_, start, stop) in zip(heads, batch.rows, strict=True)
-    ]
+    found = []
+    for head, (_, start, stop) in zip(heads, batch.rows, strict=True):
+        if head.texts:
+            found.append(scores_BL[start:stop, : len(head.texts)])
+        else:
+            own = [written[row] for row in range(start, stop)]
+            found.append(torch.nn.utils.rnn.pad_sequence(own, batch_first=True, padding_value=-1.0))
+    return found
 
 
 def read_rows(batch: Batch, states: Tensor, rows: Sequence[int]) -> Read:
@@ -120,17 +124,12 @@ def read_rows(batch: Batch, states: Tensor, rows: Sequence[int]) -> Read:
     return Read(states[0, places_RT], is_real_RT.long())
 
 
-def _slots(batch: Batch) -> list[int]:
-    return [slot for slot, start, stop in batch.rows for _ in range(start, stop)]
-
-
-def _groups(bank: Bank, batch: Batch) -> Iterator[list[int]]:
+def _groups(bank: Bank, slots: Sequence[int]) -> Iterator[list[int]]:
     """Group rows that are answered together: with the same number of beams, or by the same texts, within a limit."""
     vocabulary = int(bank.backbone.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     limit = MOST_SCORED[bank.backbone.device.type] // vocabulary
     written: dict[tuple[int, int], list[int]] = {}
     scored: dict[tuple[str, ...], list[int]] = {}
-    slots = _slots(batch)
     for row, slot in enumerate(slots):
         head = bank.head_of(slot)
         if head.texts:
@@ -150,18 +149,12 @@ class _Decoder:
         self._bank, self._weights, self._cache = bank, weights, None
         self._slots, self._read = list(slots), read
         self.heads = [bank.head_of(slot) for slot in self._slots]
+        self.backbone: Any = bank.backbone
+        self.device = read.mask_BT.device
 
     @property
     def num_rows(self) -> int:
         return len(self._slots)
-
-    @property
-    def device(self) -> torch.device:
-        return self._read.mask_BT.device
-
-    @property
-    def backbone(self) -> Any:
-        return self._bank.backbone
 
     def start(self) -> Tensor:
         """The token [R, 1] that stands before all others."""
@@ -291,7 +284,3 @@ def _search(pen: _Decoder, num_beams: int, max_tokens: int) -> list[list[int] | 
             for score, text in zip(scores_BK[row].tolist(), texts[row], strict=True):
                 item.add(score / length, text, num_beams)
     return [None if item.is_lost else item.texts[0][1] for item in ended]
-
-
-def _join(answers: Sequence[Tensor]) -> Tensor:
-    return torch.nn.utils.rnn.pad_sequence(list(answers), batch_first=True, padding_value=-1.0)

@@ -1,6 +1,6 @@
-"""The losses of the heads: of each row, and the same for rows of any mix of heads in a compiled step.
+"""The losses of the heads: of each row, and of rows of any mix of heads in a compiled step.
 
-The functions of logits and targets are the definition; tests hold those of a batch equal to them. Targets of tokens
+The losses of padded tokens are the definition; tests hold those of packed tokens equal to them. Targets of tokens
 that say nothing are `IGNORED`.
 
 Shape letters: n rows of one head, B rows of any mix of heads, N packed tokens, T tokens of a row, L outputs,
@@ -62,8 +62,15 @@ def text_losses(logits_nTV: Tensor, targets_nT: Tensor, smoothing: float) -> Ten
     return losses_nT.sum(-1) / (targets_nT != IGNORED).sum(-1).clamp(min=1)
 
 
-def class_losses(logits_nL: Tensor, classes_n: Tensor) -> Tensor:
+# Of rows of any mix of heads, in a compiled step, `own_nL` says which logits are a row's own; the others count nothing,
+# and neither they nor the targets of other heads may bring NaN or infinity into a gradient.
+
+
+def class_losses(logits_nL: Tensor, classes_n: Tensor, own_nL: Tensor | None = None) -> Tensor:
     """The cross-entropy of each row's class."""
+    if own_nL is not None:
+        logits_nL = logits_nL.masked_fill(~own_nL, -math.inf)
+        classes_n = classes_n.long().clamp(0, logits_nL.shape[1] - 1)  # targets of other kinds may be out of range
     return F.cross_entropy(logits_nL, classes_n, reduction="none")
 
 
@@ -72,15 +79,19 @@ def number_losses(logits_n1: Tensor, targets_n: Tensor) -> Tensor:
     return F.mse_loss(logits_n1[:, 0], targets_n, reduction="none")
 
 
-def set_losses(logits_nL: Tensor, targets_nL: Tensor) -> Tensor:
-    return F.binary_cross_entropy_with_logits(logits_nL, targets_nL, reduction="none").mean(-1)
+def set_losses(logits_nL: Tensor, targets_nL: Tensor, own_nL: Tensor | None = None) -> Tensor:
+    losses_nL = F.binary_cross_entropy_with_logits(logits_nL, targets_nL, reduction="none")
+    if own_nL is None:
+        return losses_nL.mean(-1)
+    return torch.where(own_nL, losses_nL, 0.0).sum(1) / own_nL.sum(1)
 
 
-def level_losses(logits_nL: Tensor, levels_n: Tensor) -> Tensor:
+def level_losses(logits_nL: Tensor, levels_n: Tensor, own_nL: Tensor | None = None) -> Tensor:
     """The sum over k of the binary cross-entropy of whether the level exceeds k."""
     levels_L = torch.arange(logits_nL.shape[1], device=logits_nL.device)
     exceeds_nL = (levels_n.unsqueeze(1) > levels_L).to(logits_nL.dtype)
-    return F.binary_cross_entropy_with_logits(logits_nL, exceeds_nL, reduction="none").sum(-1)
+    losses_nL = F.binary_cross_entropy_with_logits(logits_nL, exceeds_nL, reduction="none")
+    return (losses_nL if own_nL is None else torch.where(own_nL, losses_nL, 0.0)).sum(-1)
 
 
 def tag_losses(logits_nTL: Tensor, targets_nT: Tensor) -> Tensor:
@@ -94,31 +105,9 @@ def passage_losses(logits_nT2: Tensor, targets_nT2: Tensor) -> Tensor:
     return -shares_nT2.masked_fill(targets_nT2 != 1, 0.0).sum(1).mean(-1)
 
 
-# The same in a compiled step. No row that is padding, or of another head, may bring NaN or infinity into a gradient.
+# The same for packed tokens in a compiled step.
 
 _NEVER = -1e9  # a score that no softmax sees; finite, so that its gradient is
-
-
-def batched_class_losses(batch: RowBatch) -> Tensor:
-    num_labels = batch.logits_BL.shape[1]
-    classes_B = batch.targets_B.long().clamp(0, num_labels - 1)  # targets of other kinds may be out of range
-    return F.cross_entropy(batch.logits_BL.masked_fill(~batch.own_BL, -math.inf), classes_B, reduction="none")
-
-
-def batched_set_losses(batch: RowBatch) -> Tensor:
-    losses_BL = F.binary_cross_entropy_with_logits(batch.logits_BL, batch.labels_BL, reduction="none")
-    return torch.where(batch.own_BL, losses_BL, 0.0).sum(1) / batch.own_BL.sum(1)
-
-
-def batched_number_losses(batch: RowBatch) -> Tensor:
-    return (batch.logits_BL[:, 0] - batch.targets_B).square()
-
-
-def batched_level_losses(batch: RowBatch) -> Tensor:
-    levels_L = torch.arange(batch.logits_BL.shape[1], device=batch.logits_BL.device)
-    exceeds_BL = (batch.targets_B.unsqueeze(1) > levels_L).to(batch.logits_BL.dtype)
-    losses_BL = F.binary_cross_entropy_with_logits(batch.logits_BL, exceeds_BL, reduction="none")
-    return torch.where(batch.own_BL, losses_BL, 0.0).sum(1)
 
 
 def batched_tag_losses(batch: TokenBatch) -> Tensor:

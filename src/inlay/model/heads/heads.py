@@ -17,7 +17,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,11 +26,7 @@ from torch import Tensor
 from inlay.errors import NotFinite, UnknownName, Unsupported
 from inlay.model.batch.route import IGNORED
 from inlay.model.heads.head_losses import (
-    batched_class_losses,
-    batched_level_losses,
-    batched_number_losses,
     batched_passage_losses,
-    batched_set_losses,
     batched_tag_losses,
     class_losses,
     level_losses,
@@ -150,20 +146,8 @@ class Output:
         return all(bool(logits.isfinite().all()) for logits in self.logits)
 
 
-class Windows(Protocol):
-    """Encoded rows, as far as outputs need them."""
-
-    @property
-    def places(self) -> Sequence[np.ndarray] | None: ...
-
-    @property
-    def words(self) -> list[tuple[tuple[int, int], ...]] | None: ...
-
-    def windows_of_rows(self) -> list[range]: ...
-
-
-def collect_outputs(encoded: Windows, logits: Sequence[Tensor], texts: Sequence[str]) -> list[Output]:
-    """The output of every row from the logits of all windows; `texts` are those the places are in."""
+def collect_outputs(encoded: Any, logits: Sequence[Tensor], texts: Sequence[str]) -> list[Output]:
+    """The output of every row of an encoded set (`inlay.data`) from the logits of all windows, with the rows' texts."""
     places, words = encoded.places, encoded.words
     return [
         Output(
@@ -200,8 +184,7 @@ class Outcome:
 
     def entities_of(self, tags: Sequence[str], text: str) -> tuple[Entity, ...]:
         """Return the entities that the words would make with these tags."""
-        words = [replace(word, tag=tag) for word, tag in zip(self.words or (), tags, strict=True)]
-        return join_entities(words, text)
+        return join_entities([replace(word, tag=tag) for word, tag in zip(self.words or (), tags, strict=True)], text)
 
     def to_json(self) -> dict[str, Any]:
         """The fields that this kind of task has, as plain data."""
@@ -303,10 +286,6 @@ def _confidence_of_set(outcome: Outcome) -> float:
     return min(p if label in given else 1 - p for label, p in (outcome.probabilities or {}).items())
 
 
-def _answer_number(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-    return Outcome(value=_predict_number(output, spec, labels))
-
-
 def _predict_number(output: Output, spec: HeadSpec, labels: Sequence[str]) -> float:
     if spec.texts:
         return float(spec.texts[int(output.logits[0].argmax())])
@@ -333,10 +312,6 @@ def _answer_words(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outc
     return Outcome(entities=join_entities(words, output.text), words=tuple(words))
 
 
-def _predict_tags(output: Output, spec: HeadSpec, labels: Sequence[str]) -> tuple[str, ...]:
-    return tuple(word.tag for word in _answer_words(output, spec, labels).words or ())
-
-
 def find_output_passages(output: Output, null_threshold: float | None) -> Passages:
     """The best passages of a row's text."""
     windows = [(logits.double().numpy(), places) for logits, places in zip(output.logits, output.places, strict=True)]
@@ -349,20 +324,8 @@ def _answer_passage(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Ou
     return Outcome(answer=chosen.text, start=chosen.start, end=chosen.end, probability=chosen.probability, nbest=best)
 
 
-def _predict_answer(output: Output, spec: HeadSpec, labels: Sequence[str]) -> str:
-    return str(_answer_passage(output, spec, labels).answer)
-
-
 def _predict_text(output: Output, spec: HeadSpec, labels: Sequence[str]) -> str:
     return "".join(chr(int(letter)) for letter in output.logits[0].tolist())
-
-
-def _answer_text(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-    return Outcome(answer=_predict_text(output, spec, labels))
-
-
-def _fit_scale(targets: np.ndarray) -> dict[str, Any]:
-    return {"target_mean": float(np.mean(targets)), "target_std": float(np.std(targets)) or 1.0}
 
 
 HEADS: dict[str, Head] = {
@@ -373,7 +336,7 @@ HEADS: dict[str, Head] = {
         read_prediction=_predict_logits,
         confidence=_confidence_of_label,
         calibrates=True,
-        batched_losses=batched_class_losses,
+        batched_losses=lambda batch: class_losses(batch.logits_BL, batch.targets_B, batch.own_BL),
     ),
     "multilabel": Head(
         num_outputs=lambda num_labels: num_labels,
@@ -382,16 +345,19 @@ HEADS: dict[str, Head] = {
         read_prediction=_predict_logits,
         confidence=_confidence_of_set,
         calibrates=True,
-        batched_losses=batched_set_losses,
+        batched_losses=lambda batch: set_losses(batch.logits_BL, batch.labels_BL, batch.own_BL),
     ),
     "regress": Head(
         num_outputs=lambda num_labels: 1,
         row_losses=number_losses,
-        read_answer=_answer_number,
+        read_answer=lambda output, spec, labels: Outcome(value=_predict_number(output, spec, labels)),
         read_prediction=_predict_number,
-        fit_targets=_fit_scale,
+        fit_targets=lambda targets: {
+            "target_mean": float(np.mean(targets)),
+            "target_std": float(np.std(targets)) or 1.0,
+        },
         is_scaled=True,
-        batched_losses=batched_number_losses,
+        batched_losses=lambda batch: number_losses(batch.logits_BL, batch.targets_B),
     ),
     "ordinal": Head(
         num_outputs=lambda num_labels: num_labels - 1,
@@ -399,13 +365,13 @@ HEADS: dict[str, Head] = {
         read_answer=_answer_level,
         read_prediction=_predict_logits,
         confidence=_confidence_of_label,
-        batched_losses=batched_level_losses,
+        batched_losses=lambda batch: level_losses(batch.logits_BL, batch.targets_B, batch.own_BL),
     ),
     "tag": Head(
         num_outputs=lambda num_labels: num_labels,
         row_losses=tag_losses,
         read_answer=_answer_words,
-        read_prediction=_predict_tags,
+        read_prediction=lambda *given: tuple(word.tag for word in _answer_words(*given).words or ()),
         confidence=lambda outcome: min((entity.probability for entity in outcome.entities or ()), default=1.0),
         reads="tokens",
         calibrates=True,
@@ -416,7 +382,7 @@ HEADS: dict[str, Head] = {
         num_outputs=lambda num_labels: 2,
         row_losses=passage_losses,
         read_answer=_answer_passage,
-        read_prediction=_predict_answer,
+        read_prediction=lambda output, spec, labels: str(_answer_passage(output, spec, labels).answer),
         confidence=lambda outcome: outcome.probability or 0.0,
         reads="tokens",
         max_length=384,
@@ -426,7 +392,7 @@ HEADS: dict[str, Head] = {
     "text": Head(
         num_outputs=lambda num_labels: 0,
         row_losses=partial(text_losses, smoothing=0.0),
-        read_answer=_answer_text,
+        read_answer=lambda output, spec, labels: Outcome(answer=_predict_text(output, spec, labels)),
         read_prediction=_predict_text,
         reads="nothing",
         weight=lambda target: float(len(target)),

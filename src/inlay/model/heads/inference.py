@@ -39,8 +39,8 @@ def infer(
     `is_padded`. A forward pass has at most `token_budget` tokens.
     """
     backbone = bank.backbone
-    answers: list[Tensor | None] = [None] * len(rows)
-    for indices in _batches(bank, rows, token_budget or TOKEN_BUDGET[backbone.device.type]):
+    answers: dict[int, Tensor] = {}
+    for indices in _batches(bank, rows, token_budget):
         chosen = [rows[index] for index in indices]
         batch = collate(chosen, backbone.pad_id, backbone.device) if is_padded else backbone.collate(chosen)
         with torch.inference_mode(), bank.routed(batch.route):
@@ -51,21 +51,19 @@ def infer(
             answers[index] = _trim(row, rows[index], bank)
         if on_batch is not None:
             on_batch(len(indices))
-    return [answer for answer in answers if answer is not None]
+    return [answers[index] for index in range(len(rows))]
 
 
 def infer_vectors(bank: Bank, rows: Sequence[Row], *, token_budget: int | None = None) -> np.ndarray:
     """The vectors that the head of each row's slot reads, without dropout, in order: [n, D], float64."""
-    backbone = bank.backbone
-    found: list[np.ndarray | None] = [None] * len(rows)
-    for indices in _batches(bank, rows, token_budget or TOKEN_BUDGET[backbone.device.type]):
-        batch = backbone.collate([rows[index] for index in indices])
+    found: dict[int, np.ndarray] = {}
+    for indices in _batches(bank, rows, token_budget):
+        batch = bank.backbone.collate([rows[index] for index in indices])
         with torch.inference_mode(), bank.routed(batch.route):
             read = bank.logits(batch, as_vectors={segment.slot for segment in batch.rows})
         vectors = torch.cat(read).double().cpu().numpy()
-        for position, vector in zip(batch.order, vectors, strict=True):
-            found[indices[position]] = vector
-    return np.stack([vector for vector in found if vector is not None])
+        found |= {indices[position]: vector for position, vector in zip(batch.order, vectors, strict=True)}
+    return np.stack([found[index] for index in range(len(rows))])
 
 
 def _to_cpu(segments: Sequence[Tensor]) -> list[Tensor]:
@@ -88,8 +86,9 @@ def _trim(logits: Tensor, row: Row, bank: Bank) -> Tensor:
     return logits[~(logits < 0)] if bank.head_of(row.slot).is_free_text else logits  # NaN: no text was written
 
 
-def _batches(bank: Bank, rows: Sequence[Row], budget: int) -> Iterator[list[int]]:
+def _batches(bank: Bank, rows: Sequence[Row], token_budget: int | None) -> Iterator[list[int]]:
     """Indices in batches of similar length; rows with a prefix, and those of a slot with its own weights, go apart."""
+    budget = token_budget or TOKEN_BUDGET[bank.backbone.device.type]
     groups: dict[tuple[int | None, bool], list[int]] = {}
     for index, row in enumerate(rows):
         group = (row.slot if bank.is_finetuned(row.slot) else None, row.prefix is not None)

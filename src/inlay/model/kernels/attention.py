@@ -40,7 +40,8 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """Each row's attention to itself [N, H, C]. `bias_HW` is added to the scores by distance, key minus query."""
     if dropout or q_NHC.device.type != "cpu":
-        return _attend_padded(q_NHC, k_NHC, v_NHC, pack, scaling=scaling, dropout=dropout, bias_HW=bias_HW)
+        q_BTHC, k_BTHC, v_BTHC = (pack.unpack(x) for x in (q_NHC, k_NHC, v_NHC))
+        return attend_rows(q_BTHC, k_BTHC, v_BTHC, pack.is_real_BT, scaling, dropout, bias_HW)[pack.is_real_BT]
     has_grad = q_NHC.requires_grad and torch.is_grad_enabled() and not (bias_HW is not None and bias_HW.requires_grad)
     if has_grad and max(pack.lengths) <= MOST_KEPT:
         attended: Tensor = _Products.apply(q_NHC, k_NHC, v_NHC, pack.lengths, pack.lengths, scaling, bias_HW)
@@ -106,36 +107,34 @@ class _Products(torch.autograd.Function):
         return by_q.mul_(ctx.scaling), by_k, by_v, None, None, None, None
 
 
-def _attend_padded(
-    q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, pack: Pack, *, scaling: float, dropout: float, bias_HW: Tensor | None
-) -> Tensor:
-    mask = pack.is_real_BT[:, None, None, :]
+def attend_rows(
+    q_BTHC: Tensor, k_BLHC: Tensor, v_BLHC: Tensor, is_key_BL: Tensor, scaling: float, dropout: float = 0.0,
+    bias_HW: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The attention of padded rows [B, T, H, C] to their real keys."""
+    mask = is_key_BL[:, None, None, :]
     if bias_HW is not None:
-        bias = spread_bias(bias_HW, mask.shape[-1])
-        mask = torch.where(mask, bias, -torch.inf)
-    q, k, v = (x[pack.places_BT].transpose(1, 2) for x in (q_NHC, k_NHC, v_NHC))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling)
-    return out.transpose(1, 2)[pack.is_real_BT]
+        mask = torch.where(mask, spread_bias(bias_HW, mask.shape[-1]), -torch.inf).to(q_BTHC.dtype)
+    q, k, v = (x.transpose(1, 2) for x in (q_BTHC, k_BLHC, v_BLHC))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling).transpose(1, 2)
 
 
 def attend_any_mix(
     q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, tiling: Tiling, *, scaling: float, bias_HW: Tensor,
     dropout: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """`attend` by tensors alone: rows are padded to the longest that may come, for this product only."""
+    """`attend` by tensors alone: rows are padded to the longest that may come."""
     assert tiling.rows_N is not None
     places_T = torch.arange(tiling.max_length, device=q_NHC.device)
     tokens_BT = tiling.starts_B.unsqueeze(1) + places_T
     # A row without tokens is never read, but its result must be a finite number.
     is_key_BT = (tokens_BT < tiling.stops_B.unsqueeze(1)) | (places_T == 0)
     tokens_BT = tokens_BT.clamp(max=q_NHC.shape[0] - 1)
+    tokens_M = tokens_BT.flatten()
+    q, k, v = (x.index_select(0, tokens_M).unflatten(0, tokens_BT.shape) for x in (q_NHC, k_NHC, v_NHC))
     starts_N = tiling.starts_B.index_select(0, tiling.rows_N)
     homes_N = tiling.rows_N * tiling.max_length + torch.arange(q_NHC.shape[0], device=q_NHC.device) - starts_N
-    mask = torch.where(is_key_BT[:, None, None, :], spread_bias(bias_HW, tiling.max_length), -torch.inf)
-    tokens_M = tokens_BT.flatten()
-    q, k, v = (x.index_select(0, tokens_M).unflatten(0, tokens_BT.shape).transpose(1, 2) for x in (q_NHC, k_NHC, v_NHC))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask.to(q.dtype), dropout_p=dropout, scale=scaling)
-    return out.transpose(1, 2).flatten(0, 1).index_select(0, homes_N)
+    return attend_rows(q, k, v, is_key_BT, scaling, dropout, bias_HW).flatten(0, 1).index_select(0, homes_N)
 
 
 def attend_across(
@@ -152,9 +151,7 @@ def attend_across(
         return out_MHC.unflatten(0, q_BTHC.shape[:2])
     (k_BLHC, is_real_BL), (v_BLHC, _) = (tiling.unpack(x, num_rows) for x in (k_NHC, v_NHC))
     is_real_BL = is_real_BL | (torch.arange(is_real_BL.shape[1], device=is_real_BL.device) == 0)
-    q, k, v = (x.transpose(1, 2) for x in (q_BTHC, k_BLHC, v_BLHC))
-    mask = is_real_BL[:, None, None, :]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling).transpose(1, 2)
+    return attend_rows(q_BTHC, k_BLHC, v_BLHC, is_real_BL, scaling, dropout)
 
 
 def spread_bias(bias_HW: Tensor, length: int) -> Tensor:
@@ -186,7 +183,16 @@ def _take_interface(
 
 def replace_biased(encoder: Any, attentions: list[Any], mount: Any) -> None:
     """Teach mpnet's encoder and self-attention modules packed batches; others go the way they went."""
-    encoder.compute_position_bias = types.MethodType(_biased(encoder.compute_position_bias.__func__), encoder)
+    padded = encoder.compute_position_bias.__func__
+
+    def compute_position_bias(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if self.inlay.active is None or self.inlay.active.pack is None:
+            return padded(self, x, *args, **kwargs)
+        longest = int(self.config.max_position_embeddings)
+        distances_W = torch.arange(-longest, longest + 1, device=x.device)
+        return self.relative_attention_bias(self.relative_position_bucket(distances_W)).t()
+
+    encoder.compute_position_bias = types.MethodType(compute_position_bias, encoder)
     encoder.inlay = mount
     for attention in attentions:
         attention.forward = types.MethodType(_attention_with_table(type(attention).forward), attention)
@@ -259,17 +265,6 @@ def _attention_with_buckets(padded: Callable[..., Any], longest: int) -> Callabl
         return self.o(out.reshape(*hidden_states.shape[:-1], -1)), bias_HW, None
 
     return forward
-
-
-def _biased(padded: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def compute_position_bias(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if self.inlay.active is None or self.inlay.active.pack is None:
-            return padded(self, x, *args, **kwargs)
-        longest = int(self.config.max_position_embeddings)
-        distances_W = torch.arange(-longest, longest + 1, device=x.device)
-        return self.relative_attention_bias(self.relative_position_bucket(distances_W)).t()
-
-    return compute_position_bias
 
 
 def _attention_with_table(padded: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,10 +5,8 @@ products take q's dtype. The bias is one number for each head and distance, as M
 out for a whole pack. Weights are dropped by a counter-based generator, so that backward drops the same ones without
 keeping a mask. Tokens of no row are left undefined, in the output and in the gradients.
 
-The programs are Triton's and are imported when first launched, so this file imports without triton. A launch depends
-on shapes only and never waits for the device. They are made for short rows: packs of long ones go through torch's flash
-attention, where nothing is added to scores or dropped. So does what a decoder asks of the rows of a pack, in bf16 and
-float16 (`cross_attention`).
+The programs are made for short rows: packs of long ones go through torch's flash attention, where nothing is added to
+scores or dropped. So does what a decoder asks of the rows of a pack, in bf16 and float16 (`cross_attention`).
 
 Shape letters: N packed tokens, H heads, d their width, B rows, W distances, M queries of a decoder.
 """
@@ -42,8 +40,8 @@ WIDEST = 256
 
 def segment_attention(
     q_NHd: Tensor,
-    k_NHd: Tensor,
-    v_NHd: Tensor,
+    k_NHd: Tensor | None,
+    v_NHd: Tensor | None,
     starts_B: Tensor,
     stops_B: Tensor,
     bias_HW: Tensor | None,
@@ -57,40 +55,23 @@ def segment_attention(
     """Attention of each token to its row [N, H, d]. Row b is tokens starts to stops (int32), at most `max_length`;
     rows lie end to end from the first token on, empty ones anywhere.
 
-    q, k and v may be slices of one tensor. Element [h, W//2 + key - query] of the bias is added to the scaled scores;
-    it gets no gradient. `seed` [1] (int64, on the device) is needed with `dropout`, and a new one at every step.
-    `is_long` says that rows are, in the mean.
+    q, k and v may be slices of one tensor. Where k and v are None, q is all three side by side [N, 3, H, d], as one
+    product leaves them; their gradients lie likewise. Element [h, W//2 + key - query] of the bias is added to the
+    scaled scores; it gets no gradient. `seed` [1] (int64, on the device) is needed with `dropout`, and a new one at
+    every step. `is_long` says that rows are, in the mean.
     """
     assert bias_HW is None or min(bias_HW.shape[1] // 2 + 1, (bias_HW.shape[1] + 1) // 2) >= max_length
     assert not dropout or seed is not None
     assert q_NHd.shape[-1] <= WIDEST, q_NHd.shape
-    places, settings = (starts_B, stops_B), (scaling, max_length, dropout, is_long)
-    return _attention(q_NHd, k_NHd, v_NHd, *places, bias_HW, seed if dropout else None, *settings)[0]
-
-
-def joined_attention(
-    qkv_N3Hd: Tensor,
-    starts_B: Tensor,
-    stops_B: Tensor,
-    bias_HW: Tensor | None,
-    scaling: float,
-    max_length: int,
-    dropout: float = 0.0,
-    seed: Tensor | None = None,
-    *,
-    is_long: bool = False,
-) -> Tensor:
-    """`segment_attention` for q, k and v side by side, as one product leaves them; their gradients lie likewise."""
-    assert not dropout or seed is not None
-    places, settings = (starts_B, stops_B), (scaling, max_length, dropout, is_long)
-    return _joined(qkv_N3Hd, *places, bias_HW, seed if dropout else None, *settings)[0]
+    rows, settings = (starts_B, stops_B, bias_HW, seed if dropout else None), (scaling, max_length, dropout, is_long)
+    return _attention(q_NHd, k_NHd, v_NHd, *rows, *settings)[0]
 
 
 @torch.library.custom_op("inlay::segment_attention", mutates_args=())
 def _attention(
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
     starts: Tensor,
     stops: Tensor,
     bias: Tensor | None,
@@ -101,30 +82,8 @@ def _attention(
     is_long: bool,
 ) -> tuple[Tensor, Tensor]:
     """o, and the logarithm of each softmax's denominator [H, N]: to base 2, or as flash attention has it."""
-    return _launch_forward(_alike(q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout, is_long))
-
-
-@torch.library.custom_op("inlay::joined_attention", mutates_args=())
-def _joined(
-    qkv: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    scaling: float,
-    max_length: int,
-    dropout: float,
-    is_long: bool,
-) -> tuple[Tensor, Tensor]:
-    """`_attention` for q, k and v side by side."""
-    return _launch_forward(
-        qkv.contiguous().unbind(1), (starts, stops, bias, seed), (scaling, max_length, dropout, is_long)
-    )
-
-
-def _launch_forward(qkv, given, settings):
-    (q, k, v), (starts, stops, bias, seed), (scaling, max_length, dropout, _) = qkv, given, settings
-    if _can_flash(q, bias, settings):
+    q, k, v = q.contiguous().unbind(1) if k is None or v is None else _alike(q, k, v)
+    if _can_flash(q, bias, dropout, is_long):
         rows = _offsets(stops)
         return _flash(q, k, v, rows, rows, max_length, max_length, 0.0, False, False, scale=scaling)[:2]
     from inlay.model.kernels.triton.attention_programs import attention_forward
@@ -145,9 +104,8 @@ _flash = torch.ops.aten._flash_attention_forward
 _flash_backward = torch.ops.aten._flash_attention_backward
 
 
-def _can_flash(q, bias, settings) -> bool:
+def _can_flash(q, bias, dropout, is_long) -> bool:
     """Whether a pack goes through flash attention; the same forward and backward."""
-    *_, dropout, is_long = settings
     return is_long and bias is None and not dropout and flashes(q)
 
 
@@ -206,16 +164,17 @@ def _output_like(q):
     return q.new_empty(q.shape), q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
 
 
-_attention.register_fake(lambda q, *_: _output_like(q))
-_joined.register_fake(lambda qkv, *_: _output_like(qkv[:, 0]))
+@_attention.register_fake
+def _(q, k, *_args):
+    return _output_like(q[:, 0] if k is None else q)
 
 
 @torch.library.custom_op("inlay::segment_attention_backward", mutates_args=())
 def _attention_backward(
     do: Tensor,
     q: Tensor,
-    k: Tensor,
-    v: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
     o: Tensor,
     lse: Tensor,
     starts: Tensor,
@@ -227,60 +186,35 @@ def _attention_backward(
     dropout: float,
     is_long: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v."""
-    dq, dk, dv = (q.new_empty(q.shape) for _ in range(3))
-    qkv = (q.contiguous(), k.contiguous(), v.contiguous())  # as their gradients lie
-    _launch_backward(
-        (do, o, lse), qkv, (dq, dk, dv), (starts, stops, bias, seed), (scaling, max_length, dropout, is_long)
-    )
-    return dq, dk, dv
-
-
-@torch.library.custom_op("inlay::joined_attention_backward", mutates_args=())
-def _joined_backward(
-    do: Tensor,
-    qkv: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    bias: Tensor | None,
-    seed: Tensor | None,
-    scaling: float,
-    max_length: int,
-    dropout: float,
-    is_long: bool,
-) -> Tensor:
-    """The gradients of q, k and v side by side."""
-    qkv = qkv.contiguous()
-    grads, settings = qkv.new_empty(qkv.shape), (scaling, max_length, dropout, is_long)
-    _launch_backward((do, o, lse), qkv.unbind(1), grads.unbind(1), (starts, stops, bias, seed), settings)
-    return grads
-
-
-def _launch_backward(outputs, qkv, gradients, given, settings):
-    (do, o, lse), (starts, stops, bias, seed), (scaling, max_length, dropout, _) = outputs, given, settings
-    if _can_flash(qkv[0], bias, settings):
+    """The gradients of q, k and v; the latter two are empty where q is all three."""
+    computed = _gradients_like(do, q, k)
+    if k is None or v is None:
+        qkv, gradients = q.contiguous().unbind(1), computed[0].unbind(1)
+    else:
+        qkv, gradients = (q.contiguous(), k.contiguous(), v.contiguous()), computed  # as their gradients lie
+    if _can_flash(qkv[0], bias, dropout, is_long):
         rows = _offsets(stops)
         given = (do.contiguous(), *qkv, o, lse, rows, rows, max_length, max_length)
         found = _flash_backward(*given, 0.0, False, *_no_seeds(do), scale=scaling)
-        for gradient, computed in zip(gradients, found, strict=True):
-            gradient.copy_(computed)
-        return
+        for gradient, flashed in zip(gradients, found, strict=True):
+            gradient.copy_(flashed)
+        return computed
     from inlay.model.kernels.triton.attention_programs import attention_backward
 
-    o, do, bias, q = o.contiguous(), do.contiguous(), dense(bias), qkv[0]
-    with on_device_of(q):
-        for (heads, rows, shares), sizes in _cut(q, len(starts), max_length):
-            attention_backward[heads, rows, 2 * shares if shares > 1 else 1](
+    o, do, bias, asked = o.contiguous(), do.contiguous(), dense(bias), qkv[0]
+    with on_device_of(asked):
+        for (heads, num_rows, shares), sizes in _cut(asked, len(starts), max_length):
+            attention_backward[heads, num_rows, 2 * shares if shares > 1 else 1](
                 *(*qkv, o, lse, do, *gradients, starts, stops, bias, seed, scaling, dropout),
-                *(*q.stride()[:2], *o.stride()[:2], len(q), 0 if bias is None else bias.shape[1]),
+                *(*asked.stride()[:2], *o.stride()[:2], len(asked), 0 if bias is None else bias.shape[1]),
                 **sizes,
             )
+    return computed
 
 
-_attention_backward.register_fake(lambda do, q, *_: tuple(q.new_empty(q.shape) for _ in range(3)))
-_joined_backward.register_fake(lambda do, qkv, *_: qkv.new_empty(qkv.shape))
+@_attention_backward.register_fake
+def _gradients_like(do, q, k, *_args):
+    return tuple(q.new_empty(q.shape if place == 0 or k is not None else (0,)) for place in range(3))
 
 
 def _keep(ctx, inputs, output):
@@ -291,15 +225,12 @@ def _keep(ctx, inputs, output):
 
 
 def _differentiate(ctx, do, dlse):
-    return *_attention_backward(do, *ctx.saved_tensors, *ctx.settings), *[None] * 8
-
-
-def _differentiate_joined(ctx, do, dlse):
-    return _joined_backward(do, *ctx.saved_tensors, *ctx.settings), *[None] * 8
+    saved = ctx.saved_tensors  # once: activation checkpointing gives them only once
+    dq, dk, dv = _attention_backward(do, *saved, *ctx.settings)
+    return *((dq, None, None) if saved[1] is None else (dq, dk, dv)), *[None] * 8
 
 
 _attention.register_autograd(_differentiate, setup_context=_keep)
-_joined.register_autograd(_differentiate_joined, setup_context=_keep)
 
 
 def _cut(q: Tensor, num_rows: int, max_length: int) -> Iterator[tuple[tuple[int, int, int], dict[str, int]]]:

@@ -1,8 +1,6 @@
 """The fused bottleneck on packed tokens: scale·up(act(down(h))) and its residual in one kernel, gradients in two.
 
-`reference.py` has the definition; tests hold this equal to it. The programs are Triton's and are imported when first
-launched, so this file imports without triton. `bottleneck` is an operator of torch with a fake and an autograd formula:
-a compiler traces a step with it whole. A launch depends on shapes only and never waits for the device.
+`reference.py` has the definition; tests hold this equal to it.
 
 Shape letters: N packed tokens, D width read, R bottleneck (at most MAX_SIZE), E width written, S slots, M tiles.
 """
@@ -10,26 +8,22 @@ Shape letters: N packed tokens, D width read, R bottleneck (at most MAX_SIZE), E
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from inlay.model.batch.tiles import TILE_SIZES, Tiles
+from inlay.model.batch.tiles import TILE_SIZES, Tiles, split_tiles
 from inlay.model.kernels.launch import (
-    HAS_TRITON,
     LaunchConfig,
     WeightsLaunchConfig,
     block_of,
     by_slot,
     chunks_of,
     dense,
-    is_available,
     on_device_of,
     splits_of,
 )
-
-__all__ = ["HAS_TRITON", "MAX_SIZE", "Stacks", "bottleneck", "is_available", "threshold_of"]
 
 MAX_SIZE = 128
 """the widest bottleneck whose activations a program keeps; wider ones are composed of `grouped.segment_linear`"""
@@ -78,24 +72,11 @@ def bottleneck(
     assert not dropout or seed is not None
     trained = (h_ND, stacks.down_SDR, stacks.up_SRE, stacks.down_bias_SR, stacks.up_bias_SE)
     is_kept = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in trained)
-    down_copy, up_copy = stacks.copies or (None, None)
     out_NE, _ = _bottleneck(
-        h_ND,
-        stacks.down_SDR,
-        stacks.up_SRE,
-        stacks.scale_S,
-        stacks.down_bias_SR,
-        stacks.up_bias_SE,
-        down_copy,
-        up_copy,
-        seed if dropout else None,
-        *tiles.tensors,
-        tiles.tile,
-        activation or "none",
-        residual,
-        threshold_of(dropout),
-        salt,
-        is_kept,
+        *(h_ND, stacks.down_SDR, stacks.up_SRE, stacks.scale_S, stacks.down_bias_SR, stacks.up_bias_SE),
+        *(stacks.copies or (None, None)),
+        *(seed if dropout else None, tiles.buffer, tiles.tile),
+        *(activation or "none", residual, threshold_of(dropout), salt, is_kept),
     )
     return out_NE
 
@@ -117,11 +98,7 @@ def _bottleneck(
     down_copy: Tensor | None,
     up_copy: Tensor | None,
     seed: Tensor | None,
-    slots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    begins: Tensor,
-    ends: Tensor,
+    tiles: Tensor,
     tile: int,
     activation: str,
     residual: bool,
@@ -133,25 +110,14 @@ def _bottleneck(
 
     h, cut = h.contiguous(), FORWARD[h.element_size(), tile]
     size_D, size_R, size_E = *down.shape[1:], up.shape[-1]
-    out, z = _forward_shapes(h, size_R, size_E, is_kept)
+    out, z = _bottleneck_like(h, down, up, is_kept)
     stacks = (down if down_copy is None else down_copy, down_bias, up if up_copy is None else up_copy, up_bias)
     weights, strides = zip(*((None, 0) if stack is None else by_slot(stack) for stack in stacks), strict=True)
+    slots, starts, stops, *_ = split_tiles(tiles, len(down))
     with on_device_of(h):
         bottleneck_forward[(len(slots),)](
-            h,
-            *weights,
-            dense(scale),
-            slots,
-            starts,
-            stops,
-            out,
-            z if is_kept else None,
-            seed,
-            salt,
-            *strides,
-            size_D,
-            size_R,
-            size_E,
+            *(h, *weights, dense(scale), slots, starts, stops, out, z if is_kept else None),
+            *(seed, salt, *strides, size_D, size_R, size_E),
             ACTIVATION=activation,
             RESIDUAL=residual,
             THRESHOLD=threshold,
@@ -164,6 +130,12 @@ def _bottleneck(
     return out, z
 
 
+@_bottleneck.register_fake
+def _bottleneck_like(h, down, up, *args):  # type: ignore[no-untyped-def]
+    num_tokens, is_kept = h.shape[0], args[-1]  # not len(h), which would be compiled for this number alone
+    return h.new_empty(num_tokens, up.shape[-1]), h.new_empty(num_tokens if is_kept else 0, down.shape[-1])
+
+
 @torch.library.custom_op("inlay::bottleneck_backward", mutates_args=())
 def _bottleneck_backward(
     grad: Tensor,
@@ -173,11 +145,7 @@ def _bottleneck_backward(
     up: Tensor,
     scale: Tensor,
     seed: Tensor | None,
-    slots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    begins: Tensor,
-    ends: Tensor,
+    tiles: Tensor,
     tile: int,
     activation: str,
     residual: bool,
@@ -190,29 +158,15 @@ def _bottleneck_backward(
 
     grad, h, scale = (tensor.contiguous() for tensor in (grad, h, scale))
     (down, down_stride), (up, up_stride) = by_slot(down), by_slot(up)
-    drop = _Drop(seed, salt, threshold)
+    slots, starts, stops, begins, ends = split_tiles(tiles, len(down))
     widths = (*down.shape[1:], up.shape[-1])
-    dh, _ = _backward_shapes(h, widths, len(begins), needs)
+    dh, _ = _backward_like(grad, h, z, down, up, needs)
     a, dz = torch.empty_like(z), torch.empty_like(z)
     cut = BACKWARD_TOKENS[h.element_size(), tile]
     with on_device_of(h):
         bottleneck_backward_tokens[(len(slots),)](
-            grad,
-            z,
-            down,
-            up,
-            scale,
-            slots,
-            starts,
-            stops,
-            a,
-            dz,
-            dh if needs[0] else None,
-            seed,
-            salt,
-            down_stride,
-            up_stride,
-            *widths,
+            *(grad, z, down, up, scale, slots, starts, stops, a, dz, dh if needs[0] else None),
+            *(seed, salt, down_stride, up_stride, *widths),
             ACTIVATION=activation,
             RESIDUAL=residual,
             THRESHOLD=threshold,
@@ -223,40 +177,36 @@ def _bottleneck_backward(
             **cut.options(),
         )
         read = (h, dz, a, grad, scale, begins, ends)
+        drop = (seed, salt, threshold)
         weights = _weight_gradients(read, widths, drop) if needs[1] else h.new_empty(0)
     return dh, weights.float()
 
 
-class _Drop(NamedTuple):
-    """The dropout mask's seed, salt and rate, as a program takes them."""
+@_bottleneck_backward.register_fake
+def _backward_like(grad, h, z, down, up, *args):  # type: ignore[no-untyped-def]
+    needs = args[-1]
+    size = sum(_weight_sizes((*down.shape[1:], up.shape[-1]), down.shape[0])) if needs[1] else 0
+    return h.new_empty(h.shape if needs[0] else (0,)), h.new_empty(size, dtype=torch.float32)
 
-    seed: Tensor | None
-    salt: int
-    threshold: int
 
-
-def _weight_gradients(read: tuple[Tensor, ...], widths: tuple[int, int, int], drop: _Drop) -> Tensor:
-    """The gradients of down, up, down's bias and up's bias, end to end."""
+def _weight_gradients(
+    read: tuple[Tensor, ...], widths: tuple[int, int, int], drop: tuple[Tensor | None, int, int]
+) -> Tensor:
+    """The gradients of down, up, down's bias and up's bias, end to end. `drop`: seed, salt and threshold."""
     from inlay.model.kernels.triton.bottleneck_programs import bottleneck_backward_weights
 
     h, num_slots, (size_D, size_R, size_E) = read[0], len(read[-1]), widths
     cut = BACKWARD_WEIGHTS[h.element_size()]
     num_chunks = chunks_of(size_D, cut.block) + chunks_of(size_E, cut.block)
     num_splits = splits_of(num_chunks * num_slots, len(h), cut.num_programs)
-    sizes = weight_sizes(widths, num_slots)
+    sizes = _weight_sizes(widths, num_slots)
     parts = torch.empty(num_splits, sum(sizes), dtype=torch.float32, device=h.device)
     down, up, down_bias, up_bias = parts[0].split(sizes)
+    seed, salt, threshold = drop
     bottleneck_backward_weights[(num_chunks, num_slots, num_splits)](
-        *read,
-        down,
-        down_bias,
-        up,
-        up_bias,
-        drop.seed,
-        drop.salt,
-        sum(sizes),
-        *widths,
-        THRESHOLD=drop.threshold,
+        *(*read, down, down_bias, up, up_bias, seed, salt),
+        *(sum(sizes), *widths),
+        THRESHOLD=threshold,
         BLOCK_N=cut.num_rows,
         BLOCK_D=cut.block,
         BLOCK_R=block_of(size_R),
@@ -271,39 +221,17 @@ def _chunk_of(cut: LaunchConfig, size_R: int) -> int:
     return cut.block // 2 if size_R > 64 and cut.block > 64 else cut.block
 
 
-def _forward_shapes(h: Tensor, size_R: int, size_E: int, is_kept: bool) -> tuple[Tensor, Tensor]:
-    num_tokens = h.shape[0]  # not len(h), which would be compiled for this number alone
-    return h.new_empty(num_tokens, size_E), h.new_empty(num_tokens if is_kept else 0, size_R)
-
-
-def _backward_shapes(
-    h: Tensor, widths: tuple[int, int, int], num_slots: int, needs: list[bool]
-) -> tuple[Tensor, Tensor]:
-    size = sum(weight_sizes(widths, num_slots)) if needs[1] else 0
-    return h.new_empty(h.shape if needs[0] else (0,)), h.new_empty(size, dtype=torch.float32)
-
-
-def weight_sizes(widths: tuple[int, int, int], num_slots: int) -> list[int]:
+def _weight_sizes(widths: tuple[int, int, int], num_slots: int) -> list[int]:
     """The sizes of the gradients of down, up and their biases."""
     size_D, size_R, size_E = widths
     return [num_slots * size for size in (size_D * size_R, size_R * size_E, size_R, size_E)]
 
 
-@_bottleneck.register_fake
-def _(h, down, up, *args):  # type: ignore[no-untyped-def]
-    return _forward_shapes(h, down.shape[-1], up.shape[-1], args[-1])
-
-
-@_bottleneck_backward.register_fake
-def _(grad, h, z, down, up, scale, *args):  # type: ignore[no-untyped-def]
-    return _backward_shapes(h, (*down.shape[1:], up.shape[-1]), down.shape[0], args[-1])
-
-
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    h, down, up, scale, down_bias, up_bias, down_copy, up_copy, seed, *tiles_and_flags, _ = inputs
+    h, down, up, scale, down_bias, up_bias, down_copy, up_copy, seed, tiles, *flags, _ = inputs
     down_read, up_read = down if down_copy is None else down_copy, up if up_copy is None else up_copy
-    ctx.save_for_backward(h, output[1], down_read, up_read, scale, seed, *tiles_and_flags[:5])
-    ctx.flags = tiles_and_flags[5:]
+    ctx.save_for_backward(h, output[1], down_read, up_read, scale, seed, tiles)
+    ctx.flags = flags
     ctx.dtypes = [None if weight is None else weight.dtype for weight in (down, up, down_bias, up_bias)]
     ctx.set_materialize_grads(False)
 
@@ -318,13 +246,13 @@ def _gradients(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None,
         num_slots, size_D, size_R = down.shape
         size_E = up.shape[-1]
         shapes = [down.shape, up.shape, (num_slots, size_R), (num_slots, size_E)]
-        flat = weights.split(weight_sizes((size_D, size_R, size_E), num_slots))
+        flat = weights.split(_weight_sizes((size_D, size_R, size_E), num_slots))
         d_weights = [
             None if dtype is None else part.view(shape).to(dtype)
             for part, shape, dtype in zip(flat, shapes, ctx.dtypes, strict=True)
         ]
     d_down, d_up, d_down_bias, d_up_bias = d_weights
-    return dh if needs[0] else None, d_down, d_up, None, d_down_bias, d_up_bias, *[None] * 14
+    return dh if needs[0] else None, d_down, d_up, None, d_down_bias, d_up_bias, *[None] * 10
 
 
 _bottleneck.register_autograd(_gradients, setup_context=_keep)

@@ -4,9 +4,6 @@
 float32, everything else has x's dtype. The gradients of scale and shift are summed by program and then by slot in a
 fixed order: the same bits every time. Tokens that no tile covers are left undefined.
 
-The programs are Triton's and are imported when first launched, so this file imports without triton. A launch depends
-on shapes only and never waits for the device.
-
 Shape letters: S slots, N packed tokens, D width, M tiles, P programs that sum the gradients of their tokens.
 """
 
@@ -19,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from inlay.model.batch.tiles import Tiles
+from inlay.model.batch.tiles import Tiles, split_tiles
 from inlay.model.kernels.launch import chunks_of, dense, on_device_of
 
 
@@ -54,24 +51,18 @@ TILES = 1024
 
 
 def layer_norm(
-    x_ND: Tensor,
-    residual_ND: Tensor | None,
-    scale_SD: Tensor,
-    shift_SD: Tensor | None,
-    eps: float,
-    tiles: Tiles,
+    x_ND: Tensor, residual_ND: Tensor | None, scale_SD: Tensor, shift_SD: Tensor | None, eps: float, tiles: Tiles
 ) -> Tensor:
     """LN(x + residual)·scale + shift, with the scale and shift of each token's slot, in x's dtype."""
     given = (x_ND, residual_ND, scale_SD, shift_SD)
     is_kept = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in given)
-    return _norm(*given, tiles.slots_M, tiles.starts_M, tiles.stops_M, tiles.tile, eps, is_kept)[0]
+    return _norm(*given, tiles.buffer, tiles.tile, eps, is_kept)[0]
 
 
 def rms_norm(x_ND: Tensor, scale_SD: Tensor, eps: float, tiles: Tiles) -> Tensor:
     """T5's layer norm, x / √(mean of x²)·scale, with the scale of each token's slot, in x's dtype."""
     is_kept = torch.is_grad_enabled() and (x_ND.requires_grad or scale_SD.requires_grad)
-    places = (tiles.slots_M, tiles.starts_M, tiles.stops_M, tiles.tile)
-    return _norm(x_ND, None, scale_SD, None, *places, eps, is_kept, is_centered=False)[0]
+    return _norm(x_ND, None, scale_SD, None, tiles.buffer, tiles.tile, eps, is_kept, is_centered=False)[0]
 
 
 @torch.library.custom_op("inlay::layer_norm", mutates_args=())
@@ -80,9 +71,7 @@ def _norm(
     residual: Tensor | None,
     scale: Tensor,
     shift: Tensor | None,
-    slots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
+    tiles: Tensor,
     tile: int,
     eps: float,
     is_kept: bool,
@@ -92,7 +81,8 @@ def _norm(
     from inlay.model.kernels.triton.norm_programs import norm_forward
 
     x, scale, residual, shift = x.contiguous(), scale.contiguous(), dense(residual), dense(shift)
-    y, total, moments = _norm_like(x, residual, scale, shift, slots, starts, stops, tile, eps, is_kept)
+    y, total, moments = _norm_like(x, residual, scale, shift, tiles, tile, eps, is_kept)
+    slots, starts, stops, *_ = split_tiles(tiles, len(scale))
     sizes = _sizes(x.shape[-1], tile, len(slots), FORWARD)
     with on_device_of(x):
         norm_forward[len(slots), tile // sizes["SPAN"]](
@@ -105,7 +95,7 @@ def _norm(
 
 
 @_norm.register_fake
-def _norm_like(x, residual, scale, shift, slots, starts, stops, tile, eps, is_kept, is_centered=True):
+def _norm_like(x, residual, scale, shift, tiles, tile, eps, is_kept, is_centered=True):
     # Not len(x), which would be compiled for this number alone.
     total = x.new_empty(x.shape if is_kept and residual is not None else (0,))
     return x.new_empty(x.shape), total, x.new_empty((x.shape[0], 2), dtype=torch.float32)
@@ -117,9 +107,7 @@ def _norm_backward(
     total: Tensor,
     moments: Tensor,
     scale: Tensor,
-    slots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
+    tiles: Tensor,
     tile: int,
     has_sums: bool,
     is_centered: bool,
@@ -128,9 +116,8 @@ def _norm_backward(
     from inlay.model.kernels.triton.norm_programs import norm_backward, norm_sums
 
     dy, total, scale = dy.contiguous(), total.contiguous(), scale.contiguous()
-    dx, dscale, dshift = _norm_backward_like(
-        dy, total, moments, scale, slots, starts, stops, tile, has_sums, is_centered
-    )
+    dx, dscale, dshift = _norm_backward_like(dy, total, moments, scale, tiles, tile, has_sums, is_centered)
+    slots, starts, stops, *_ = split_tiles(tiles, len(scale))
     sizes = _sizes(dy.shape[-1], tile, len(slots), BACKWARD)
     parts, width = tile // sizes["SPAN"], dy.shape[-1]
     sums_2PD = dy.new_empty((2, len(slots) * parts, width), dtype=torch.float32) if has_sums else None
@@ -148,7 +135,7 @@ def _norm_backward(
 
 
 @_norm_backward.register_fake
-def _norm_backward_like(dy, total, moments, scale, slots, starts, stops, tile, has_sums, is_centered):
+def _norm_backward_like(dy, total, moments, scale, tiles, tile, has_sums, is_centered):
     shape = scale.shape if has_sums else (0,)
     dscale, dshift = (scale.new_empty(shape, dtype=torch.float32) for _ in range(2))
     return dy.new_empty(dy.shape), dscale, dshift
@@ -156,21 +143,20 @@ def _norm_backward_like(dy, total, moments, scale, slots, starts, stops, tile, h
 
 def _keep(ctx, inputs, output):
     ctx.set_materialize_grads(False)  # no zeros are needed for the gradients of tensors kept for backward
-    x, residual, scale, shift, *places, _, _, ctx.is_centered = inputs
+    x, residual, scale, shift, tiles, ctx.tile, _, _, ctx.is_centered = inputs
     _, total, moments = output
     ctx.has_residual, ctx.shift_dtype = residual is not None, None if shift is None else shift.dtype
-    *tensors, ctx.tile = places
-    ctx.save_for_backward(x if residual is None else total, moments, scale, *tensors)
+    ctx.save_for_backward(x if residual is None else total, moments, scale, tiles)
 
 
 def _differentiate(ctx, dy, dtotal, dmoments):
-    total, moments, scale, *places = ctx.saved_tensors
+    total, moments, scale, tiles = ctx.saved_tensors
     needs_scale, needs_shift = ctx.needs_input_grad[2:4]
     has_sums = needs_scale or needs_shift
-    dx, dscale, dshift = _norm_backward(dy, total, moments, scale, *places, ctx.tile, has_sums, ctx.is_centered)
+    dx, dscale, dshift = _norm_backward(dy, total, moments, scale, tiles, ctx.tile, has_sums, ctx.is_centered)
     dscale = dscale.to(scale.dtype) if needs_scale else None
     dshift = dshift.to(ctx.shift_dtype) if needs_shift else None
-    return dx, dx if ctx.has_residual else None, dscale, dshift, *[None] * 7
+    return dx, dx if ctx.has_residual else None, dscale, dshift, *[None] * 5
 
 
 _norm.register_autograd(_differentiate, setup_context=_keep)

@@ -1,7 +1,6 @@
 """Grouped products on packed tokens: each token through the matrix, or beside the vector, of its own slot.
 
-Operators of torch with fakes and autograd formulas, so a compiler traces a step with them whole; the programs are
-Triton's and are imported when first launched. Bottlenecks that `fused.py` does not have are composed of these.
+Bottlenecks that `fused_bottleneck.py` does not have are composed of these.
 
 Shape letters: N packed tokens, D width read, E width written, S slots, M tiles.
 """
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.model.batch.tiles import Tiles
+from inlay.model.batch.tiles import Tiles, split_tiles
 from inlay.model.kernels.launch import LaunchConfig, block_of, chunks_of, dense, on_device_of, splits_of
 
 # Bytes of one number of x -> how the programs are cut; the widest block of outputs that one program holds.
@@ -27,56 +26,31 @@ VECTOR_PROGRAMS = 2048
 
 def segment_linear(x_ND: Tensor, w_SDE: Tensor, bias_SE: Tensor | None, tiles: Tiles) -> Tensor:
     """x w + bias [N, E], each token through its slot, in x's type; weights may be float32 beside tokens of bf16."""
-    return _segment_linear(x_ND, w_SDE, bias_SE, *tiles.tensors, tiles.tile)
+    return _segment_linear(x_ND, w_SDE, bias_SE, tiles.buffer, tiles.tile)
 
 
 def slot_vectors(stack_SD: Tensor, tiles: Tiles, num_tokens: int, dtype: torch.dtype | None = None) -> Tensor:
     """Each token's slot's vector [N, D], in the stack's type or `dtype`. A gather: NaN stays put."""
-    return _slot_vectors(stack_SD, *tiles.tensors, tiles.tile, num_tokens, dtype or stack_SD.dtype)
+    return _slot_vectors(stack_SD, tiles.buffer, tiles.tile, num_tokens, dtype or stack_SD.dtype)
 
 
 @torch.library.custom_op("inlay::segment_linear", mutates_args=())
-def _segment_linear(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    slots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    begins: Tensor,
-    ends: Tensor,
-    tile: int,
-) -> Tensor:
-    return _product(x, w, bias, (slots, starts, stops), tile)
+def _segment_linear(x: Tensor, w: Tensor, bias: Tensor | None, tiles: Tensor, tile: int) -> Tensor:
+    return _product(x, w, bias, tiles, tile)
 
 
 @torch.library.custom_op("inlay::segment_linear_backward", mutates_args=())
 def _segment_linear_backward(
-    grad: Tensor,
-    x: Tensor,
-    w: Tensor,
-    slots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    begins: Tensor,
-    ends: Tensor,
-    tile: int,
-    needs: list[bool],
+    grad: Tensor, x: Tensor, w: Tensor, tiles: Tensor, tile: int, needs: list[bool]
 ) -> tuple[Tensor, Tensor]:
     """The gradient of x, and those of w and the bias end to end; `needs` says whether x's, and whether theirs."""
-    dx = _product(grad, w, None, (slots, starts, stops), tile, is_transposed=True) if needs[0] else x.new_empty(0)
-    weights = _weight_gradients(x, grad, (begins, ends)) if needs[1] else x.new_empty(0, dtype=torch.float32)
+    dx = _product(grad, w, None, tiles, tile, is_transposed=True) if needs[0] else x.new_empty(0)
+    weights = _weight_gradients(x, grad, tiles, len(w)) if needs[1] else x.new_empty(0, dtype=torch.float32)
     return dx, weights
 
 
 def _product(
-    x: Tensor,
-    w: Tensor,
-    bias: Tensor | None,
-    tiles: tuple[Tensor, Tensor, Tensor],
-    tile: int,
-    *,
-    is_transposed: bool = False,
+    x: Tensor, w: Tensor, bias: Tensor | None, tiles: Tensor, tile: int, *, is_transposed: bool = False
 ) -> Tensor:
     from inlay.model.kernels.triton.grouped_programs import linear_forward
 
@@ -85,15 +59,11 @@ def _product(
     size_D, size_E = reversed(w.shape[1:]) if is_transposed else w.shape[1:]
     y, cut = x.new_empty(len(x), size_E), FORWARD[x.element_size()]
     block_e = block_of(size_E, WIDEST[x.element_size()])
+    slots, starts, stops, *_ = split_tiles(tiles, len(w))
     with on_device_of(x):
-        linear_forward[(chunks_of(size_E, block_e), len(tiles[0]))](
-            x.contiguous(),
-            w.contiguous(),
-            dense(bias),
-            *tiles,
-            y,
-            size_D,
-            size_E,
+        linear_forward[(chunks_of(size_E, block_e), len(slots))](
+            *(x.contiguous(), w.contiguous(), dense(bias), slots, starts, stops, y),
+            *(size_D, size_E),
             IS_TRANSPOSED=is_transposed,
             BLOCK_N=tile,
             BLOCK_D=block_of(size_D, cut.block),
@@ -103,11 +73,12 @@ def _product(
     return y
 
 
-def _weight_gradients(x: Tensor, grad: Tensor, ranges: tuple[Tensor, Tensor]) -> Tensor:
+def _weight_gradients(x: Tensor, grad: Tensor, tiles: Tensor, num_slots: int) -> Tensor:
     """The gradients of w and the bias, end to end."""
     from inlay.model.kernels.triton.grouped_programs import linear_backward_weights
 
-    size_D, size_E, num_slots = x.shape[1], grad.shape[1], len(ranges[0])
+    *_, begins, ends = split_tiles(tiles, num_slots)
+    size_D, size_E = x.shape[1], grad.shape[1]
     cut, widest = BACKWARD_WEIGHTS[x.element_size()], WIDEST[x.element_size()]
     block_d, block_e = block_of(size_D, widest), block_of(size_E, widest)
     num_blocks = chunks_of(size_D, block_d) * chunks_of(size_E, block_e)
@@ -117,14 +88,8 @@ def _weight_gradients(x: Tensor, grad: Tensor, ranges: tuple[Tensor, Tensor]) ->
     w, bias = parts[0].split(sizes)
     with on_device_of(x):
         linear_backward_weights[(num_blocks, num_slots, num_splits)](
-            x.contiguous(),
-            grad.contiguous(),
-            *ranges,
-            w,
-            bias,
-            sum(sizes),
-            size_D,
-            size_E,
+            *(x.contiguous(), grad.contiguous(), begins, ends, w, bias),
+            *(sum(sizes), size_D, size_E),
             BLOCK_N=cut.block,
             BLOCK_D=block_d,
             BLOCK_E=block_e,
@@ -134,21 +99,12 @@ def _weight_gradients(x: Tensor, grad: Tensor, ranges: tuple[Tensor, Tensor]) ->
 
 
 @torch.library.custom_op("inlay::slot_vectors", mutates_args=())
-def _slot_vectors(
-    stack: Tensor,
-    slots: Tensor,
-    starts: Tensor,
-    stops: Tensor,
-    begins: Tensor,
-    ends: Tensor,
-    tile: int,
-    num_tokens: int,
-    dtype: torch.dtype,
-) -> Tensor:
+def _slot_vectors(stack: Tensor, tiles: Tensor, tile: int, num_tokens: int, dtype: torch.dtype) -> Tensor:
     from inlay.model.kernels.triton.grouped_programs import vectors_forward
 
     size_D = stack.shape[1]
     out, block = stack.new_empty(num_tokens, size_D, dtype=dtype), block_of(size_D, VECTOR_BLOCK)
+    slots, starts, stops, *_ = split_tiles(tiles, len(stack))
     with on_device_of(stack):
         vectors_forward[(chunks_of(size_D, block), len(slots))](
             stack.contiguous(), slots, starts, stops, out, size_D, BLOCK_N=tile, BLOCK_D=block
@@ -157,22 +113,18 @@ def _slot_vectors(
 
 
 @torch.library.custom_op("inlay::slot_sums", mutates_args=())
-def _slot_sums(grad: Tensor, begins: Tensor, ends: Tensor) -> Tensor:
+def _slot_sums(grad: Tensor, tiles: Tensor, num_slots: int) -> Tensor:
     """The sum of each slot's tokens [S, D], float32."""
     from inlay.model.kernels.triton.grouped_programs import vectors_backward
 
-    (num_tokens, size_D), num_slots = grad.shape, len(begins)
+    *_, begins, ends = split_tiles(tiles, num_slots)
+    num_tokens, size_D = grad.shape
     block = block_of(size_D, VECTOR_BLOCK)
     num_splits = splits_of(chunks_of(size_D, block) * num_slots, num_tokens, VECTOR_PROGRAMS, 2 * VECTOR_TOKENS)
     parts = grad.new_empty(num_splits, num_slots, size_D, dtype=torch.float32)
     with on_device_of(grad):
         vectors_backward[(chunks_of(size_D, block), num_slots, num_splits)](
-            grad.contiguous(),
-            begins,
-            ends,
-            parts,
-            num_slots * size_D,
-            size_D,
+            *(grad.contiguous(), begins, ends, parts, num_slots * size_D, size_D),
             BLOCK_N=VECTOR_TOKENS,
             BLOCK_D=block,
         )
@@ -198,37 +150,36 @@ def _(stack, *args):  # type: ignore[no-untyped-def]
 
 
 @_slot_sums.register_fake
-def _(grad, begins, _ends):  # type: ignore[no-untyped-def]
-    return grad.new_empty(begins.shape[0], grad.shape[1], dtype=torch.float32)
+def _(grad, _tiles, num_slots):  # type: ignore[no-untyped-def]
+    return grad.new_empty(num_slots, grad.shape[1], dtype=torch.float32)
 
 
 def _keep_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, w, bias, *tiles, tile = inputs
-    ctx.save_for_backward(x, w, *tiles)
-    ctx.tile, ctx.bias_dtype = tile, None if bias is None else bias.dtype
+    x, w, bias, tiles, ctx.tile = inputs
+    ctx.save_for_backward(x, w, tiles)
+    ctx.bias_dtype = None if bias is None else bias.dtype
 
 
 def _linear_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: activation checkpointing gives them only once
-    _x, w, *_rest = saved
+    x, w, tiles = ctx.saved_tensors  # once: activation checkpointing gives them only once
     needs = [ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:3])]
-    dx, weights = _segment_linear_backward(grad, *saved, ctx.tile, needs)
+    dx, weights = _segment_linear_backward(grad, x, w, tiles, ctx.tile, needs)
     d_w = d_bias = None
     if needs[1]:
         flat_w, flat_bias = weights.split([w.numel(), w.shape[0] * w.shape[-1]])
         d_w = flat_w.view(w.shape).to(w.dtype)
         d_bias = None if ctx.bias_dtype is None else flat_bias.view(w.shape[0], -1).to(ctx.bias_dtype)
-    return dx if needs[0] else None, d_w, d_bias, *[None] * 6
+    return dx if needs[0] else None, d_w, d_bias, None, None
 
 
 def _keep_vectors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    stack, _slots, _starts, _stops, begins, ends, *_rest = inputs
-    ctx.save_for_backward(begins, ends)
-    ctx.dtype = stack.dtype
+    stack, tiles, *_rest = inputs
+    ctx.save_for_backward(tiles)
+    ctx.num_slots, ctx.dtype = stack.shape[0], stack.dtype
 
 
 def _vector_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return _slot_sums(grad, *ctx.saved_tensors).to(ctx.dtype), *[None] * 8
+    return _slot_sums(grad, *ctx.saved_tensors, ctx.num_slots).to(ctx.dtype), *[None] * 4
 
 
 _segment_linear.register_autograd(_linear_gradients, setup_context=_keep_linear)

@@ -12,8 +12,8 @@ bottleneck, L labels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -21,78 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.model.batch.route import Route, Segment
-from inlay.model.kernels import attention, tiled
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu-exact": F.gelu,
-    "relu": F.relu,
-    "tanh": torch.tanh,
-    "swish": F.silu,
-}
-
-
-NORM_EPS = 1e-5  # epsilon of the norms inside a bottleneck, torch's default
-
-
-@dataclass(frozen=True)
-class BottleneckShape:
-    """The form of one slot's bottleneck: everything but its weights."""
-
-    size: int
-    activation: str | None = None
-    """None: no activation, as in LoRA"""
-    scale: float = 1.0
-    depth: int = 1
-    inner_norm: str = "none"
-    multiplies: bool = False
-    """the update is h·f(h), so that h + update = h·(1 + f(h))"""
-
-
-@dataclass(frozen=True)
-class Bottleneck:
-    """The stacked bottlenecks of one site. A slot of shape None has none here; columns beyond its size are padding."""
-
-    down_SDR: Tensor
-    up_SRE: Tensor
-    shapes: list[BottleneckShape | None]
-    down_bias_SR: Tensor | None = None
-    up_bias_SE: Tensor | None = None
-    hidden: tuple[tuple[Tensor, Tensor], ...] = ()
-    """[S, R, R] and [S, R] of each further layer"""
-    norm: tuple[Tensor, Tensor] | None = None
-    """scale and shift [S, R] of the norm inside"""
-    out_norm: tuple[Tensor, Tensor] | None = None
-    """scale and shift [S, E] of the norm after it"""
-    running: tuple[Tensor, Tensor] | None = None
-    """mean and variance [S, R] that batch norm uses outside of training"""
-    copies: tuple[Tensor, Tensor] | None = None
-    """down and up in the type of the tokens, where a device reads them faster so; the gradients are still theirs"""
-
-    tiled: tiled.TiledBottleneck | None = None
-    """the same with per-slot differences as tensors, where routes have tilings"""
-
-    def has_kind(self, shape: BottleneckShape) -> bool:
-        """Whether a slot of this shape can be set in place: its kinds occur, and it is no deeper than the stacks."""
-        kinds = () if self.tiled is None else zip(self.tiled.all_kinds, _kinds_of(shape), strict=True)
-        return shape.depth <= len(self.hidden) + 1 and all(name in kind.names for kind, name in kinds)
-
-    @torch.no_grad()
-    def set_slot(self, slot: int, shape: BottleneckShape | None) -> None:
-        """Make a slot of this shape, which must be of a kind that occurs; its weights are set by others."""
-        self.shapes[slot] = shape
-        if self.tiled is None:
-            return
-        self.tiled.stacks.scale_S[slot] = 0.0 if shape is None else shape.scale
-        self.tiled.sizes_S[slot] = 1 if shape is None else shape.size
-        if shape is not None:
-            for kind, name in zip(self.tiled.all_kinds, _kinds_of(shape), strict=True):
-                kind.numbers_S[slot] = kind.names.index(name)
-
-
-def _kinds_of(shape: BottleneckShape) -> tuple[Any, ...]:
-    """The settings of a slot's shape that are not numbers."""
-    return shape.activation or "none", shape.depth, shape.inner_norm, shape.multiplies
+from inlay.model.kernels import attention, fused_norm, grouped, tiled
+from inlay.model.kernels.bottleneck_weights import ACTIVATIONS, NORM_EPS, Bottleneck, BottleneckShape
 
 
 class Moments(NamedTuple):
@@ -103,88 +33,19 @@ class Moments(NamedTuple):
     var_R: Tensor
 
 
-def to_tiled(weights: Bottleneck, mold: tiled.TiledBottleneck | None = None, *, is_fixed: bool = False) -> Bottleneck:
-    """Bottlenecks ready for routes that have a tiling; `mold` has what follows from their shapes, if it is known.
-
-    With `is_fixed` no slot will change its shape later: steps that no slot needs, such as a factor, are left out.
-    """
-    if mold is not None:
-        ends, biases = (weights.down_SDR, weights.up_SRE), (weights.down_bias_SR, weights.up_bias_SE)
-        stacks = tiled.fused.Stacks(*ends, mold.stacks.scale_S, *biases)
-        own = {name: getattr(weights, name) for name in ("hidden", "norm", "running", "out_norm")}
-        return replace(weights, tiled=replace(mold, stacks=stacks, **own))
-    device, shapes = weights.down_SDR.device, weights.shapes
-    by_slot = [None if shape is None else _kinds_of(shape) for shape in shapes]
-    activations, depths, inner_norms, multiplies = (
-        tiled.make_kinds([None if kinds is None else kinds[which] for kinds in by_slot], default, device)
-        for which, default in enumerate(("none", 1, "none", False))
-    )
-    is_plain = len(activations.names) == 1 and inner_norms.names == ("none",) and multiplies.names == (False,)
-    is_plain = is_plain and not weights.hidden and weights.down_SDR.shape[-1] <= tiled.fused.MAX_SIZE
-    scales = [0.0 if shape is None else shape.scale for shape in shapes]
-    sizes = [1 if shape is None else shape.size for shape in shapes]
-    stacks = tiled.fused.Stacks(
-        weights.down_SDR,
-        weights.up_SRE,
-        torch.tensor(scales, device=device),
-        weights.down_bias_SR,
-        weights.up_bias_SE,
-    )
-    found = tiled.TiledBottleneck(
-        stacks,
-        activations,
-        torch.tensor(sizes, dtype=torch.int32, device=device),
-        depths,
-        inner_norms,
-        multiplies,
-        weights.hidden,
-        weights.norm,
-        weights.running,
-        is_plain,
-        weights.out_norm,
-        is_scaled=not is_fixed or any(scale != 1.0 for scale in scales),
-    )
-    return replace(weights, tiled=found)
-
-
-def reads_copies(weights: Bottleneck) -> bool:
-    """Whether bottlenecks in tiles are computed by a program that reads copies in the type of the tokens."""
-    return weights.tiled is not None and weights.tiled.is_plain
-
-
-def with_copies(weights: Bottleneck, copies: tuple[Tensor, Tensor]) -> Bottleneck:
-    """Bottlenecks in tiles that read these copies of down and up."""
-    assert weights.tiled is not None
-    stacks = replace(weights.tiled.stacks, copies=copies)
-    return replace(weights, copies=copies, tiled=replace(weights.tiled, stacks=stacks))
-
-
-def tiled_layout(weights: Bottleneck) -> tiled.TiledBottleneck:
-    """The layout of tiled bottlenecks without their stacks."""
-    assert weights.tiled is not None
-    scale_S = weights.tiled.stacks.scale_S
-    return replace(
-        weights.tiled,
-        stacks=tiled.fused.Stacks(scale_S, scale_S, scale_S),
-        hidden=(),
-        norm=None,
-        running=None,
-        out_norm=None,
-    )
-
-
 def bottleneck(
-    h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None = None, *, is_added: bool = False
-) -> Tensor:
+    h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None = None, *,
+    is_added: bool = False, drop: tiled.Drop | None = None,
+) -> Tensor:  # fmt: skip
     """scale·up(act(down(h))), the rows of each segment through its slot; zero where a slot has no bottleneck here.
 
     With `is_added` h is added to it. With `moments`, batch norm is training: it uses the tokens at hand and notes what
-    it saw of them.
+    it saw of them. With `drop`, where `drops` says so, everything reads dropout(h) in h's stead.
     """
     if route.tiling is not None and moments is None:
-        assert weights.tiled is not None
-        compute = tiled.adapt if is_added else tiled.update
-        return _by_token(h_BTD, compute(h_BTD.flatten(0, -2), weights.tiled, route.tiling))
+        adapted = tiled.bottleneck(h_BTD.flatten(0, -2), weights, route.tiling, is_added=is_added, drop=drop)
+        return _by_token(h_BTD, adapted)
+    assert drop is None
     down, up = _by_slot(weights.down_SDR), _by_slot(weights.up_SRE)
     down_bias = None if weights.down_bias_SR is None else _by_slot(weights.down_bias_SR)
     up_bias = None if weights.up_bias_SE is None else _by_slot(weights.up_bias_SE)
@@ -200,7 +61,7 @@ def bottleneck(
         update = h
         if shape.inner_norm != "alone":
             # Down, the norm inside, further layers, up: the slot's own columns of every tensor.
-            size, activate = shape.size, ACTIVATIONS.get(shape.activation or "", _as_it_is)
+            size, activate = shape.size, ACTIVATIONS.get(shape.activation or "", lambda z: z)
             bias = None if down_bias is None else _columns(down_bias[slot], 0, size)
             z = _linear(h, _columns(down[slot], 1, size), bias)
             if shape.inner_norm in ("layer", "batch"):
@@ -245,35 +106,28 @@ def _norm_inside(
     return ((wide - mean) * torch.rsqrt(var + NORM_EPS) * scale + shift).to(z.dtype)
 
 
-def drops(weights: Bottleneck | None, route: Route) -> bool:
+def drops(weights: Bottleneck, route: Route) -> bool:
     """Whether the dropout before these bottlenecks is computed with them."""
-    return route.tiling is not None and weights is not None and weights.tiled is not None and weights.tiled.is_plain
-
-
-def dropped_and_adapted(h_BTD: Tensor, weights: Bottleneck, route: Route, drop: tiled.Drop) -> Tensor:
-    """d + scale·up(act(down(d))) of d = dropout(h), where `drops` says so."""
-    assert route.tiling is not None
-    assert weights.tiled is not None
-    return tiled.adapt(h_BTD.flatten(0, -2), weights.tiled, route.tiling, drop).view_as(h_BTD)
+    return route.tiling is not None and weights.is_fused
 
 
 def layer_norm(x_BTD: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float, route: Route) -> Tensor:
     """Layer norm with each slot's own scale and shift, in float32 at least: bf16 would round away what they learn."""
     if route.tiling is not None:
-        return tiled.layer_norm(x_BTD.flatten(0, -2), scale_SD, shift_SD, eps, route.tiling).view_as(x_BTD)
+        tiles = route.tiling.tiles
+        return fused_norm.layer_norm(x_BTD.flatten(0, -2), None, scale_SD, shift_SD, eps, tiles).view_as(x_BTD)
     scales, shifts = _by_slot(scale_SD), None if shift_SD is None else _by_slot(shift_SD)
-    return _join(
-        [
-            _layer_norm(x, scales[slot], None if shifts is None else shifts[slot], eps)
-            for (slot, *_), x in _by_segment(x_BTD, route)
-        ]
-    )
+    pieces = [
+        _layer_norm(x, scales[slot], None if shifts is None else shifts[slot], eps)
+        for (slot, *_), x in _by_segment(x_BTD, route)
+    ]
+    return _join(pieces)
 
 
 def rms_norm(x_BTD: Tensor, scale_SD: Tensor, eps: float, route: Route) -> Tensor:
     """T5's layer norm, which takes no mean away and has no shift, with each slot's own scale; in float32 at least."""
     if route.tiling is not None:
-        return tiled.rms_norm(x_BTD.flatten(0, -2), scale_SD, eps, route.tiling).view_as(x_BTD)
+        return fused_norm.rms_norm(x_BTD.flatten(0, -2), scale_SD, eps, route.tiling.tiles).view_as(x_BTD)
     wide = x_BTD.to(torch.promote_types(x_BTD.dtype, scale_SD.dtype))
     normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (normal * per_row(scale_SD, x_BTD, route)).to(x_BTD.dtype)
@@ -308,7 +162,8 @@ def projected_attention(h_BTD: Tensor, weights: Projected, route: Route) -> Tens
 def slot_linear(h_BTD: Tensor, w_SDE: Tensor, route: Route) -> Tensor:
     """h w, the rows of each segment through its slot."""
     if route.tiling is not None:
-        return _by_token(h_BTD, tiled.linear(h_BTD.flatten(0, -2), w_SDE, route.tiling))
+        h_ND = h_BTD.flatten(0, -2).contiguous()
+        return _by_token(h_BTD, grouped.segment_linear(h_ND, w_SDE, None, route.tiling.tiles))
     weights = _by_slot(w_SDE)
     return _join([_linear(h, weights[slot], None) for (slot, *_), h in _by_segment(h_BTD, route)])
 
@@ -316,7 +171,7 @@ def slot_linear(h_BTD: Tensor, w_SDE: Tensor, route: Route) -> Tensor:
 def per_row(stacked_SD: Tensor, x_BTD: Tensor, route: Route) -> Tensor:
     """Each row's own vector [B, 1, …, D], to be added to or multiplied with the rows of x. A gather: NaN stays put."""
     if route.tiling is not None:
-        return _by_token(x_BTD, tiled.per_token(stacked_SD, x_BTD[..., 0].numel(), route.tiling))
+        return _by_token(x_BTD, grouped.slot_vectors(stacked_SD, route.tiling.tiles, x_BTD[..., 0].numel()))
     if len(route.segments) == 1:
         return _by_slot(stacked_SD)[route.segments[0].slot]
     return stacked_SD[route.slots_B.to(stacked_SD.device)].view(len(x_BTD), *[1] * (x_BTD.dim() - 2), -1)
@@ -327,7 +182,8 @@ def linear_heads(
 ) -> list[Tensor]:
     """The logits of each segment, float32, as wide as its slot's head."""
     if route.tiling is not None:
-        logits_BL = tiled.heads(pooled_BD.float(), weight_SLD, bias_SL, route.tiling)
+        weight_SDL = weight_SLD.transpose(1, 2)
+        logits_BL = grouped.segment_linear(pooled_BD.float(), weight_SDL, bias_SL, route.tiling.tiles)
         parts = logits_BL.split([stop - start for _, start, stop in route.segments])
         return [_columns(part, 1, num_outputs[slot]) for part, (slot, *_) in zip(parts, route.segments, strict=True)]
     weights, biases = _by_slot(weight_SLD), _by_slot(bias_SL)
@@ -351,9 +207,8 @@ def attend(q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, route: Route, **options:
     """Each packed row's attention to itself [N, H, C]; options as `attention.attend` has them."""
     bias_HW = options.get("bias_HW")
     assert route.pack is not None
-    is_bias_trained = (
-        bias_HW is not None and bias_HW.requires_grad
-    )  # by fine-tuning; the fused kernel takes it as given
+    # By fine-tuning; the fused kernel takes it as given.
+    is_bias_trained = bias_HW is not None and bias_HW.requires_grad
     if route.tiling is None or (is_bias_trained and route.tiling.rows_N is None):
         return attention.attend(q_NHC, k_NHC, v_NHC, route.pack, **options)
     attend = attention.attend_any_mix if is_bias_trained else tiled.attend
@@ -363,7 +218,7 @@ def attend(q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, route: Route, **options:
 def attend_joined(qkv_N3HC: Tensor, route: Route, **options: Any) -> Tensor:
     """`attend` on a route with a tiling, for queries, keys and values in one tensor; the bias gets no gradient."""
     assert route.tiling is not None
-    return tiled.attend_joined(qkv_N3HC, route.tiling, **options)
+    return tiled.attend(qkv_N3HC, None, None, route.tiling, **options)
 
 
 def _layer_norm(x: Tensor, scale_D: Tensor, shift_D: Tensor | None, eps: float) -> Tensor:
@@ -389,10 +244,6 @@ def _by_slot(stacked: Tensor) -> Tensor | tuple[Tensor, ...]:
     if not stacked.requires_grad:
         return stacked
     return (stacked.view(stacked.shape[1:]),) if len(stacked) == 1 else stacked.unbind(0)
-
-
-def _as_it_is(z: Tensor) -> Tensor:
-    return z
 
 
 def _linear(x: Tensor, w_DE: Tensor, bias_E: Tensor | None) -> Tensor:

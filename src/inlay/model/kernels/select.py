@@ -8,10 +8,13 @@ Shape letters: S slots, B rows (or tokens), D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from inlay.model.batch.route import Tiling
 
 
 def pick(names: Sequence[Any], numbers_B: Tensor, compute: Callable[[Any], Tensor]) -> Tensor:
@@ -27,6 +30,29 @@ def pick_numbered(names: dict[int, Any], numbers_B: Tensor, compute: Callable[[A
         is_own = (numbers_B == number).view(-1, *[1] * (result.dim() - 1))
         result = torch.where(is_own, compute(name), result)
     return result
+
+
+@dataclass(frozen=True, eq=False)
+class Kinds:
+    """The kind of each slot, of several that occur."""
+
+    names: tuple[Any, ...]
+    """the kinds that occur"""
+    numbers_S: Tensor
+    """the place of each slot's kind among them"""
+
+    def pick(self, compute: Callable[[Any], Tensor], tiling: Tiling) -> Tensor:
+        """Select each token's result of `compute` by its slot's kind."""
+        if len(self.names) == 1:
+            return compute(self.names[0])
+        return pick(self.names, self.numbers_S[tiling.slots_N], compute)
+
+    @classmethod
+    def of(cls, kinds: Sequence[Any], default: Any, device: torch.device) -> Kinds:
+        """The kinds of slots; a slot of the kind None takes any, `default` if no other has one."""
+        names = tuple(dict.fromkeys(kind for kind in kinds if kind is not None)) or (default,)
+        numbers = [0 if kind is None else names.index(kind) for kind in kinds]
+        return cls(names, torch.tensor(numbers, dtype=torch.int32, device=device))
 
 
 class Gather:

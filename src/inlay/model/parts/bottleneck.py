@@ -20,7 +20,8 @@ from torch import Tensor
 from inlay.errors import BadConfig
 from inlay.model.backbone.sites import Anatomy
 from inlay.model.kernels import reference as kernels
-from inlay.model.kernels.reference import ACTIVATIONS, NORM_EPS, Bottleneck, BottleneckShape, Moments
+from inlay.model.kernels.bottleneck_weights import ACTIVATIONS, NORM_EPS, Bottleneck, BottleneckShape
+from inlay.model.kernels.reference import Moments
 from inlay.model.kernels.select import Gather
 from inlay.model.kernels.tiled import Drop
 from inlay.model.parts.part import (
@@ -199,7 +200,7 @@ class SequentialAdapter(SlotOperation):
         if at.seed is None or not kernels.drops(self.weights, at.route):
             return None
         drop = Drop(rate, at.seed, _SALTS[place])
-        return at.unlay(kernels.dropped_and_adapted(at.lay(y), self.weights, at.route, drop))
+        return at.unlay(kernels.bottleneck(at.lay(y), self.weights, at.route, is_added=True, drop=drop))
 
     @torch.no_grad()
     def settle(self, seen: Sequence[Moments]) -> None:

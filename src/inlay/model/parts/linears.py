@@ -24,7 +24,7 @@ from torch import Tensor
 
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.kernels import reference as kernels
-from inlay.model.kernels.reference import Bottleneck, BottleneckShape
+from inlay.model.kernels.bottleneck_weights import Bottleneck, BottleneckShape
 from inlay.model.parts.bottleneck import gathered_update
 from inlay.model.parts.part import (
     Occupants,

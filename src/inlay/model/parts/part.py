@@ -24,7 +24,8 @@ from torch import Tensor
 
 from inlay.errors import BadConfig, UnknownName, Unsupported
 from inlay.model.backbone.sites import Anatomy, LinearSite
-from inlay.model.kernels.reference import Bottleneck, BottleneckShape, Moments
+from inlay.model.kernels.bottleneck_weights import Bottleneck, BottleneckShape
+from inlay.model.kernels.reference import Moments
 from inlay.settings import MethodConfig
 
 if TYPE_CHECKING:

@@ -17,8 +17,15 @@ Shape letters: N tokens of a tile, D width read, R bottleneck, E width written.
 import triton
 import triton.language as tl
 
-from inlay.model.kernels.triton.dropout_programs import dropped, kept_scale, load_keys
-from inlay.model.kernels.triton.grouped_programs import accumulate, load_block, share_of, store_block
+from inlay.model.kernels.triton.grouped_programs import (
+    accumulate,
+    dropped,
+    kept_scale,
+    load_block,
+    load_keys,
+    share_of,
+    store_block,
+)
 
 
 @triton.jit

@@ -1,7 +1,9 @@
-"""Triton programs of the banked layer norm, and of T5's, which takes no mean away (CENTERED is false).
+"""Triton programs of the banked layer norm, of T5's, which takes no mean away (CENTERED is false), and of GELU.
 
 A program takes a few tokens of one tile, so it reads its slot's scale once and no token meets another slot's. What lies
 outside a tile is read as zero and never multiplied: a neighbour's NaN does not come in.
+
+GELU is the exact one by a short polynomial; a tensor is taken as its numbers in a row.
 """
 
 # mypy: allow-untyped-defs
@@ -124,3 +126,36 @@ def norm_sums(
         shift_sum += tl.load(partial + num_tiles * PARTS * D + place, mask=inside, other=0.0)
     tl.store(dscale + slot * D + d, tl.sum(scale_sum, 0), mask=d < D)
     tl.store(dshift + slot * D + d, tl.sum(shift_sum, 0), mask=d < D)
+
+
+P = tl.constexpr(0.3275911 * 0.7071067811865476)
+"""p of formula 7.1.26, for x instead of x/√2"""
+HALF_LOG2E = tl.constexpr(0.7213475204444817)
+
+
+@triton.jit
+def gaussian(x):
+    """Φ(x) and exp(-x²/2)."""
+    bell = tl.exp2(-HALF_LOG2E * x * x)
+    t = 1.0 / (1.0 + P * tl.abs(x))
+    tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
+    upper = 0.5 * tail * bell  # 1 - Φ(|x|)
+    return tl.where(x < 0, upper, 1.0 - upper), bell
+
+
+@triton.jit
+def gelu_forward(x_ptr, y_ptr, size, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + place, mask=place < size, other=0.0).to(tl.float32)
+    cumulative, _ = gaussian(x)
+    tl.store(y_ptr + place, (x * cumulative).to(y_ptr.dtype.element_ty), mask=place < size)
+
+
+@triton.jit
+def gelu_backward(dy_ptr, x_ptr, dx_ptr, size, BLOCK: tl.constexpr):
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + place, mask=place < size, other=0.0).to(tl.float32)
+    dy = tl.load(dy_ptr + place, mask=place < size, other=0.0).to(tl.float32)
+    cumulative, bell = gaussian(x)
+    slope = cumulative + x * bell * 0.3989422804014327
+    tl.store(dx_ptr + place, (dy * slope).to(dx_ptr.dtype.element_ty), mask=place < size)

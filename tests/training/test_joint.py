@@ -20,8 +20,7 @@ from inlay.model.heads.inference import infer
 from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort
 from inlay.training.cohort.fit import FitSettings, fit
-from inlay.training.run.joint import make_joint_run
-from inlay.training.run.materialize import write_out
+from inlay.training.run.joint import make_joint_run, write_out
 from inlay.training.run.run import make_run
 from joint_runs import METHODS, QUIET, SETTINGS, make_joint, make_tasks, take_steps
 

@@ -119,14 +119,14 @@ def prepare(config: RunConfig, store: Store, device: str, name: str | None = Non
     check_device_name(device)
     task = load_task(config)
     from inlay.model import find_method, resolve_method
-    from inlay.training import prepare_run
+    from inlay.training import PreparedRun, make_run
 
     resolve_method(config.method)  # an unknown name is refused before the backbone is loaded
     backbone = open_backbone(config.backbone, device)
     has_copy = find_method(config.method.name).is_finetuned
     use = "; a copy of its weights is trained for the task" if has_copy else ", frozen"
     screen.detail(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters{use}")
-    return prepare_run(config, backbone, store, task)
+    return PreparedRun(make_run(task, config, backbone, store), backbone, store)
 
 
 def load_task(config: RunConfig) -> Task:
@@ -238,7 +238,7 @@ def finish_run(
     ready: PreparedRun, result: Result, name: str | None, *, publish: bool, folds: FoldScores | None = None
 ) -> dict[str, Any]:
     """Publish a trained run, if asked for, and return its report as data."""
-    from inlay.training import PublishedRun, check_trained, publish_result, report_run
+    from inlay.training import check_trained, publish_result, report_run
 
     check_trained(result)
     version = None
@@ -246,7 +246,7 @@ def finish_run(
         tested = "scoring the test rows and " if ready.run.task.test is not None else ""
         with screen.working(f"publishing: {tested}answering the probes"):
             version = publish_result(ready, result, name=name, folds=folds)
-    return report_run(PublishedRun(ready, result, version))
+    return report_run(ready, result, version)
 
 
 def put_report(ready: PreparedRun, report: Mapping[str, Any], store: Path | None) -> None:

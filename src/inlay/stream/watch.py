@@ -45,7 +45,6 @@ from inlay.training import (
     ignore,
     is_finished,
     make_run,
-    prepare_run,
     publish_result,
 )
 
@@ -266,8 +265,8 @@ class _Stream:
 
     def _load(self, item: DataFile) -> _ReadyFile:
         task = load_task(item.config.data, item.config.task)
-        prepared = prepare_run(item.config, self._context.backbone, self._context.store, task)
-        run = prepared.run
+        run = make_run(task, item.config, self._context.backbone, self._context.store)
+        prepared = PreparedRun(run, self._context.backbone, self._context.store)
         settings = {name: item.own.get(name, {}) for name in ("method", "train")}
         rows = digest([task.digest, settings, run.fingerprint])
         details = {"notes": list(task.notes), "run": run.id}

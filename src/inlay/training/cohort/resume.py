@@ -11,7 +11,6 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -111,7 +110,14 @@ def load_state(folder: Path, cohort: Cohort) -> None:
         with safe_open(folder / _STATE, framework="pt", device="cpu") as file:
             state = json.loads(file.metadata()["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-        begun = _read_begun(state, tensors, {run.id: run for run in cohort.queue.runs})
+        known = {run.id: run for run in cohort.queue.runs}
+        begun = []
+        for row, (run_id, progress) in enumerate(zip(state["runs"], state["progress"], strict=True)):
+            progress.setdefault("top_metric", progress.get("best_metric"))  # states from before there was a top score
+            rows = {name: tensor[row] for name, tensor in tensors.items() if "/" not in name}
+            best = f"best/{row}/"
+            kept = {name.removeprefix(best): tensor for name, tensor in tensors.items() if name.startswith(best)}
+            begun.append(Parked(known[run_id], Progress(**progress), state["run_steps"][row], rows, kept))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise StoreDamaged(
             f"the resume state `{folder / _STATE}` cannot be read: {error}", "begin anew with `--restart`"
@@ -124,28 +130,6 @@ def load_state(folder: Path, cohort: Cohort) -> None:
     torch.set_rng_state(tensors["rng/cpu"])
     if "rng/cuda" in tensors and cohort.backbone.device.type == "cuda":
         torch.cuda.set_rng_state(tensors["rng/cuda"], cohort.backbone.device)
-
-
-def _read_progress(content: dict[str, Any]) -> Progress:
-    """Read a run's progress. States from before `top_metric` existed use the best score instead."""
-    return Progress(**{"top_metric": content.get("best_metric"), **content})
-
-
-def _read_begun(state: dict[str, Any], tensors: dict[str, Tensor], known: dict[str, AnyRun]) -> list[Parked]:
-    return [
-        Parked(
-            run=known[run_id],
-            progress=_read_progress(state["progress"][row]),
-            num_steps=state["run_steps"][row],
-            rows={name: tensors[name][row] for name in tensors if "/" not in name},
-            best_tensors={
-                name.removeprefix(f"best/{row}/"): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(f"best/{row}/")
-            },
-        )
-        for row, run_id in enumerate(state["runs"])
-    ]
 
 
 def drop_rows(folder: Path, run_ids: Collection[str]) -> None:

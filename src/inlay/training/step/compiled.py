@@ -58,7 +58,7 @@ from inlay.training.step.losses import (
     batched_token_losses,
     has_batched_loss,
 )
-from inlay.training.step.updates import SlotUpdate, StepStats
+from inlay.training.step.optimizer import SlotUpdate, StepStats
 
 BACKEND: Callable[..., Any] = rewrite.inductor
 """the compiler backend; a test replaces it by one that counts"""
@@ -274,7 +274,7 @@ class CompiledStepper(Stepper):
             batch = batches[member.slot]
             stop, last = start + len(batch), first + int(member.train.lengths[batch].sum())
             if not member.run.spec.head.reads_rows:
-                own = member.marks_of(batch)
+                own = member.targets.lay(batch)
                 marks[first:last, : own.shape[1]] = own
             elif (own := member.targets_of(batch)).ndim == 1:
                 targets[start:stop] = own

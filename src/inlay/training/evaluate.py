@@ -121,12 +121,6 @@ class DevScores:
     untuned: dict[str, float] = dataclasses.field(default_factory=dict)
     """the scores without tuned thresholds, if there are any; `scores` are too good on the rows that tuned them"""
 
-    @property
-    def findings(self) -> dict[str, Any]:
-        """The fields that the history gets only when they have a value."""
-        found = {"unpredicted": list(self.unpredicted), "dev_untuned": self.untuned}
-        return {name: value for name, value in found.items() if value}
-
 
 def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> DevScores:
     """Score the dev rows from the logits of their windows."""

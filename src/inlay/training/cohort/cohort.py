@@ -173,19 +173,15 @@ class Cohort:
             assert isinstance(entering, Run | JointRun)
             self.members.append(self._enter(seat, entering))
         # 4. Steps: compiled where that is possible, else eager.
-        self.stepper = self._make_stepper(settings)
-        self.stepper.emit = emit
-
-    def _make_stepper(self, settings: CohortSettings) -> Stepper:
-        members = [part for member in self.members for part in member.parts]
-        is_compiled = can_compile(self.bank, members) and not settings.checkpointing
+        is_compiled = can_compile(self.bank, [part for member in self.members for part in member.parts])
+        self.stepper = Stepper(self.bank, self.slot_update, settings.token_budget, self._world)
         # A program contains the optimizer: gradients cannot be exchanged between processes before it.
-        if not is_compiled or self._world.process.size > 1:
-            return Stepper(self.bank, self.slot_update, settings.token_budget, self._world)
-        kind = Seq2SeqStepper if self.backbone.is_seq2seq else CompiledStepper
-        stepper = kind(self.bank, self.slot_update, settings.token_budget)
-        stepper.expect([part.spec.head for run in self.queue.runs for part in run.parts])
-        return stepper
+        if is_compiled and not settings.checkpointing and self._world.process.size == 1:
+            kind = Seq2SeqStepper if backbone.is_seq2seq else CompiledStepper
+            compiled = kind(self.bank, self.slot_update, settings.token_budget)
+            compiled.expect([part.spec.head for part in parts])
+            self.stepper = compiled
+        self.stepper.emit = emit
 
     @property
     def active(self) -> list[AnyMember]:
@@ -343,7 +339,7 @@ class Cohort:
         counts = [self.counts(seat) for seat in range(self.num_seats)]
 
         def undo() -> None:
-            self.stepper.drop_grads()
+            self.slot_update.drop_grads()
             for seat, own in enumerate(counts):
                 self._set_counts(seat, own)
             torch.set_rng_state(drawn[0])
@@ -361,12 +357,11 @@ class Cohort:
         Where it ran out while moments were moving, or after other processes had its gradients, the error itself: the
         last state on disk is the way back.
         """
-        undo, version, num_sums = self._remember(), self._version, self._world.num_sums
+        undo, version = self._remember(), self._version
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
-            has_moved = self._version != version or self._world.num_sums != num_sums
-            if not is_out_of_memory(error) or has_moved:
+            if not is_out_of_memory(error) or self._version != version:
                 raise
             reason = first_line(error)
         # Outside the handler, whose traceback would keep the activations of the failed pass alive.
@@ -376,9 +371,9 @@ class Cohort:
 
     @property
     def _version(self) -> int:
-        """A number that changes when an optimizer step has moved moments."""
+        """A number that grows when an optimizer step has moved moments, or other processes got gradients."""
         shared = 0 if self.shared is None else self.shared.first_SP._version
-        return self.optimizer.first_SP._version + shared + self.stepper.num_moved
+        return self.optimizer.first_SP._version + shared + self.stepper.num_moved + self._world.num_sums
 
     def step(self) -> int:
         """Take one step of every active run; return the number of rows seen.

@@ -35,7 +35,7 @@ from inlay.training.cohort.parallel import spread_over
 from inlay.training.cohort.resume import cohort_id, drop_state, find_stopped, has_state, load_state
 from inlay.training.events import Emit, Notice, ignore
 from inlay.training.recipe.halving import Referee, refuse_several
-from inlay.training.run.run import AnyRun, Result, is_finished, read_result, write_history
+from inlay.training.run.run import AnyRun, Result, is_finished, read_result, write_history, write_start
 from inlay.training.step.compiled import has_programs
 from inlay.training.step.losses import has_batched_loss
 
@@ -67,7 +67,7 @@ def fit(
     limits = Limits(settings.prefix_bytes, settings.prefix_file_bytes)
     # 1. Deal the runs, or the rows of every batch, among the processes.
     with spread_over(unique, backbone.device, settings.spread) as (own_runs, world):
-        emit = emit if world.is_first else ignore
+        emit = emit if world.process.is_first else ignore
         context = FitContext(folder, settings, emit, world, referee or Referee())
         with closing(FrozenCache(backbone, folder, emit, limits)) as cache:
             # 2. Train the runs that can share a bank, cohort by cohort.
@@ -147,7 +147,11 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cac
     files = CohortFiles(context, runs, cache if asked.reuse_prefix and has_frozen and is_read_again else None)
     context.world.agree([files.cohort_dir.name, stopped is not None], "runs to train")  # all read before one writes
     if stopped is None:
-        files.begin()
+        if context.world.process.is_first:
+            drop_state(files.cohort_dir)
+            for run in runs:
+                write_start(folder / run.id, run)
+        context.world.agree(files.cohort_dir.name, "cohort")  # no process reads the old state after this
         chosen = _choose(runs, backbone, context)
     else:  # what is asked for now holds from here on; sums are then rounded otherwise
         files.fallbacks, chosen = stopped.fallbacks, stopped.settings
@@ -176,7 +180,7 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cac
             shrink,
             (OutOfMemory, RuntimeError, MemoryError),
         )
-    if context.world.is_first:
+    if context.world.process.is_first:
         drop_state(files.cohort_dir)
 
 
@@ -221,11 +225,13 @@ def _train_cohort(files: CohortFiles, backbone: Backbone, chosen: CohortSettings
         files.write_membership(cohort.settings)
         if has_state(files.cohort_dir):
             load_state(files.cohort_dir, cohort)
-            for member in cohort.members if context.world.is_first else []:
+            for member in cohort.members if context.world.process.is_first else []:
                 write_history(context.runs_dir / member.run.id, member.progress.history)
         if files.cache is not None:
             cohort.reuse(files.cache)
-        context.world.start_alike(files.cohort_dir.name, cohort.num_steps, list(cohort.stored.values()))
+        context.world.agree(cohort.num_steps, "steps behind it")
+        context.world.spread(list(cohort.stored.values()))
+        context.world.reseed(files.cohort_dir.name, cohort.num_steps)
         train(cohort, files)
 
 

@@ -28,7 +28,7 @@ from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.cohort.member import PROBE, AnyMember, Progress
 from inlay.training.cohort.memory import retry_smaller
 from inlay.training.cohort.parallel import World
-from inlay.training.cohort.resume import cohort_id, drop_state, save_state, write_membership
+from inlay.training.cohort.resume import cohort_id, save_state, write_membership
 from inlay.training.events import (
     CohortStarted,
     Emit,
@@ -49,7 +49,6 @@ from inlay.training.run.run import (
     is_finished,
     write_history,
     write_result,
-    write_start,
     write_tensors,
 )
 
@@ -97,33 +96,26 @@ class CohortFiles:
     rest_seconds: float = 0.0
     """training time before the next resume state, if a state takes long to write"""
 
-    @property
-    def cohort_dir(self) -> Path:
-        """The cohort's own folder."""
-        return self.context.runs_dir / "cohorts" / cohort_id(self.runs)
+    cohort_dir: Path = field(init=False)
+    """the cohort's own folder"""
+
+    def __post_init__(self) -> None:
+        self.cohort_dir = self.context.runs_dir / "cohorts" / cohort_id(self.runs)
 
     def is_due(self) -> bool:
         """Tell whether it is time for another resume state. Processes that train together must all agree."""
         rest = max(self.context.settings.save_seconds, self.rest_seconds)
         return self.context.world.process.size > 1 or time.monotonic() - self.saved_at >= rest
 
-    def begin(self) -> None:
-        """Remove an earlier state, and write the runs' settings to their folders."""
-        if self.context.world.is_first:
-            drop_state(self.cohort_dir)
-            for run in self.runs:
-                write_start(self.context.runs_dir / run.id, run)
-        self.context.world.agree(self.cohort_dir.name, "cohort")  # no process reads the old state after this
-
     def write_membership(self, settings: CohortSettings) -> None:
         """Write the runs of the cohort, in order, and its settings."""
-        if self.context.world.is_first:
+        if self.context.world.process.is_first:
             write_membership(self.cohort_dir, self.runs, settings, self.fallbacks)
 
     def save(self, cohort: Cohort) -> None:
         """Write the resume state. It holds the first process's generators; the others' begin anew with every state."""
         began = time.monotonic()
-        if self.context.world.is_first:
+        if self.context.world.process.is_first:
             save_state(self.cohort_dir, cohort)
         self.saved_at = time.monotonic()
         took = self.saved_at - began
@@ -168,7 +160,7 @@ def train(cohort: Cohort, files: CohortFiles) -> None:
             cohort.seconds += time.perf_counter() - began
             emit(StepTaken(cohort, num_rows))
             for member, record in records:
-                if world.is_first:
+                if world.process.is_first:
                     _write_epoch(member, record, cohort, runs_dir)
                 emit(EpochEnded(member, record))
             # 3. Let the referee end runs, by what was just scored and by the time.
@@ -275,7 +267,7 @@ def _write_epoch(member: AnyMember, record: dict[str, Any], cohort: Cohort, runs
 def _write_end(member: AnyMember, cohort: Cohort, files: CohortFiles) -> None:
     """Write all files of an ended run, the result last. Repeated after a kill, it writes the same content."""
     folder, progress, settings = files.context.runs_dir / member.run.id, member.progress, files.context.settings
-    if not files.context.world.is_first or is_finished(folder):
+    if not files.context.world.process.is_first or is_finished(folder):
         return
     write_history(folder, progress.history)
     if member.best_tensors:
@@ -302,17 +294,20 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
     """Write the learning curve as PNG: training loss by step, dev score by epoch, if one was finished."""
     from matplotlib.figure import Figure  # half a second to import, and only at the end of a run
 
+    def position(line: dict[str, Any]) -> int:
+        """Return an epoch's position on the axis of steps, counting those before training."""
+        return int(line["step"]) + (0 if line.get("stage") == PROBE else run.config.train.contrast or 0)
+
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(
         range(1, len(progress.losses) + 1), progress.losses, color="#9bb8d3", linewidth=0.8, label="loss per step"
     )
     if progress.history:
-        shift = run.config.train.contrast or 0  # number of steps before the first training step
-        steps = [_position(line, shift) for line in progress.history]
+        steps = [position(line) for line in progress.history]
         known = [line for line in progress.history if line["train_loss"] is not None]
         losses = [line["train_loss"] for line in known]
-        axes.plot([_position(line, shift) for line in known], losses, color="#1f4e79", label="loss per epoch")
+        axes.plot([position(line) for line in known], losses, color="#1f4e79", label="loss per epoch")
     axes.set_xlabel("step")
     axes.set_ylabel("training loss")
     axes.set_ylim(bottom=0)
@@ -322,7 +317,7 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
         scores = axes.twinx()
         (line,) = scores.plot(steps, [item["dev"][metric] for item in progress.history], "o-", color="#c0504d")
         best = next((line for line in progress.history if line["epoch"] == progress.best_epoch), progress.history[-1])
-        scores.plot(_position(best, shift), best["dev"][metric], "o", color="#c0504d", markersize=10, fillstyle="none")
+        scores.plot(position(best), best["dev"][metric], "o", color="#c0504d", markersize=10, fillstyle="none")
         scores.set_ylabel(f"dev {metric} (best: {best['dev'][metric]:.4f}, epoch {best['epoch']})", color="#c0504d")
         lines, names = [*lines, line], [*names, f"dev {metric}"]
     figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False)
@@ -333,16 +328,10 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def _position(line: dict[str, Any], shift: int) -> int:
-    """Return an epoch's position on the axis of steps, counting those before training."""
-    return int(line["step"]) + (0 if line.get("stage") == PROBE else shift)
-
-
 @contextmanager
 def _interruptible(world: World) -> Iterator[None]:
     """Let the first Ctrl-C stop after the current step or dev pass, with everything saved; the second stops at once."""
-    asked = threading.Event()
-    world.listen(asked)
+    asked = world.asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -378,7 +378,8 @@ def close_epoch(member: AnyMember, verdict: DevScores, seconds: float, bank: Ban
         "dev_loss": verdict.loss,
         "head": verdict.fitted,
         "seconds": round(seconds - progress.began, 3),
-        **verdict.findings,
+        **({"unpredicted": list(verdict.unpredicted)} if verdict.unpredicted else {}),
+        **({"dev_untuned": verdict.untuned} if verdict.untuned else {}),
         **({"stage": stage} if stage else {}),
         **({"suspects": progress.suspects} if stage == PROBE and progress.suspects else {}),
     }

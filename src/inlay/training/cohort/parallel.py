@@ -38,13 +38,17 @@ END = timedelta(days=100)
 
 
 class World:
-    """The processes that train a cohort together, as `process` is one of; by default it is alone."""
+    """The processes that train a cohort together, as `process` is one of; by default it is alone.
+
+    The first one writes the runs' folders and resume states.
+    """
 
     def __init__(self, process: Process = Process()) -> None:
         self.process = process
         self.num_sums = 0
         """number of sums over processes: after one, a step cannot be computed again"""
-        self._asked = threading.Event()
+        self.asked = threading.Event()
+        """set when this process is asked to stop"""
         self._stops: Tensor | None = None
         if process.size > 1:  # NCCL connects tensors on GPUs of their own, gloo the rest
             import torch.distributed as dist
@@ -52,12 +56,7 @@ class World:
             self._dist = dist
             with _noticing():
                 self._for_words = dist.new_group(backend="gloo", timeout=ANSWER)
-                self._for_the_end = dist.new_group(backend="gloo", timeout=END)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this process writes the runs' folders and resume states."""
-        return self.process.is_first
+                self.for_the_end = dist.new_group(backend="gloo", timeout=END)
 
     def share(self, batch: np.ndarray, slot: int) -> np.ndarray:
         """Return the rows of a slot's batch that this process computes."""
@@ -68,7 +67,7 @@ class World:
         """Make losses and gradients the sums over all processes, in place."""
         if self.process.size == 1:
             return
-        told = torch.cat([losses_S, losses_S.new_full((1,), float(self._asked.is_set()))])
+        told = torch.cat([losses_S, losses_S.new_full((1,), float(self.asked.is_set()))])
         self.num_sums += 1
         self._sum_up(grads_SP)
         self._sum_up(told)
@@ -100,8 +99,13 @@ class World:
         return infer(bank, rows, token_budget=token_budget, on_batch=count)
 
     def _infer_together(self, bank: Bank, rows: Sequence[Row], token_budget: int | None) -> list[Tensor]:
-        shapes = [_logits_shape(bank, row) for row in rows]
-        free = [index for index, row in enumerate(rows) if bank.head_of(row.slot).is_free_text]
+        heads = [bank.head_of(row.slot) for row in rows]
+        are_pooled = [find_head(head.kind).reads == "pooled" for head in heads]
+        shapes = [
+            (head.num_outputs,) if is_pooled else (len(row.ids), head.num_outputs)
+            for row, head, is_pooled in zip(rows, heads, are_pooled, strict=True)
+        ]
+        free = [index for index, head in enumerate(heads) if head.is_free_text]
         sizes = [math.prod(shape) for shape in shapes]
         flat = torch.zeros(sum(sizes))
         answers = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
@@ -129,26 +133,16 @@ class World:
                 "start all with the same command; every machine must see the same data and the same store",
             )
 
-    def start_alike(self, name: str, num_steps: int, tensors: Sequence[Tensor]) -> None:
-        """Check that all processes are at the same step, and copy the first process's values to all, in place."""
-        self.agree(num_steps, "steps behind it")
-        self.spread(tensors)
-        self.reseed(name, num_steps)
-
     def reseed(self, *words: Any) -> None:
         """Give each process its own random numbers from here on. The first process keeps its generators."""
-        if not self.is_first:
+        if not self.process.is_first:
             torch.manual_seed(int(digest([*words, self.process.rank])[:12], 16))
-
-    def listen(self, asked: threading.Event) -> None:
-        """Take the event that says whether this process was asked to stop."""
-        self._asked = asked
 
     @property
     def is_stopping(self) -> bool:
         """Whether any process was asked to stop before the last step; all get the same answer."""
         if self.process.size == 1:
-            return self._asked.is_set()
+            return self.asked.is_set()
         return self._stops is not None and bool(self._stops.item())
 
     def _sum_up(self, tensor: Tensor) -> None:
@@ -171,16 +165,6 @@ class World:
                 self._dist.all_gather_object(found, value, group=self._for_words)
         return found
 
-    def wait_for_all(self) -> None:
-        """Wait until every one of several processes has come here."""
-        with _noticing():
-            self._dist.barrier(group=self._for_the_end)
-
-
-def _logits_shape(bank: Bank, row: Row) -> tuple[int, ...]:
-    head = bank.head_of(row.slot)
-    return (head.num_outputs,) if find_head(head.kind).reads == "pooled" else (len(row.ids), head.num_outputs)
-
 
 @contextmanager
 def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[tuple[list[AnyRun], World]]:
@@ -192,12 +176,15 @@ def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterat
     if process.size == 1:
         yield runs, World()
         return
+    import torch.distributed as dist
+
     is_together = _is_together(runs, spread, process.size)
     with _joined(process, device):
         everyone = World(process)
         everyone.agree([run.id for run in runs], "runs")
         yield (runs, everyone) if is_together else (deal(runs, process), World())
-        everyone.wait_for_all()
+        with _noticing():
+            dist.barrier(group=everyone.for_the_end)
 
 
 def _is_together(runs: Sequence[AnyRun], spread: str, num_processes: int) -> bool:

@@ -381,7 +381,7 @@ class CompiledStepper(Stepper):
 
     def _compute(self, program: Program) -> None:
         """Compute the step from tensors alone: nothing here depends on which runs it is for."""
-        self.drop_grads()
+        self._slot_update.drop_grads()
         with self._bank.routed(program.batch.route):
             losses_S = self._losses(program)
             losses_S.sum().backward()

@@ -58,7 +58,7 @@ class Stepper:
 
         Where several processes train together each computes its own rows, and gets the sums over all of them.
         """
-        self.drop_grads()
+        self._slot_update.drop_grads()
         backbone = self._bank.backbone
         members = {member.slot: member for member in active}
         rates = {member.slot: member.run.config.train.head_dropout for member in active}
@@ -71,7 +71,7 @@ class Stepper:
             whole = batches[member.slot]
             share = self._world.share(whole, member.slot)
             if member.slot in contrasted:  # its batches must be whole: they are the first process's
-                share = whole if self._world.is_first else whole[:0]
+                share = whole if self._world.process.is_first else whole[:0]
             rows += member.rows(share)
             windows += map(int, share)
         # 2. Pass over them, forward and backward, as many at a time as the token budget holds.
@@ -90,10 +90,6 @@ class Stepper:
         grads_SP = self._slot_update.take_grads()
         self._world.add_up(losses_S, grads_SP)
         return losses_S, grads_SP
-
-    def drop_grads(self) -> None:
-        """Forget the gradients."""
-        self._slot_update.drop_grads()
 
     def _row_losses(
         self,

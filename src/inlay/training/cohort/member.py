@@ -83,7 +83,7 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-class _Walk:
+class _Course:
     """How far a run has come in its steps, epochs and stages, and how far it goes: a member's counts."""
 
     leeway = 0.0
@@ -123,7 +123,7 @@ class _Walk:
         return min(self.steps_per_epoch, self.num_steps - before)
 
 
-class Member(_Walk):
+class Member(_Course):
     """A run in its slot: encoded rows (windows, if a row is several), targets and progress."""
 
     def __init__(self, run: Run, slot: int, encoder: Encoder) -> None:
@@ -275,7 +275,7 @@ def _class_weights(run: Run) -> np.ndarray:
     return (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels].astype(np.float32)
 
 
-class JointMember(_Walk):
+class JointMember(_Course):
     """A run of several tasks in its slots: a member for each task, which share their progress."""
 
     def __init__(self, run: JointRun, parts: list[Member]) -> None:

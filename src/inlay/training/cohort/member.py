@@ -306,18 +306,15 @@ class JointMember(_Course):
 
     def judge(self, verdicts: Sequence[DevScores]) -> DevScores:
         """Return the mean over the tasks, each by its own metric, and every task's scores as `task/metric`."""
-        names, metrics = [part.run.name for part in self.parts], [part.run.metric for part in self.parts]
+        metrics = [part.run.metric for part in self.parts]
         mean = float(np.mean([verdict.scores[metric] for verdict, metric in zip(verdicts, metrics, strict=True)]))
-        scores = {MEAN: mean}
-        for name, verdict in zip(names, verdicts, strict=True):
+        scores, untuned = {MEAN: mean}, {}
+        named = {part.run.name: verdict for part, verdict in zip(self.parts, verdicts, strict=True)}
+        for name, verdict in named.items():
             scores |= {f"{name}/{metric}": value for metric, value in verdict.scores.items()}
+            untuned |= {f"{name}/{metric}": value for metric, value in verdict.untuned.items()}
         loss = float(np.mean([verdict.loss for verdict in verdicts]))
-        fitted = {name: verdict.fitted for name, verdict in zip(names, verdicts, strict=True)}
-        untuned = {
-            f"{name}/{metric}": value
-            for name, verdict in zip(names, verdicts, strict=True)
-            for metric, value in verdict.untuned.items()
-        }
+        fitted = {name: verdict.fitted for name, verdict in named.items()}
         return DevScores(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
 
 

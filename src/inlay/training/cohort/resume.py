@@ -11,6 +11,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -54,8 +55,7 @@ class Stopped:
 def find_stopped(folder: Path, runs: Sequence[AnyRun], unfinished: Sequence[AnyRun]) -> Stopped | None:
     """Find the stopped cohort under `folder` that consists of some of `runs` and has every unfinished one."""
     known, wanted = {run.id: run for run in runs}, {run.id for run in unfinished}
-    for state in sorted(folder.glob(f"*/{_STATE}")):
-        content = json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))
+    for _, content in _read_memberships(folder):
         if wanted <= set(content["runs"]) <= known.keys():
             names = {field.name for field in dataclasses.fields(CohortSettings)}
             settings = CohortSettings(**{name: content[name] for name in names & content.keys()})
@@ -65,8 +65,13 @@ def find_stopped(folder: Path, runs: Sequence[AnyRun], unfinished: Sequence[AnyR
 
 def list_stopped(folder: Path) -> list[list[str]]:
     """Return the run ids of every cohort under `folder` that has a resume state."""
+    return [content["runs"] for _, content in _read_memberships(folder)]
+
+
+def _read_memberships(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Read the membership of every cohort under `folder` that has a resume state, with the cohort's own folder."""
     states = sorted(folder.glob(f"*/{_STATE}"))
-    return [json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))["runs"] for state in states]
+    return [(state.parent, json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))) for state in states]
 
 
 def has_state(folder: Path) -> bool:
@@ -134,10 +139,9 @@ def load_state(folder: Path, cohort: Cohort) -> None:
 
 def drop_rows(folder: Path, run_ids: Collection[str]) -> None:
     """Remove the resume states under `folder` of cohorts of several runs, if all are among these."""
-    for state in sorted(folder.glob(f"*/{_STATE}")):
-        own = json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))["runs"]
-        if len(own) > 1 and set(own) <= set(run_ids):
-            drop_state(state.parent)
+    for cohort_dir, content in _read_memberships(folder):
+        if len(content["runs"]) > 1 and set(content["runs"]) <= set(run_ids):
+            drop_state(cohort_dir)
 
 
 def drop_state(folder: Path) -> None:

@@ -131,7 +131,7 @@ def test_a_backbone_that_writes_keeps_nothing_and_trains_its_upper_layers_alike(
     run = make(backbone, toy_task(), layers="3:", dropout=0.0)
     plain = make_cohort([run], backbone)
     reusing = make_cohort([run], backbone, FrozenCache(backbone, tmp_path))
-    assert not reusing.members[0].prefixes(range(2))
+    assert not reusing.members[0].is_reusing
     with counted(block(backbone, 0)) as below:
         take_steps(reusing, 3)
     assert len(below) >= 3

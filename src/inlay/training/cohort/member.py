@@ -219,6 +219,10 @@ class Member(_Course):
         if reach.layer > 0 and head.features == "last" and not head.has_towers:
             self._cached = {"train": cache.keep(reach, self.train), "dev": cache.keep(reach, self.dev)}
 
+    @property
+    def is_reusing(self) -> bool:
+        return bool(self._cached)
+
     def prefixes(self, windows: Iterable[int]) -> list[CachedStates]:
         """Return the cached states of frozen layers for the rows of a step; empty if nothing is cached."""
         return self._cached["train"].take(list(map(int, windows))) if self._cached else []

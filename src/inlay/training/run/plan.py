@@ -126,7 +126,9 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> R
         steps = _Steps(member, _QUANTILES, backbone.device)
         with cohort.training():
             epoch_seconds = steps.estimate(cohort.step)
-            once_seconds = steps.estimate(lambda: member.prefixes(member.next_batch()))  # about 0 if none are cached
+            once_seconds = 0.0
+            if member.is_reusing:
+                once_seconds = steps.estimate(lambda: member.prefixes(member.next_batch()))
         peak = peak_memory_bytes(backbone.device)
         dev_seconds = _measure_dev(cohort, member, _DEV_SAMPLE)
         full_seconds = steps.estimate(_make_full_step(member, backbone))
@@ -191,7 +193,9 @@ def measure_durations(run: Run, backbone: Backbone, *, checkpointing: bool = Fal
         steps = _Steps(member, _FEW_QUANTILES, backbone.device)
         with cohort.training():
             epoch = steps.estimate(cohort.step)
-            once = steps.estimate(lambda: member.prefixes(member.next_batch()))
+            once = 0.0
+            if member.is_reusing:
+                once = steps.estimate(lambda: member.prefixes(member.next_batch()))
         dev = _measure_dev(cohort, member, _FEW_DEV_ROWS)
     dev_share = float(member.dev.lengths.sum() / member.train.lengths.sum())
     return Durations(

@@ -312,7 +312,8 @@ class JointMember(_Course):
         """Return the mean over the tasks, each by its own metric, and every task's scores as `task/metric`."""
         metrics = [part.run.metric for part in self.parts]
         mean = float(np.mean([verdict.scores[metric] for verdict, metric in zip(verdicts, metrics, strict=True)]))
-        scores, untuned = {MEAN: mean}, {}
+        scores = {MEAN: mean}
+        untuned: dict[str, float] = {}
         named = {part.run.name: verdict for part, verdict in zip(self.parts, verdicts, strict=True)}
         for name, verdict in named.items():
             scores |= {f"{name}/{metric}": value for metric, value in verdict.scores.items()}

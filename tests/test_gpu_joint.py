@@ -17,8 +17,7 @@ from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import find_study, read_study, study_folders
 from inlay.training.cohort.cohort import Cohort
 from inlay.training.cohort.fit import FitSettings, fit
-from inlay.training.run.joint import make_joint_run
-from inlay.training.run.materialize import materialize
+from inlay.training.run.joint import make_joint_run, materialize
 from inlay.training.run.run import make_run
 from inlay.training.step.compiled import CompiledStepper
 from inlay.training.step.eager import Stepper

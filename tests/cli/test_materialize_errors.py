@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from inlay.errors import StoreDamaged
 from inlay.store import Store
-from inlay.training.run.materialize import find_run, read_method
+from inlay.training.run.joint import find_run, read_method
 
 from .conftest import SETTINGS, Ended, Inlay, write_mail
 

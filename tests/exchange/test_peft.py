@@ -18,7 +18,8 @@ from inlay.model.batch.route import collate
 from inlay.model.heads.heads import HeadSpec
 from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
-from inlay.training.evaluate import encode_rows, predict_split
+from inlay.training.evaluate import encode_rows
+from predicted import predict_split
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -22,7 +22,7 @@ from inlay.model.bank.methods import SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
-from inlay.training.evaluate import predict_split
+from predicted import predict_split
 
 pytestmark = pytest.mark.interop
 

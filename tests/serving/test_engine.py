@@ -19,7 +19,7 @@ from inlay.serving.verification import _difference, verify
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
-from inlay.training.evaluate import predict_split
+from predicted import predict_split
 
 
 def train_and_publish(backbone, task, store, *, method="houlsby", size=8, seed=0):

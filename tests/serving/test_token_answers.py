@@ -11,7 +11,7 @@ from inlay.serving.verification import verify
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
-from inlay.training.evaluate import predict_split
+from predicted import predict_split
 
 LONG = "the cat " * 60
 

@@ -21,7 +21,7 @@ from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
 from inlay.training.cohort.cohort import Cohort, CohortSettings
-from inlay.training.run.materialize import read_materialized, read_parts
+from inlay.training.run.joint import read_materialized, read_parts
 
 TINY = """
 [profiles.tiny]

@@ -109,8 +109,8 @@ def step_together(runs: list[Any], backbone: Any, num_steps: int) -> dict[str, A
     from inlay.training.cohort.cohort import Cohort, CohortSettings
     from inlay.training.cohort.parallel import spread_over
 
-    with spread_over(runs, backbone.device, "rows") as part:
-        cohort = Cohort(part.runs, backbone, CohortSettings(16384, 1, 100), world=part.world)
+    with spread_over(runs, backbone.device, "rows") as (own, world):
+        cohort = Cohort(own, backbone, CohortSettings(16384, 1, 100), world=world)
         with cohort.training():
             for _ in range(num_steps):
                 cohort.step()
@@ -119,7 +119,7 @@ def step_together(runs: list[Any], backbone: Any, num_steps: int) -> dict[str, A
                 backbone.model.train()
             backbone.model.eval()
             rows = [row for member in cohort.members for row in make_rows(member.dev, member.slot)]
-            logits = torch.cat([logit.flatten() for logit in part.world.infer(cohort.bank, rows)])
+            logits = torch.cat([logit.flatten() for logit in world.infer(cohort.bank, rows)])
         losses = {f"losses-{m.slot}": torch.tensor(m.progress.losses) for m in cohort.members}
         return {"weights": cohort.flat.values_SP.cpu().clone(), "logits": logits, **losses}
 

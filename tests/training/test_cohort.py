@@ -11,6 +11,7 @@ import torch
 from inlay.model.heads.inference import infer
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
+from inlay.training.cohort.member import close_epoch
 from inlay.training.evaluate import DevScores, encode_rows
 from inlay.training.run.run import DIVERGED, make_run
 
@@ -205,7 +206,7 @@ def test_ties_on_dev_are_broken_by_the_dev_loss(tiny_bert, toy_task):
     (member,) = cohort.members
     best, gains = [], []
     for accuracy, loss in [(0.9, 0.5), (0.9, 0.6), (0.9, 0.4), (0.8, 0.1), (0.95, 0.9)]:
-        cohort._close_epoch(member, DevScores({"accuracy": accuracy}, loss, {}))
+        close_epoch(member, DevScores({"accuracy": accuracy}, loss, {}), 0.0, cohort.bank)
         best.append(member.progress.best_epoch)
         gains.append(member.progress.last_gain)
     assert best == [1, 1, 3, 3, 5]
@@ -218,7 +219,7 @@ def test_patience_runs_out_though_ties_are_won_by_the_loss(tiny_bert, toy_task):
     (member,) = cohort.members
     stopped = []
     for loss in (0.5, 0.4, 0.3):
-        cohort._close_epoch(member, DevScores({"accuracy": 0.9}, loss, {}))
+        close_epoch(member, DevScores({"accuracy": 0.9}, loss, {}), 0.0, cohort.bank)
         stopped.append(not member.is_active)
     assert member.progress.best_epoch == 3
     assert stopped == [False, False, True]

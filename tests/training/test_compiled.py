@@ -18,7 +18,7 @@ from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.run.run import make_run
 from inlay.training.step import compiled
 from inlay.training.step.eager import Stepper
-from inlay.training.step.updates import JointUpdate
+from inlay.training.step.optimizer import JointUpdate
 from joint_runs import make_joint
 
 pytestmark = pytest.mark.triton

@@ -23,12 +23,14 @@ from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig, sett
 from inlay.training import fit, make_run
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.loop import Interrupted
-from inlay.training.evaluate import DevScores, encode_rows, predict_split
+from inlay.training.cohort.member import close_epoch
+from inlay.training.evaluate import DevScores, encode_rows
 from inlay.training.recipe import head_start
 from inlay.training.recipe.head_start import contrast_losses, draw_rows, fit_honest
 from inlay.training.recipe.linear import fit_raw
 from inlay.training.recipe.probe import compare_readings, fit_probe
 from inlay.training.recipe.recipe import choose_blend
+from predicted import predict_split
 from toys import make_toy_task
 
 SETTINGS = CohortSettings(token_budget=100_000, num_threads=1, save_every=1000)
@@ -319,7 +321,7 @@ def test_on_few_dev_rows_a_later_epoch_within_chance_is_kept(tiny_bert, toy_task
     (member,) = cohort.members
     kept = []
     for accuracy in (0.8, 0.75, 0.92, 0.85, 0.8, 0.83):
-        cohort._close_epoch(member, DevScores({"accuracy": accuracy}, 0.5, {}))
+        close_epoch(member, DevScores({"accuracy": accuracy}, 0.5, {}), 0.0, cohort.bank)
         kept.append(member.progress.best_epoch)
     assert kept == [1, 2, 3, 4, 4, 6]
     assert member.progress.last_gain == 3

@@ -19,8 +19,7 @@ from inlay.model.heads.inference import infer
 from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort
 from inlay.training.cohort.fit import FitSettings, fit
-from inlay.training.run.joint import make_joint_run
-from inlay.training.run.materialize import write_out
+from inlay.training.run.joint import make_joint_run, write_out
 from inlay.training.run.run import make_run
 from joint_runs import METHODS, QUIET, SETTINGS, make_joint, make_tasks, take_steps
 
@@ -387,7 +386,7 @@ def test_a_task_counts_by_its_weight_and_its_share_of_the_rows(tiny_bert, toy_ta
         counted = weights[part.run.name] * len(targets) / num_rows * loss
         assert float(losses[part.slot]) == pytest.approx(counted.item(), rel=1e-4)
         expected = expected + counted
-    cohort.stepper.drop_grads()
+    cohort.slot_update.drop_grads()
     expected.backward()
     torch.testing.assert_close(cohort.slot_update.take_grads(), own, atol=1e-6, rtol=1e-3)
     torch.testing.assert_close(cohort.shared.bank.take_grads(), shared, atol=1e-6, rtol=1e-3)

@@ -16,8 +16,7 @@ from inlay.settings.run_config import TrainConfig
 from inlay.store import Store
 from inlay.training.cohort.cohort import Cohort
 from inlay.training.cohort.fit import FitSettings, fit
-from inlay.training.run.joint import make_joint_run
-from inlay.training.run.materialize import materialize, read_materialized, read_parts, start_from
+from inlay.training.run.joint import make_joint_run, materialize, read_materialized, read_parts, start_from
 from inlay.training.run.publish import publish
 from inlay.training.run.run import make_run
 from joint_runs import METHOD_TABLE, METHODS, QUIET, SETTINGS, make_joint, make_tasks, take_steps

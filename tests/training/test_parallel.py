@@ -187,9 +187,9 @@ def test_an_unknown_spread_is_refused_by_name(tiny_bert, toy_task, tmp_path):
 def test_without_torchrun_a_process_is_alone_and_connects_to_nobody(tiny_bert, monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     runs = make_runs(tiny_bert)
-    with spread_over(runs, tiny_bert.device, "rows") as part:
-        assert part.runs == runs
-        assert part.world.process == Process()
+    with spread_over(runs, tiny_bert.device, "rows") as (own, world):
+        assert own == runs
+        assert world.process == Process()
         assert not torch.distributed.is_initialized()
 
 

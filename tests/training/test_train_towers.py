@@ -20,11 +20,11 @@ from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.fit import Interrupted, has_known_heads
-from inlay.training.evaluate import encode_rows, predict_split
-from inlay.training.run.joint import make_joint_run
-from inlay.training.run.materialize import materialize
+from inlay.training.evaluate import encode_rows
+from inlay.training.run.joint import make_joint_run, materialize
 from inlay.training.run.plan import count_plan, make_plan
 from inlay.training.run.run import Result, read_trained
+from predicted import predict_split
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
 QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 24, "epochs": 3, "lr": 3e-3}

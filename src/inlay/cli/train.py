@@ -109,7 +109,7 @@ def prepare(config: RunConfig, store: Store, device: str, name: str | None = Non
     has_copy = model.find_method(config.method.name).is_finetuned
     use = "; a copy of its weights is trained for the task" if has_copy else ", frozen"
     screen.detail(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters{use}")
-    return training.prepare_run(config, backbone, store, task)
+    return training.PreparedRun(training.make_run(task, config, backbone, store), backbone, store)
 
 
 def load_task(config: RunConfig) -> data.Task:
@@ -184,7 +184,7 @@ def finish_run(
         tested = "scoring the test rows and " if ready.run.task.test is not None else ""
         with screen.working(f"publishing: {tested}answering the probes"):
             version = training.publish_result(ready, result, name=name, folds=folds)
-    return training.report_run(training.PublishedRun(ready, result, version))
+    return training.report_run(ready, result, version)
 
 
 def put_report(ready: training.PreparedRun, report: Mapping[str, Any], store: Path | None) -> None:

@@ -44,7 +44,6 @@ from inlay.training import (
     ignore,
     is_finished,
     make_run,
-    prepare_run,
     publish_result,
 )
 
@@ -259,8 +258,8 @@ class _Stream:
 
     def _load(self, item: DataFile) -> _ReadyFile:
         task = load_task(item.config.data, item.config.task)
-        prepared = prepare_run(item.config, self._backbone, self._store, task)
-        run = prepared.run
+        run = make_run(task, item.config, self._backbone, self._store)
+        prepared = PreparedRun(run, self._backbone, self._store)
         settings = {name: item.own.get(name, {}) for name in ("method", "train")}
         rows = digest([task.digest, settings, run.fingerprint])
         details = {"notes": list(task.notes), "run": run.id}

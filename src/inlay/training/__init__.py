@@ -41,16 +41,15 @@ from inlay.training.recipe.halving import Halving, Referee, Standing, refuse_sev
 from inlay.training.recipe.linear import MAX_STEPS, Linear, fit_linear, linear_kinds
 from inlay.training.recipe.probe import ProbeResult, fit_probe
 from inlay.training.run.counts import Totals
-from inlay.training.run.joint import JointRun, make_joint_run
-from inlay.training.run.materialize import find_run, materialize, read_materialized, read_method, read_parts, start_from
-from inlay.training.run.pipeline import (
-    PreparedRun,
-    PublishedRun,
-    check_trained,
-    prepare_run,
-    publish_result,
-    report_run,
-    report_task,
+from inlay.training.run.joint import (
+    JointRun,
+    find_run,
+    make_joint_run,
+    materialize,
+    read_materialized,
+    read_method,
+    read_parts,
+    start_from,
 )
 from inlay.training.run.plan import (
     ANSWERED,
@@ -65,7 +64,16 @@ from inlay.training.run.plan import (
     measure_step_cost,
     plan_joint,
 )
-from inlay.training.run.publish import current_commit, describe_backbone, publish
+from inlay.training.run.publish import (
+    PreparedRun,
+    check_trained,
+    current_commit,
+    describe_backbone,
+    publish,
+    publish_result,
+    report_run,
+    report_task,
+)
 from inlay.training.run.run import (
     DIVERGED,
     STOPPED_EARLY,
@@ -113,7 +121,6 @@ __all__ = [
     "Notice",
     "PreparedRun",
     "ProbeResult",
-    "PublishedRun",
     "Referee",
     "Result",
     "RowsAnswered",
@@ -169,7 +176,6 @@ __all__ = [
     "measure_step_cost",
     "plan_joint",
     "plan_spending",
-    "prepare_run",
     "publish",
     "publish_result",
     "read_materialized",

@@ -121,51 +121,43 @@ class DevScores:
     untuned: dict[str, float] = dataclasses.field(default_factory=dict)
     """the scores without tuned thresholds, if there are any; `scores` are too good on the rows that tuned them"""
 
-    @property
-    def findings(self) -> dict[str, Any]:
-        """The fields that the history gets only when they have a value."""
-        found = {"unpredicted": list(self.unpredicted), "dev_untuned": self.untuned}
-        return {name: value for name, value in found.items() if value}
-
 
 def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> DevScores:
     """Score the dev rows from the logits of their windows."""
-    split, head = run.task.dev, run.spec.head
+    split, head, kind, labels = run.task.dev, run.spec.head, run.task.kind, run.task.labels
+    assert split.targets is not None
     outputs = _collect(split, encoded, logits)
     num_lost = sum(not output.is_finite for output in outputs)
     if num_lost:
-        scores = _score(run.task.kind, run.task.labels, outputs, split, head)
-        return DevScores(scores, math.nan, {}, num_lost)
-    decisions = _decisions(head.kind, outputs, split, encoded)
+        return DevScores(_score(kind, labels, outputs, split, head), math.nan, {}, num_lost)
+    # 1. Fit the head's settings to these rows. Thresholds are kept if they are better on rows that did not choose them.
+    decisions = _decisions(kind, outputs, split, encoded)
     fitted = _fit_head(head, outputs, split, decisions)
     calibrated = dataclasses.replace(head, **fitted)
     untuned: dict[str, float] = {}
-    if run.config.train.thresholds == "dev" and (cuts := _tune_cuts(run.task.metric, head, decisions)) is not None:
-        untuned = _score(run.task.kind, run.task.labels, outputs, split, calibrated)
-        fitted["thresholds"], calibrated = list(cuts), dataclasses.replace(calibrated, thresholds=cuts)
-    predictions = read_outputs(calibrated, run.task.labels, outputs)
-    assert split.targets is not None
-    scores = score_all(run.task.kind, run.task.labels, split.targets, predictions, split.unseen)
-    scores |= _score_calibration(head, calibrated, decisions)
-    unpredicted = _find_unpredicted(run.task.kind, run.task.labels, split.targets, predictions)
+    if run.config.train.thresholds == "dev" and decisions is not None and KINDS[kind].has_cuts(head.num_outputs):
+        cuts = tune_thresholds(run.task.metric, *_take_known(head, decisions))
+        if cuts is not None:
+            untuned = _score(kind, labels, outputs, split, calibrated)
+            fitted["thresholds"], calibrated = list(cuts), dataclasses.replace(calibrated, thresholds=cuts)
+    # 2. Score by every metric, and note the labels of dev rows that were never predicted.
+    predictions = read_outputs(calibrated, labels, outputs)
+    scores = score_all(kind, labels, split.targets, predictions, split.unseen)
+    if decisions is not None:
+        scores["ece"] = calibration_error(*decisions, calibrated.temperature)
+        scores["ece_uncalibrated"] = calibration_error(*decisions, head.temperature)
+    form, unpredicted = KINDS[kind].targets, []
+    if true := form.find_present(split.targets):
+        predicted = form.find_present(decide(kind, predictions))
+        unpredicted = [name for label, name in enumerate(labels) if label in true and label not in predicted]
+    # 3. The loss; labels not seen in training have no output and do not count.
     if head.is_free_text:  # generated answers are right or wrong: there are no logits to calibrate
         return DevScores(scores, 1.0 - scores["exact_match"], fitted)
     known = split
-    if split.unseen:  # labels not seen in training have no output and do not count in the loss
-        form = KINDS[run.task.kind].targets
-        known = dataclasses.replace(split, targets=form.ignore_unseen(split.targets, len(run.task.labels)))
+    if split.unseen:
+        known = dataclasses.replace(split, targets=form.ignore_unseen(split.targets, len(labels)))
     loss = _mean_loss(head, Targets(known, encoded, head), logits)
-    return DevScores(scores, loss, fitted, unpredicted=unpredicted, untuned=untuned)
-
-
-def _find_unpredicted(kind: str, labels: Sequence[str], targets: np.ndarray, outputs: Any) -> tuple[str, ...]:
-    """Return the labels of dev rows that were never predicted."""
-    form = KINDS[kind].targets
-    true = form.find_present(targets)
-    if not true:
-        return ()
-    predicted = form.find_present(decide(kind, outputs))
-    return tuple(name for label, name in enumerate(labels) if label in true and label not in predicted)
+    return DevScores(scores, loss, fitted, unpredicted=tuple(unpredicted), untuned=untuned)
 
 
 def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> float:
@@ -197,13 +189,6 @@ def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions
     return fitted
 
 
-def _tune_cuts(metric: str, head: HeadSpec, decisions: Decisions | None) -> tuple[float, ...] | None:
-    """Return thresholds that improve dev scores, also on rows that did not choose them; None if there are none."""
-    if decisions is None or not KINDS[head.kind].has_cuts(head.num_outputs):
-        return None
-    return tune_thresholds(metric, *_take_known(head, decisions))
-
-
 def _take_known(head: HeadSpec, decisions: Decisions) -> Decisions:
     """Return the decisions whose target is a class seen in training."""
     logits, targets = decisions
@@ -226,15 +211,6 @@ def _decisions(kind: str, outputs: Sequence[Output], split: Split, encoded: Enco
     targets = np.concatenate(aligned)
     logits = np.concatenate([window.double().numpy() for output in outputs for window in output.logits])
     return logits[targets != IGNORED], targets[targets != IGNORED]
-
-
-def _score_calibration(before: HeadSpec, after: HeadSpec, decisions: Decisions | None) -> dict[str, float]:
-    if decisions is None:
-        return {}
-    return {
-        "ece": calibration_error(*decisions, after.temperature),
-        "ece_uncalibrated": calibration_error(*decisions, before.temperature),
-    }
 
 
 def score_split(run: Run, result: Result, backbone: Backbone, split: Split) -> dict[str, float]:
@@ -284,45 +260,15 @@ def judge_split(
 ) -> SplitOutputs:
     """Compute the outputs for every labelled row, and the calibration of their probabilities."""
     encoded = encode_cached(backbone.tokenizer, split, reading)
-    outputs = _collect(split, encoded, _infer(spec, tensors, backbone, encoded, on_batch))
-    ece = _measure_calibration(spec.head, outputs, split, encoded)
-    return SplitOutputs(spec.head, outputs, ece, encoded.num_lost, int(encoded.lengths.sum()))
-
-
-def _measure_calibration(head: HeadSpec, outputs: Sequence[Output], split: Split, encoded: Encoded) -> float | None:
-    decisions = _decisions(head.kind, outputs, split, encoded)
-    if decisions is None:
-        return None
-    is_finite = all(output.is_finite for output in outputs)
-    return calibration_error(*decisions, head.temperature) if is_finite else math.nan
-
-
-def predict_split(
-    spec: SlotSpec,
-    tensors: Mapping[str, Tensor],
-    backbone: Backbone,
-    split: Split,
-    max_length: int,
-    stride: int = Reading.stride,
-) -> list[Tensor]:
-    """Return all logits of every row of a split as one vector per row."""
-    head = spec.head
-    encoded = encode_cached(
-        backbone.tokenizer, split, Reading(head.layout, max_length, stride, head.prompt, head.pairs)
-    )
-    return [output.flat for output in _collect(split, encoded, _infer(spec, tensors, backbone, encoded))]
-
-
-def _infer(
-    spec: SlotSpec,
-    tensors: Mapping[str, Tensor],
-    backbone: Backbone,
-    encoded: Encoded,
-    on_batch: Callable[[int], None] | None = None,
-) -> list[Tensor]:
     bank = Bank(backbone, 1)
     bank.put(0, spec, tensors)
-    return infer(bank, make_rows(encoded), on_batch=on_batch)
+    outputs = _collect(split, encoded, infer(bank, make_rows(encoded), on_batch=on_batch))
+    decisions = _decisions(spec.head.kind, outputs, split, encoded)
+    ece: float | None = None
+    if decisions is not None:
+        is_finite = all(output.is_finite for output in outputs)
+        ece = calibration_error(*decisions, spec.head.temperature) if is_finite else math.nan
+    return SplitOutputs(spec.head, outputs, ece, encoded.num_lost, int(encoded.lengths.sum()))
 
 
 def _collect(split: Split, encoded: Encoded, logits: Sequence[Tensor]) -> list[Output]:
@@ -331,17 +277,14 @@ def _collect(split: Split, encoded: Encoded, logits: Sequence[Tensor]) -> list[O
 
 def answer_slot(bank: Bank, slot: int, split: Split, reading: Reading, labels: Sequence[str]) -> Any:
     """Answer the rows of a split, labelled or not, by a slot of a bank; return outputs in the form metrics take."""
-    spec = bank.specs[slot]
-    assert spec is not None
     encoded = encode_cached(bank.backbone.tokenizer, split, reading)
-    logits = infer(bank, make_rows(encoded, slot))
-    return read_outputs(spec.head, labels, _collect(split, encoded, logits))
+    outputs = _collect(split, encoded, infer(bank, make_rows(encoded, slot)))
+    return read_outputs(bank.head_of(slot), labels, outputs)
 
 
 def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
     """Encode a split's rows for slot 0, ready for `infer`, each text or pair whole."""
-    encoded = encode_cached(backbone.tokenizer, split, Reading(WHOLE_ROW, max_length))
-    return make_rows(encoded)
+    return make_rows(encode_cached(backbone.tokenizer, split, Reading(WHOLE_ROW, max_length)))
 
 
 def read_outputs(head: HeadSpec, labels: Sequence[str], outputs: Sequence[Output]) -> Any:

@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inlay.store import Version
     from inlay.training.cohort.cohort import Cohort
     from inlay.training.cohort.member import AnyMember
-    from inlay.training.run.run import Run
 
 
 @dataclass(frozen=True)
@@ -137,11 +135,3 @@ class MemoryRanOut(Event):
     """Memory ran out, and training goes on in smaller pieces."""
 
     message: str
-
-
-@dataclass(frozen=True)
-class RunPublished(Event):
-    """A run's best weights are in the store."""
-
-    run: Run
-    version: Version

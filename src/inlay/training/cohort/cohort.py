@@ -30,12 +30,23 @@ from inlay.model import (
     is_out_of_memory,
 )
 from inlay.settings import digest
-from inlay.training.cohort.epochs import close_epoch, has_diverged, loss_limit, rate_of
 from inlay.training.cohort.frozen_cache import FrozenCache
-from inlay.training.cohort.member import CONTRAST, PROBE, AnyMember, Encoder, JointMember, Member, Progress
+from inlay.training.cohort.member import (
+    CONTRAST,
+    PROBE,
+    AnyMember,
+    Encoder,
+    JointMember,
+    Member,
+    Progress,
+    close_epoch,
+    has_diverged,
+    loss_limit,
+    rate_of,
+)
 from inlay.training.cohort.memory import first_line, release_memory
 from inlay.training.cohort.parallel import World
-from inlay.training.evaluate import DevScores, score_dev
+from inlay.training.evaluate import score_dev
 from inlay.training.events import Emit, ignore
 from inlay.training.recipe.head_start import fit_head, keep_part
 from inlay.training.recipe.recipe import choose_blend
@@ -43,9 +54,8 @@ from inlay.training.run.joint import JointRun
 from inlay.training.run.run import AnyRun, Run
 from inlay.training.step.compiled import CompiledStepper, can_compile
 from inlay.training.step.eager import Rows, Stepper
-from inlay.training.step.optimizer import SlotOptimizer
+from inlay.training.step.optimizer import JointUpdate, SlotOptimizer, SlotUpdate
 from inlay.training.step.seq2seq import Seq2SeqStepper
-from inlay.training.step.updates import JointUpdate, SlotUpdate
 
 _ANSWERED = 4  # tokens of a dev pass in those of a training pass: it keeps nothing for a backward pass
 
@@ -163,19 +173,15 @@ class Cohort:
             assert isinstance(entering, Run | JointRun)
             self.members.append(self._enter(seat, entering))
         # 4. Steps: compiled where that is possible, else eager.
-        self.stepper = self._make_stepper(settings)
-        self.stepper.emit = emit
-
-    def _make_stepper(self, settings: CohortSettings) -> Stepper:
-        members = [part for member in self.members for part in member.parts]
-        is_compiled = can_compile(self.bank, members) and not settings.checkpointing
+        is_compiled = can_compile(self.bank, [part for member in self.members for part in member.parts])
+        self.stepper = Stepper(self.bank, self.slot_update, settings.token_budget, self._world)
         # A program contains the optimizer: gradients cannot be exchanged between processes before it.
-        if not is_compiled or self._world.process.size > 1:
-            return Stepper(self.bank, self.slot_update, settings.token_budget, self._world)
-        kind = Seq2SeqStepper if self.backbone.is_seq2seq else CompiledStepper
-        stepper = kind(self.bank, self.slot_update, settings.token_budget)
-        stepper.expect([part.spec.head for run in self.queue.runs for part in run.parts])
-        return stepper
+        if is_compiled and not settings.checkpointing and self._world.process.size == 1:
+            kind = Seq2SeqStepper if backbone.is_seq2seq else CompiledStepper
+            compiled = kind(self.bank, self.slot_update, settings.token_budget)
+            compiled.expect([part.spec.head for part in parts])
+            self.stepper = compiled
+        self.stepper.emit = emit
 
     @property
     def active(self) -> list[AnyMember]:
@@ -216,7 +222,8 @@ class Cohort:
         """Cache the states below the lowest trained layer, for these runs and those that enter later."""
         self._cache = cache
         for member in self.active:
-            member.reuse(cache, self.cache_depth)
+            for part in member.parts:
+                part.reuse(cache, self.cache_depth)
 
     def refill(self) -> list[AnyMember]:
         """Give the slots of ended runs to waiting runs; return the runs that entered."""
@@ -226,18 +233,14 @@ class Cohort:
                 self.left_steps += member.steps_taken
                 self.members[seat] = self._enter(seat, entering)
                 entered.append(self.members[seat])
-                if isinstance(entering, Run) and entering.spec.is_finetuned:
-                    self._begin_as_alone(entering)
+                if isinstance(entering, Run) and entering.spec.is_finetuned:  # as if alone: own random numbers and peak
+                    seed_for([entering])
+                    if self.backbone.device.type == "cuda":
+                        torch.cuda.reset_peak_memory_stats(self.backbone.device)
         if entered:
             seated = [member.run for member in self.members]
             self._encoder.keep([part for run in (*seated, *self.queue.waiting) for part in run.parts])
         return entered
-
-    def _begin_as_alone(self, run: Run) -> None:
-        """Prepare a run that trains after another to train as if alone: its own random numbers, its own memory peak."""
-        seed_for([run])
-        if self.backbone.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.backbone.device)
 
     def seat(self, parked: Sequence[Parked]) -> None:
         """Put runs that had begun into the slots, in order; the runs beyond the last slot wait."""
@@ -246,30 +249,31 @@ class Cohort:
         self.queue.parked = list(parked[self.num_seats :])
 
     def _enter(self, seat: int, entering: AnyRun | Parked) -> AnyMember:
+        """Initialise the slots of a run, and return the member that trains them."""
         run = entering.run if isinstance(entering, Parked) else entering
-        first = seat * self.bank.slots_per_run
-        parts = [self._enter_part(first + index, part, run) for index, part in enumerate(run.parts)]
+        parts = []
+        for slot, part in enumerate(run.parts, start=seat * self.bank.slots_per_run):
+            self.bank.initialise(slot, part.spec, run.config.train.seed, part.name if isinstance(run, JointRun) else "")
+            if start := run.start.of(part.name):
+                self.bank.put(slot, part.spec, {**self.bank.read(slot), **start})
+            self.optimizer.reset(slot, part.config.train)
+            parts.append(Member(part, slot, self._encoder))
         if self.shared is not None:
             self.shared.reset(seat, run.config.train)
         member = JointMember(run, parts) if isinstance(run, JointRun) else parts[0]
         member.progress.began = self.seconds
         if isinstance(entering, Parked):
-            member.progress, member.best_tensors = entering.progress, entering.best_tensors
+            member.best_tensors = entering.best_tensors
+            for each in (member, *parts):
+                each.progress = entering.progress
             self._set_counts(seat, entering.num_steps)
             with torch.no_grad():
                 for name, stored_GP in self.stored.items():
                     stored_GP[seat] = entering.rows[name].to(stored_GP)
         if self._cache is not None and member.is_active:
-            member.reuse(self._cache, self.cache_depth)
+            for part_member in parts:
+                part_member.reuse(self._cache, self.cache_depth)
         return member
-
-    def _enter_part(self, slot: int, part: Run, run: AnyRun) -> Member:
-        """Initialise the slot of one task of a run, and return the member that trains it."""
-        self.bank.initialise(slot, part.spec, run.config.train.seed, part.name if isinstance(run, JointRun) else "")
-        if start := run.start.of(part.name):
-            self.bank.put(slot, part.spec, {**self.bank.read(slot), **start})
-        self.optimizer.reset(slot, part.config.train)
-        return Member(part, slot, self._encoder.rows_of(part))
 
     @property
     def stored(self) -> dict[str, Tensor]:
@@ -294,7 +298,7 @@ class Cohort:
 
     def use_budget(self, token_budget: int) -> None:
         """Limit forward passes to so many tokens from here on, but to no fewer than any member needs."""
-        fewest = max(member.fewest_tokens for member in self.members)
+        fewest = max(part.fewest_tokens for member in self.members for part in member.parts)
         self.stepper.token_budget = max(fewest, token_budget)
         self.settings = replace(self.settings, token_budget=self.stepper.token_budget)
 
@@ -302,7 +306,8 @@ class Cohort:
         """Halve the tokens of a forward pass; return False if they cannot be fewer."""
         before = self.stepper.token_budget
         # Start from the largest step there is: a budget larger than that would take several halvings to matter.
-        self.use_budget(min(before, sum(member.most_tokens for member in self.active)) // 2)
+        most = sum(max(part.most_tokens for part in member.parts) for member in self.active)
+        self.use_budget(min(before, most) // 2)
         return self.stepper.token_budget < before
 
     @property
@@ -334,7 +339,7 @@ class Cohort:
         counts = [self.counts(seat) for seat in range(self.num_seats)]
 
         def undo() -> None:
-            self.stepper.drop_grads()
+            self.slot_update.drop_grads()
             for seat, own in enumerate(counts):
                 self._set_counts(seat, own)
             torch.set_rng_state(drawn[0])
@@ -352,12 +357,11 @@ class Cohort:
         Where it ran out while moments were moving, or after other processes had its gradients, the error itself: the
         last state on disk is the way back.
         """
-        undo, version, num_sums = self._remember(), self._version, self._world.num_sums
+        undo, version = self._remember(), self._version
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
-            has_moved = self._version != version or self._world.num_sums != num_sums
-            if not is_out_of_memory(error) or has_moved:
+            if not is_out_of_memory(error) or self._version != version:
                 raise
             reason = first_line(error)
         # Outside the handler, whose traceback would keep the activations of the failed pass alive.
@@ -367,9 +371,9 @@ class Cohort:
 
     @property
     def _version(self) -> int:
-        """A number that changes when an optimizer step has moved moments."""
+        """A number that grows when an optimizer step has moved moments, or other processes got gradients."""
         shared = 0 if self.shared is None else self.shared.first_SP._version
-        return self.optimizer.first_SP._version + shared + self.stepper.num_moved
+        return self.optimizer.first_SP._version + shared + self.stepper.num_moved + self._world.num_sums
 
     def step(self) -> int:
         """Take one step of every active run; return the number of rows seen.
@@ -434,7 +438,8 @@ class Cohort:
         records = []
         for member in ended:
             verdicts = [score_dev(part.run, part.dev, [next(logits) for _ in part.dev.ids]) for part in member.parts]
-            records.append((member, self._close_epoch(member, member.judge(verdicts))))
+            verdict = member.judge(verdicts) if isinstance(member, JointMember) else verdicts[0]
+            records.append((member, close_epoch(member, verdict, self.seconds, self.bank)))
         return records
 
     def _fit_head(self, member: AnyMember) -> None:
@@ -446,7 +451,10 @@ class Cohort:
             slot, spec, progress, before = part.slot, part.run.spec, part.progress, self.bank.read(part.slot)
             if progress.stage == CONTRAST:
                 share = part.run.config.train.blend or choose_blend(progress.probe_score)
-                self.bank.put(slot, spec, keep_part(self._read_start(part), before, share))
+                fresh = Bank(self.backbone, 1)
+                fresh.initialise(0, spec, part.run.config.train.seed)
+                start = fresh.read(0) | part.run.start.of(part.run.name)
+                self.bank.put(slot, spec, keep_part(start, before, share))
             try:
                 fitted = fit_head(self.bank, part, self.answer_budget)
             except (RuntimeError, MemoryError):  # memory ran out: a retry begins with the same state
@@ -458,18 +466,6 @@ class Cohort:
                 progress.suspects = fitted.suspects
             self.optimizer.reset(part.slot, part.run.config.train)
         self._world.spread(list(self.stored.values()))  # the last bit may decide between two strengths
-
-    def _read_start(self, member: Member) -> dict[str, Tensor]:
-        """Return the tensors that the slot of a run of one task began with."""
-        bank = Bank(self.backbone, 1)
-        bank.initialise(0, member.run.spec, member.run.config.train.seed)
-        return bank.read(0) | member.run.start.of(member.run.name)
-
-    def _close_epoch(self, member: AnyMember, verdict: DevScores) -> dict[str, Any]:
-        record, is_kept = close_epoch(member, verdict, self.seconds)
-        if is_kept:
-            member.best_tensors = member.read(self.bank)
-        return record
 
 
 def seed_for(runs: Sequence[AnyRun]) -> None:

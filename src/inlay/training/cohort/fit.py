@@ -5,8 +5,8 @@ It can be killed and resumed at any point. A finished run is never trained again
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from inlay.training.cohort.parallel import spread_over
 from inlay.training.cohort.resume import cohort_id, drop_state, find_stopped, has_state, load_state
 from inlay.training.events import Emit, Notice, ignore
 from inlay.training.recipe.halving import Referee, refuse_several
-from inlay.training.run.run import AnyRun, Result, is_finished, read_result
+from inlay.training.run.run import AnyRun, Result, is_finished, read_result, write_history, write_start
 from inlay.training.step.compiled import has_programs
 from inlay.training.step.losses import has_batched_loss
 
@@ -66,35 +66,28 @@ def fit(
     unique = list({run.id: run for run in runs}.values())
     limits = Limits(settings.prefix_bytes, settings.prefix_file_bytes)
     # 1. Deal the runs, or the rows of every batch, among the processes.
-    with spread_over(unique, backbone.device, settings.spread) as part:
-        emit = emit if part.world.is_first else ignore
-        context = FitContext(folder, settings, emit, part.world, referee or Referee())
+    with spread_over(unique, backbone.device, settings.spread) as (own_runs, world):
+        emit = emit if world.process.is_first else ignore
+        context = FitContext(folder, settings, emit, world, referee or Referee())
         with closing(FrozenCache(backbone, folder, emit, limits)) as cache:
             # 2. Train the runs that can share a bank, cohort by cohort.
-            for group in _group(part.runs, backbone, folder):
+            for group in _group(own_runs, backbone, folder):
                 if _unfinished(group, folder):
                     _fit_cohort(group, backbone, context, cache)
-                else:
-                    _drop_states(group, folder)
+                    continue
+                while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before it removed its state
+                    drop_state(folder / "cohorts" / cohort_id(stopped.runs))
     # 3. Read the results back, those of other processes too.
-    results = {run.id: _read_back(folder / run.id) for run in unique}
+    results = {}
+    for run in unique:
+        result = read_result(folder / run.id)
+        if result is None:
+            raise Missing(
+                f"another process trained run `{run.id}`, but there is no result in `{folder / run.id}`",
+                "every machine must see the same store: give a folder that all share with `--store`",
+            )
+        results[run.id] = result
     return [results[run.id] for run in runs]
-
-
-def _drop_states(runs: list[AnyRun], folder: Path) -> None:
-    """Remove the resume states of finished runs: the process was killed just before it did so."""
-    while stopped := find_stopped(folder / "cohorts", runs, []):
-        drop_state(folder / "cohorts" / cohort_id(stopped.runs))
-
-
-def _read_back(folder: Path) -> Result:
-    result = read_result(folder)
-    if result is None:
-        raise Missing(
-            f"another process trained run `{folder.name}`, but there is no result in `{folder}`",
-            "every machine must see the same store: give a folder that all share with `--store`",
-        )
-    return result
 
 
 def structure_of(run: AnyRun) -> tuple[Any, ...]:
@@ -144,31 +137,39 @@ def _unfinished(runs: list[AnyRun], folder: Path) -> list[AnyRun]:
 
 def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cache: FrozenCache) -> None:
     """Train runs as one cohort, from its resume state if it was stopped; with fewer slots if memory runs out."""
-    asked, world, folder = context.settings, context.world, context.runs_dir
+    asked, folder = context.settings, context.runs_dir
     # 1. Find the cohort as it was stopped, or begin it.
     stopped = None if asked.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
     runs = stopped.runs if stopped else _unfinished(runs, folder)
-    files = CohortFiles(context, runs, cache if _reuses_states(runs, backbone, asked) else None)
-    world.agree([files.cohort_dir.name, stopped is not None], "runs to train")  # all read before one writes
+    # Caching frozen layers pays if there are some, and texts are read more than once.
+    has_frozen = first_layer(backbone.anatomy, runs[0].spec.method) > 0
+    is_read_again = sum(run.config.train.num_epochs for run in runs) > 1
+    files = CohortFiles(context, runs, cache if asked.reuse_prefix and has_frozen and is_read_again else None)
+    context.world.agree([files.cohort_dir.name, stopped is not None], "runs to train")  # all read before one writes
     if stopped is None:
-        files.begin()
+        if context.world.process.is_first:
+            drop_state(files.cohort_dir)
+            for run in runs:
+                write_start(folder / run.id, run)
+        context.world.agree(files.cohort_dir.name, "cohort")  # no process reads the old state after this
         chosen = _choose(runs, backbone, context)
-    else:
-        files.fallbacks = stopped.fallbacks
-        chosen = _as_asked_now(stopped.settings, asked)
+    else:  # what is asked for now holds from here on; sums are then rounded otherwise
+        files.fallbacks, chosen = stopped.fallbacks, stopped.settings
+        num_slots = chosen.num_slots or MAX_COHORT
+        chosen = replace(
+            chosen,
+            token_budget=asked.token_budget or chosen.token_budget,
+            num_slots=min(num_slots, asked.max_cohort or num_slots),
+            checkpointing=asked.checkpointing or chosen.checkpointing,
+        )
     # 2. Choose the number of threads.
-    files.threads = _find_threads(backbone, context)
-    if note := _describe_threads(files.threads, stopped.settings.num_threads if stopped else None):
-        context.emit(Notice(note))
+    files.threads = _choose_threads(backbone, context, stopped.settings.num_threads if stopped else None)
     chosen = replace(chosen, num_threads=files.threads.number)
     # 3. Train to the end; whenever memory runs out beyond repair, with half as many runs at a time.
     is_measured = stopped is not None or asked.token_budget is not None
 
     def shrink(reason: str) -> None:
         nonlocal chosen, is_measured
-        if world.process.size > 1:
-            raise _memory_of_one_process(files, chosen, reason)
-        release_memory(backbone.device)
         smaller = _with_fewer_slots(chosen, files, backbone, reason)
         chosen = replace(smaller, token_budget=asked.token_budget or TOKEN_BUDGET[backbone.device.type])
         is_measured = asked.token_budget is not None
@@ -179,14 +180,8 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cac
             shrink,
             (OutOfMemory, RuntimeError, MemoryError),
         )
-    files.end()
-
-
-def _reuses_states(runs: Sequence[AnyRun], backbone: Backbone, asked: FitSettings) -> bool:
-    """Tell whether caching frozen layers pays: some layers are frozen, and texts are read more than once."""
-    has_frozen = first_layer(backbone.anatomy, runs[0].spec.method) > 0
-    is_read_again = sum(run.config.train.num_epochs for run in runs) > 1
-    return asked.reuse_prefix and has_frozen and is_read_again
+    if context.world.process.is_first:
+        drop_state(files.cohort_dir)
 
 
 def _choose(runs: list[AnyRun], backbone: Backbone, context: FitContext) -> CohortSettings:
@@ -195,107 +190,76 @@ def _choose(runs: list[AnyRun], backbone: Backbone, context: FitContext) -> Coho
     num_slots = 1 if runs[0].spec.is_finetuned else min(asked.max_cohort or MAX_COHORT, len(runs))
     if asked.max_cohort is None and num_slots > 1:
         fit_here = choose_slots(num_slots, count_slot_bytes(runs, backbone), available_bytes(backbone.device))
-        num_slots = context.world.least(fit_here)
+        num_slots = min(context.world.collect(fit_here))
     budget = asked.token_budget or TOKEN_BUDGET[backbone.device.type]
     return CohortSettings(budget, torch.get_num_threads(), asked.save_every, num_slots, asked.checkpointing)
 
 
-def _find_threads(backbone: Backbone, context: FitContext) -> Threads:
-    """Choose the threads to begin with. Processes that share a batch must round alike: each takes what torch has."""
+def _choose_threads(backbone: Backbone, context: FitContext, before: int | None) -> Threads:
+    """Choose the threads to begin with; say why they are fewer than could be, or not as many as `before` a stop."""
     most, asked = torch.get_num_threads(), context.settings.threads
+    # Processes that share a batch must round alike: each takes what torch has.
     if asked is None and (backbone.device.type != "cpu" or context.world.process.size > 1):
         asked = most
-    return Threads(most, asked)
-
-
-def _describe_threads(threads: Threads, before: int | None) -> str:
-    """Say why there are fewer threads than could be, or another number than before a stop."""
-    if before in (None, threads.number):
-        return threads.note
-    said = threads.note or f"threads: {threads.number}"
-    return f"{said}; before it was stopped there were {before}, so sums are rounded differently from here on"
-
-
-def _as_asked_now(stopped: CohortSettings, settings: FitSettings) -> CohortSettings:
-    """Return the settings of a stopped cohort, overridden by those asked for now.
-
-    They hold from here on; sums are then rounded otherwise.
-    """
-    return replace(
-        stopped,
-        token_budget=settings.token_budget or stopped.token_budget,
-        num_slots=min(stopped.num_slots or MAX_COHORT, settings.max_cohort or stopped.num_slots or MAX_COHORT),
-        checkpointing=settings.checkpointing or stopped.checkpointing,
-    )
+    threads = Threads(most, asked)
+    note = threads.note
+    if before not in (None, threads.number):
+        note = note or f"threads: {threads.number}"
+        note += f"; before it was stopped there were {before}, so sums are rounded differently from here on"
+    if note:
+        context.emit(Notice(note))
+    return threads
 
 
 def _train_cohort(files: CohortFiles, backbone: Backbone, chosen: CohortSettings, *, is_measured: bool) -> None:
     """Train the cohort to its end, from its resume state if it has one."""
-    with _own_randomness(backbone, files.runs):
+    runs, context = files.runs, files.context
+    # Afterwards the caller's generators are as before.
+    with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
+        seed_for(runs[:1] if runs[0].spec.is_finetuned else runs)
         free_bytes = available_bytes(backbone.device)
-        cohort = Cohort(files.runs, backbone, chosen, files.emit, world=files.world)
+        cohort = Cohort(runs, backbone, chosen, context.emit, world=context.world)
         if not is_measured:
             left_bytes = free_bytes if files.cache is None else files.cache.leave(free_bytes)
             cohort.use_budget(find_budget(cohort, left_bytes))
         files.write_membership(cohort.settings)
         if has_state(files.cohort_dir):
             load_state(files.cohort_dir, cohort)
-            for member in cohort.members:
-                files.write_history(member)
+            for member in cohort.members if context.world.process.is_first else []:
+                write_history(context.runs_dir / member.run.id, member.progress.history)
         if files.cache is not None:
             cohort.reuse(files.cache)
-        files.world.start_alike(files.cohort_dir.name, cohort.num_steps, list(cohort.stored.values()))
+        context.world.agree(cohort.num_steps, "steps behind it")
+        context.world.spread(list(cohort.stored.values()))
+        context.world.reseed(files.cohort_dir.name, cohort.num_steps)
         train(cohort, files)
 
 
-def _memory_of_one_process(files: CohortFiles, chosen: CohortSettings, reason: str) -> OutOfMemory:
-    """Return the error for memory that ran out in one of several processes: the others cannot continue with less."""
-    fewer = ["a smaller `--max-cohort`"] if _count_slots(chosen, files) > 1 else []
-    remedies = [*_remedies(files, chosen), *fewer, "`--spread cohorts`"]
-    return OutOfMemory(
-        f"memory ran out in process {files.world.process.rank}: {reason}",
-        "the others cannot go on with less: use " + _join(remedies),
-    )
-
-
 def _with_fewer_slots(chosen: CohortSettings, files: CohortFiles, backbone: Backbone, reason: str) -> CohortSettings:
-    num_slots = _count_slots(chosen, files)
+    """Return settings with half as many runs at a time; refuse where there is one, or other processes cannot follow."""
+    num_slots = min(chosen.num_slots or len(files.runs), len(files.runs))
+    remedies = [] if chosen.checkpointing else ["`--checkpointing`"]  # every command that trains has these flags
+    if files.cache is not None and files.cache.uses_memory:
+        remedies.append("`--reuse-memory 0`")
+    if files.context.world.process.size > 1:
+        fewer = ["a smaller `--max-cohort`"] if num_slots > 1 else []
+        raise OutOfMemory(
+            f"memory ran out in process {files.context.world.process.rank}: {reason}",
+            "the others cannot go on with less: use " + _join([*remedies, *fewer, "`--spread cohorts`"]),
+        )
+    release_memory(backbone.device)
     if num_slots == 1:
         needed = describe_bytes(count_slot_bytes(files.runs, backbone))
         free = describe_bytes(available_bytes(backbone.device))
         raise OutOfMemory(
             f"one run with one row at a time does not fit in the memory of `{backbone.device}`: its parameters take "
             f"{needed} in training, a row's activations come on top, and {free} are free ({reason})",
-            "use "
-            + _join([*_remedies(files, chosen), "a smaller `train.max_length` or `method.size`", "a smaller backbone"]),
+            "use " + _join([*remedies, "a smaller `train.max_length` or `method.size`", "a smaller backbone"]),
         )
     smaller = replace(chosen, num_slots=num_slots // 2)
-    message = f"memory ran out ({reason}): {smaller.num_slots} runs together from here on, the others wait"
-    files.fall_back(message, smaller)
+    files.fall_back(reason, f"{smaller.num_slots} runs together from here on, the others wait", smaller)
     return smaller
-
-
-def _count_slots(chosen: CohortSettings, files: CohortFiles) -> int:
-    """Count the runs that train at a time."""
-    return min(chosen.num_slots or len(files.runs), len(files.runs))
-
-
-def _remedies(files: CohortFiles, chosen: CohortSettings) -> list[str]:
-    """Return the memory-saving flags that were not given yet; every command that trains has them."""
-    remedies = [] if chosen.checkpointing else ["`--checkpointing`"]
-    if files.cache is not None and files.cache.uses_memory:
-        remedies.append("`--reuse-memory 0`")
-    return remedies
 
 
 def _join(remedies: Sequence[str]) -> str:
     return ", or ".join(part for part in (", ".join(remedies[:-1]), remedies[-1]) if part)
-
-
-@contextmanager
-def _own_randomness(backbone: Backbone, runs: list[AnyRun]) -> Iterator[None]:
-    """Seed a cohort inside the block; afterwards the caller's generators are as before."""
-    devices = [backbone.device] if backbone.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        seed_for(runs[:1] if runs[0].spec.is_finetuned else runs)
-        yield

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from inlay.data import Encoded
-from inlay.model import TOKEN_BUDGET, Backbone, Bank, Batch, CacheDepth, CachedStates, Row, batches_by_length, make_rows
+from inlay.model import TOKEN_BUDGET, Backbone, Bank, CacheDepth, CachedStates, Row, batches_by_length, make_rows
 from inlay.training.cohort.memory import available_bytes
 from inlay.training.events import CacheFull, Emit, StatesCached, ignore
 
@@ -70,7 +70,6 @@ class _Chunk:
     buffer: _Buffer
     states_ND: Tensor
     keys: list[Key] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
 
 
 class CachedTexts:
@@ -128,41 +127,45 @@ class FrozenCache:
 
     def keep(self, reach: CacheDepth, encoded: Encoded) -> CachedTexts:
         """Return the cached states of a text set at a layer; missing ones are computed now."""
+        # 1. Find the texts that are not cached yet; make room if they do not fit.
         keys = [_digest(reach, row) for row in _rows(encoded, range(len(encoded)))]
         new, width = self._find_new(keys), self._backbone.hidden_size * (1 + reach.with_attention)
         token_bytes = width * self._backbone.dtype.itemsize
         if encoded.lengths[new].sum() * token_bytes > self._buffers[0].room_bytes:
             self._drop_unused()  # some of these very texts may be cached already
             new = self._find_new(keys)
-        # Longest first, as they go through the backbone.
+        # 2. Fill one buffer after another. Longest first, as they go through the backbone.
         left = new[np.argsort(-encoded.lengths[new], kind="stable")]
         for buffer in self._buffers:
             sizes = np.cumsum(encoded.lengths[left]) * token_bytes
             fitting = left[: np.searchsorted(sizes, buffer.room_bytes, side="right")]
-            chunk = self._reserve(buffer, int(encoded.lengths[fitting].sum()), width)
-            if chunk is not None:
-                for num_done in self._fill(chunk, reach, encoded, fitting):
+            num_tokens = int(encoded.lengths[fitting].sum())
+            if not num_tokens:
+                continue
+            try:
+                memory = buffer.reserve(num_tokens * token_bytes)
+            except (OSError, RuntimeError):  # another process took memory that was free when the limit was set
+                buffer.limit_bytes = buffer.used_bytes
+                continue
+            buffer.used_bytes += memory.nbytes
+            chunk = _Chunk(buffer, memory.view(self._backbone.dtype).view(num_tokens, width))
+            self._chunks.append(chunk)
+            starts = np.cumsum(encoded.lengths[fitting]) - encoded.lengths[fitting]
+            states = self.compute(reach, _rows(encoded, fitting))
+            for num_done, (position, states_TD) in enumerate(states, start=1):
+                start = int(starts[position])
+                chunk.states_ND[start : start + len(states_TD)] = states_TD
+                if num_done % _TEXTS_PER_REPORT == 0 or num_done == len(fitting):
                     self._emit(StatesCached(len(new) - len(left) + num_done, len(new)))
-                chunk.keys = [keys[window] for window in fitting]
-                self._index |= {key: (chunk, start) for key, start in zip(chunk.keys, chunk.starts, strict=True)}
-                left = left[len(fitting) :]
+            chunk.keys = [keys[window] for window in fitting]
+            self._index |= {key: (chunk, start) for key, start in zip(chunk.keys, starts.tolist(), strict=True)}
+            left = left[len(fitting) :]
         if len(left) and not self._has_told:
             self._has_told = True
             self._emit(CacheFull(len(left), len(encoded)))
         texts = CachedTexts(self, reach, encoded, [self._index.get(key) for key in keys])
         self._users.add(texts)
         return texts
-
-    def _fill(self, chunk: _Chunk, reach: CacheDepth, encoded: Encoded, windows: np.ndarray) -> Iterator[int]:
-        """Compute the states of some windows into a chunk with room for them; report progress now and then."""
-        ends = np.cumsum(encoded.lengths[windows])
-        chunk.starts = (ends - encoded.lengths[windows]).tolist()
-        states = self.compute(reach, _rows(encoded, windows))
-        for num_done, (position, states_TD) in enumerate(states, start=1):
-            start = chunk.starts[position]
-            chunk.states_ND[start : start + len(states_TD)] = states_TD
-            if num_done % _TEXTS_PER_REPORT == 0 or num_done == len(windows):
-                yield num_done
 
     def compute(self, reach: CacheDepth, rows: Sequence[Row]) -> Iterator[tuple[int, Tensor]]:
         """Yield each row's position and its states at depth `reach`."""
@@ -178,7 +181,9 @@ class FrozenCache:
                 states = backbone.prefix(batch, reach)
             for index, origin in enumerate(batch.order):
                 if origin < len(positions):  # not a copy
-                    yield positions[origin], _states_of_row(states, batch, index, lengths[positions[origin]])
+                    length = lengths[positions[origin]]
+                    start = 0 if batch.pack is None else batch.pack.starts[index]
+                    yield positions[origin], states[index if batch.pack is None else 0, start : start + length]
 
     def close(self) -> None:
         """Free all memory, including what a stopped run still refers to."""
@@ -191,19 +196,6 @@ class FrozenCache:
         """Find the windows whose states are not cached, each text once."""
         new = {key: window for window, key in enumerate(keys) if key not in self._index}
         return np.array(list(new.values()), dtype=np.int64)
-
-    def _reserve(self, buffer: _Buffer, num_tokens: int, width: int) -> _Chunk | None:
-        if not num_tokens:
-            return None
-        try:
-            memory = buffer.reserve(num_tokens * width * self._backbone.dtype.itemsize)
-        except (OSError, RuntimeError):  # another process took memory that was free when the limit was set
-            buffer.limit_bytes = buffer.used_bytes
-            return None
-        chunk = _Chunk(buffer, memory.view(self._backbone.dtype).view(num_tokens, width))
-        buffer.used_bytes += memory.nbytes
-        self._chunks.append(chunk)
-        return chunk
 
     def _drop_unused(self) -> None:
         """Free the states that no current run reads."""
@@ -225,13 +217,6 @@ def _digest(reach: CacheDepth, row: Row) -> Key:
     if row.segments is not None:
         digest.update(bytes(row.segments))
     return reach, digest.digest()
-
-
-def _states_of_row(states: Tensor, batch: Batch, index: int, length: int) -> Tensor:
-    if batch.pack is None:
-        return states[index, :length]
-    start = batch.pack.starts[index]
-    return states[0, start : start + length]
 
 
 def _make_buffers(device: torch.device, folder: Path, limits: Limits) -> list[_Buffer]:

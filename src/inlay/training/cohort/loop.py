@@ -6,6 +6,7 @@ run. Killed anywhere, nothing is lost and nothing half written.
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 import time
@@ -20,19 +21,18 @@ import torch
 from inlay.errors import OutOfMemory
 from inlay.model import head as head_part
 from inlay.settings import FitSettings
+from inlay.store import write_atomically
 from inlay.threads import Threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
 from inlay.training.cohort.frozen_cache import FrozenCache
-from inlay.training.cohort.member import PROBE, AnyMember
+from inlay.training.cohort.member import PROBE, AnyMember, Progress
 from inlay.training.cohort.memory import retry_smaller
 from inlay.training.cohort.parallel import World
-from inlay.training.cohort.resume import cohort_id, drop_state, save_state, write_membership
-from inlay.training.curve import draw_curve
+from inlay.training.cohort.resume import cohort_id, save_state, write_membership
 from inlay.training.events import (
     CohortStarted,
     Emit,
     EpochEnded,
-    Event,
     MemoryRanOut,
     Notice,
     RowsAnswered,
@@ -49,7 +49,6 @@ from inlay.training.run.run import (
     is_finished,
     write_history,
     write_result,
-    write_start,
     write_tensors,
 )
 
@@ -97,109 +96,59 @@ class CohortFiles:
     rest_seconds: float = 0.0
     """training time before the next resume state, if a state takes long to write"""
 
-    @property
-    def cohort_dir(self) -> Path:
-        """The cohort's own folder."""
-        return self.context.runs_dir / "cohorts" / cohort_id(self.runs)
+    cohort_dir: Path = field(init=False)
+    """the cohort's own folder"""
 
-    @property
-    def world(self) -> World:
-        return self.context.world
-
-    @property
-    def draws_curves(self) -> bool:
-        """Whether each run's learning curve is drawn: for a few runs, unless asked otherwise."""
-        asked = self.context.settings.draw_curves
-        return len(self.runs) <= MAX_DRAWN if asked is None else asked
-
-    def run_dir(self, run: AnyRun) -> Path:
-        """Return the folder of one run."""
-        return self.context.runs_dir / run.id
-
-    def emit(self, event: Event) -> None:
-        """Tell the listeners of this `fit`."""
-        self.context.emit(event)
+    def __post_init__(self) -> None:
+        self.cohort_dir = self.context.runs_dir / "cohorts" / cohort_id(self.runs)
 
     def is_due(self) -> bool:
         """Tell whether it is time for another resume state. Processes that train together must all agree."""
         rest = max(self.context.settings.save_seconds, self.rest_seconds)
-        return self.world.process.size > 1 or time.monotonic() - self.saved_at >= rest
-
-    def begin(self) -> None:
-        """Remove an earlier state, and write the runs' settings to their folders."""
-        if self.world.is_first:
-            drop_state(self.cohort_dir)
-            for run in self.runs:
-                write_start(self.run_dir(run), run)
-        self.world.agree(self.cohort_dir.name, "cohort")  # no process reads the old state after this
+        return self.context.world.process.size > 1 or time.monotonic() - self.saved_at >= rest
 
     def write_membership(self, settings: CohortSettings) -> None:
         """Write the runs of the cohort, in order, and its settings."""
-        if self.world.is_first:
+        if self.context.world.process.is_first:
             write_membership(self.cohort_dir, self.runs, settings, self.fallbacks)
-
-    def write_history(self, member: AnyMember) -> None:
-        """Write a run's epochs so far."""
-        if self.world.is_first:
-            write_history(self.run_dir(member.run), member.progress.history)
-
-    def write_probe(self, member: AnyMember, cohort: Cohort) -> None:
-        """Write the linear probe that a run begins with, for a later comparison of scores."""
-        if self.world.is_first:
-            head = {name: tensor for name, tensor in member.read(cohort.bank).items() if head_part.is_of_head(name)}
-            write_tensors(self.run_dir(member.run) / PROBE_HEAD, head)
 
     def save(self, cohort: Cohort) -> None:
         """Write the resume state. It holds the first process's generators; the others' begin anew with every state."""
         began = time.monotonic()
-        if self.world.is_first:
+        if self.context.world.process.is_first:
             save_state(self.cohort_dir, cohort)
         self.saved_at = time.monotonic()
         took = self.saved_at - began
         self.rest_seconds = _REST * took if took > _QUICK_SECONDS else 0.0
-        self.world.reseed(self.cohort_dir.name, cohort.num_steps)
+        self.context.world.reseed(self.cohort_dir.name, cohort.num_steps)
 
-    def check_stop(self) -> None:
-        """Stop answering dev rows if asked to, since it may take minutes; not where processes share them."""
-        self.emit(RowsAnswered())
-        if self.world.process.size == 1 and self.world.is_stopping:
-            raise _Unscored
-
-    def end(self) -> None:
-        """Remove the resume state of a cohort that has ended."""
-        if self.world.is_first:
-            drop_state(self.cohort_dir)
-
-    def share_cores(self, cohort: Cohort) -> None:
-        """Adjust the number of threads to the cores that other processes leave free."""
-        if self.threads.look_again():
-            torch.set_num_threads(self.threads.number)
-            cohort.settings = replace(cohort.settings, num_threads=self.threads.number)
-            self.write_membership(cohort.settings)
-            if self.threads.is_news:
-                self.emit(Notice(self.threads.note))
-
-    def fall_back(self, message: str, settings: CohortSettings) -> None:
+    def fall_back(self, reason: str, smaller: str, settings: CohortSettings) -> None:
         """Record that memory ran out, and write the smaller settings: a resume begins with them."""
+        message = f"memory ran out ({reason}): {smaller}"
         self.fallbacks.append(message)
         self.write_membership(settings)
-        self.emit(MemoryRanOut(message))
+        self.context.emit(MemoryRanOut(message))
 
 
 def train(cohort: Cohort, files: CohortFiles) -> None:
     """Train every run of the cohort to its end, writing each one's folder."""
-    referee = files.context.referee
-    _pass_over(cohort, files)
-    files.emit(CohortStarted(cohort))
-    if note := referee.begin(cohort, files.context.runs_dir):
-        files.emit(Notice(note))
+    emit, world, referee = files.context.emit, files.context.world, files.context.referee
+    runs, runs_dir = cohort.queue.runs, files.context.runs_dir
+    # Leave out copies of the backbone that were trained elsewhere since the state was written. Other runs must find
+    # their cohort as it was: they draw the random numbers that it leaves them.
+    if runs[0].spec.is_finetuned:
+        cohort.queue.passed = {run.id for run in runs if is_finished(runs_dir / run.id)}
+    emit(CohortStarted(cohort))
+    if note := referee.begin(cohort, runs_dir):
+        emit(Notice(note))
     if not cohort.is_unscored:  # else after the scores: slots are given in order
         _settle(cohort, files)  # runs that ended before a kill; their results may not be written yet
-    with _interruptible(files.world), cohort.training():
+    with _interruptible(world), cohort.training():
         while cohort.active:
             # 1. One step of every run, unless epochs were stopped before they were scored.
             before, began = cohort.active, time.perf_counter()
-            files.share_cores(cohort)
+            if files.threads.look_again():  # other processes came or went, and so did free cores
+                _use_threads(files.threads, cohort, files)
             num_rows = 0 if cohort.is_unscored else _step(cohort, files)
             # 2. Score the runs that ended an epoch.
             is_late = referee.is_late(len(before))
@@ -209,18 +158,17 @@ def train(cohort: Cohort, files: CohortFiles) -> None:
                 files.save(cohort)
                 raise Interrupted from None
             cohort.seconds += time.perf_counter() - began
-            files.emit(StepTaken(cohort, num_rows))
+            emit(StepTaken(cohort, num_rows))
             for member, record in records:
-                if record.get("stage") == PROBE:
-                    files.write_probe(member, cohort)
-                files.write_history(member)
-                files.emit(EpochEnded(member, record))
+                if world.process.is_first:
+                    _write_epoch(member, record, cohort, runs_dir)
+                emit(EpochEnded(member, record))
             # 3. Let the referee end runs, by what was just scored and by the time.
             if not any(member.progress.cursor for member in cohort.active):  # all are scored, and time is up
                 is_late = is_late or referee.is_late(len(cohort.active))
             referee.judge(cohort.members, {member.run.id for member, _ in records}, is_late=is_late)
             ended = [member for member in before if not member.is_active]
-            is_stopping = files.world.is_stopping
+            is_stopping = world.is_stopping
             # 4. Save the resume state, before any result is written: resumed, the runs still training must find their
             # cohort as it was. From an older state those that ended in between end again, to the same result, which is
             # not written twice.
@@ -231,20 +179,10 @@ def train(cohort: Cohort, files: CohortFiles) -> None:
             for member in ended:
                 _write_end(member, cohort, files)
                 with _answering(cohort):
-                    files.emit(RunEnded(member))
+                    emit(RunEnded(member))
             _settle(cohort, files)
             if is_stopping:
                 raise Interrupted
-
-
-def _pass_over(cohort: Cohort, files: CohortFiles) -> None:
-    """Leave out copies of the backbone that were trained elsewhere since the state was written.
-
-    Other runs must find their cohort as it was: they draw the random numbers that it leaves them.
-    """
-    runs = cohort.queue.runs
-    if runs[0].spec.is_finetuned:
-        cohort.queue.passed = {run.id for run in runs if is_finished(files.run_dir(run))}
 
 
 def _settle(cohort: Cohort, files: CohortFiles) -> None:
@@ -258,10 +196,19 @@ def _settle(cohort: Cohort, files: CohortFiles) -> None:
                 _write_end(member, cohort, files)
         entered = cohort.refill()
         for member in entered:
-            files.emit(RunEntered(member))
+            files.context.emit(RunEntered(member))
         files.context.referee.admit(entered)
         if all(member.is_active for member in entered):  # else some had lost their slots and ended, or came too late
             return
+
+
+def _use_threads(threads: Threads, cohort: Cohort, files: CohortFiles) -> None:
+    """Compute with another number of threads from here on."""
+    torch.set_num_threads(threads.number)
+    cohort.settings = replace(cohort.settings, num_threads=threads.number)
+    files.write_membership(cohort.settings)
+    if threads.is_news:
+        files.context.emit(Notice(threads.note))
 
 
 def _step(cohort: Cohort, files: CohortFiles) -> int:
@@ -274,23 +221,29 @@ def _step(cohort: Cohort, files: CohortFiles) -> int:
         files.save(cohort)
         if not is_smaller:
             raise OutOfMemory(reason)
-        pieces = f"{cohort.settings.token_budget:,} tokens a forward pass"
-        files.fall_back(f"memory ran out ({reason}): {pieces} from here on", cohort.settings)
+        pieces = f"{cohort.settings.token_budget:,} tokens a forward pass from here on"
+        files.fall_back(reason, pieces, cohort.settings)
 
     return retry_smaller(cohort.step, shrink)
 
 
 def _score(cohort: Cohort, files: CohortFiles, *, is_late: bool = False) -> list[tuple[AnyMember, dict[str, Any]]]:
     """Score the runs that ended an epoch, with fewer tokens in a forward pass if memory runs out."""
+    context = files.context
+
+    def check_stop() -> None:  # answering may take minutes; not where processes share the rows
+        context.emit(RowsAnswered())
+        if context.world.process.size == 1 and context.world.is_stopping:
+            raise _Unscored
 
     def shrink(reason: str) -> None:
         if not cohort.halve_answers():
             raise OutOfMemory(reason)
-        pieces = f"{cohort.answer_budget:,} tokens a forward pass over dev rows"
-        files.fall_back(f"memory ran out ({reason}): {pieces} from here on", cohort.settings)
+        pieces = f"{cohort.answer_budget:,} tokens a forward pass over dev rows from here on"
+        files.fall_back(reason, pieces, cohort.settings)
 
     with _answering(cohort):
-        return retry_smaller(lambda: cohort.finish_epochs(files.check_stop, is_late=is_late), shrink)
+        return retry_smaller(lambda: cohort.finish_epochs(check_stop, is_late=is_late), shrink)
 
 
 @contextmanager
@@ -303,17 +256,26 @@ def _answering(cohort: Cohort) -> Iterator[None]:
         cohort.backbone.model.train()
 
 
+def _write_epoch(member: AnyMember, record: dict[str, Any], cohort: Cohort, runs_dir: Path) -> None:
+    """Write a run's epochs so far, and the linear probe that it begins with, for a later comparison of scores."""
+    if record.get("stage") == PROBE:
+        head = {name: tensor for name, tensor in member.read(cohort.bank).items() if head_part.is_of_head(name)}
+        write_tensors(runs_dir / member.run.id / PROBE_HEAD, head)
+    write_history(runs_dir / member.run.id, member.progress.history)
+
+
 def _write_end(member: AnyMember, cohort: Cohort, files: CohortFiles) -> None:
     """Write all files of an ended run, the result last. Repeated after a kill, it writes the same content."""
-    folder, progress = files.run_dir(member.run), member.progress
-    if not files.world.is_first or is_finished(folder):
+    folder, progress, settings = files.context.runs_dir / member.run.id, member.progress, files.context.settings
+    if not files.context.world.process.is_first or is_finished(folder):
         return
     write_history(folder, progress.history)
     if member.best_tensors:
         write_tensors(folder / "best.safetensors", member.best_tensors)
-    if files.context.settings.keep_last:
+    if settings.keep_last:
         write_tensors(folder / "last.safetensors", member.read(cohort.bank))
-    if files.draws_curves:
+    is_drawn = len(files.runs) <= MAX_DRAWN if settings.draw_curves is None else settings.draw_curves
+    if is_drawn:
         draw_curve(folder / "curve.png", member.run, progress)
     result = Result(
         run_id=member.run.id,
@@ -328,11 +290,48 @@ def _write_end(member: AnyMember, cohort: Cohort, files: CohortFiles) -> None:
     write_result(folder, result)
 
 
+def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
+    """Write the learning curve as PNG: training loss by step, dev score by epoch, if one was finished."""
+    from matplotlib.figure import Figure  # half a second to import, and only at the end of a run
+
+    def position(line: dict[str, Any]) -> int:
+        """Return an epoch's position on the axis of steps, counting those before training."""
+        return int(line["step"]) + (0 if line.get("stage") == PROBE else run.config.train.contrast or 0)
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.plot(
+        range(1, len(progress.losses) + 1), progress.losses, color="#9bb8d3", linewidth=0.8, label="loss per step"
+    )
+    if progress.history:
+        steps = [position(line) for line in progress.history]
+        known = [line for line in progress.history if line["train_loss"] is not None]
+        losses = [line["train_loss"] for line in known]
+        axes.plot([position(line) for line in known], losses, color="#1f4e79", label="loss per epoch")
+    axes.set_xlabel("step")
+    axes.set_ylabel("training loss")
+    axes.set_ylim(bottom=0)
+    lines, names = axes.get_legend_handles_labels()
+    if progress.history:
+        metric = run.metric
+        scores = axes.twinx()
+        (line,) = scores.plot(steps, [item["dev"][metric] for item in progress.history], "o-", color="#c0504d")
+        best = next((line for line in progress.history if line["epoch"] == progress.best_epoch), progress.history[-1])
+        scores.plot(position(best), best["dev"][metric], "o", color="#c0504d", markersize=10, fillstyle="none")
+        scores.set_ylabel(f"dev {metric} (best: {best['dev'][metric]:.4f}, epoch {best['epoch']})", color="#c0504d")
+        lines, names = [*lines, line], [*names, f"dev {metric}"]
+    figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False)
+    method, train = run.config.method, run.config.train
+    axes.set_title(f"{run.name}: {method.name}, size {method.size}, lr {train.lr:g}, seed {train.seed}")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    write_atomically(path, buffer.getvalue())
+
+
 @contextmanager
 def _interruptible(world: World) -> Iterator[None]:
     """Let the first Ctrl-C stop after the current step or dev pass, with everything saved; the second stops at once."""
-    asked = threading.Event()
-    world.listen(asked)
+    asked = world.asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,6 +1,8 @@
 """Members of a cohort: runs in their slots, with their encoded rows, their targets and how far they have come.
 
-A `Member` is a run of one task, a `JointMember` one of several. `Encoder` tokenises what several members read once.
+A `Member` is a run of one task, a `JointMember` one of several. `Encoder` tokenises what several members read once. The
+functions at the end are what a step and an epoch end with: the history's record, the choice of the kept weights, early
+stop, divergence.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,19 +27,23 @@ from inlay.data import (
     draw_by_label,
     encode_cached,
     epoch_batches,
+    is_better,
 )
 from inlay.model import Backbone, CacheDepth, CachedStates, Row, find_head, text_losses
+from inlay.settings import TrainConfig
 from inlay.training.evaluate import DevScores, Targets, find_texts
 from inlay.training.events import Emit, RowsEncoded
 from inlay.training.recipe.head_start import contrast_losses
 from inlay.training.run.joint import JointRun, count_joint_steps
-from inlay.training.run.run import Run, count_steps
+from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY, Run, count_steps
+from inlay.training.step.optimizer import StepStats, learning_rate
 
 if TYPE_CHECKING:
     from inlay.model import Bank
     from inlay.training.cohort.frozen_cache import CachedTexts, FrozenCache
 
 
+_EXPLODED = 50.0  # a run whose loss is this many times the first one (or 1, if that was less) counts as diverged
 _MOST_CONTRASTED = 4096  # padded tokens of a step of a contrastive start
 PROBE, CONTRAST = "probe", "contrast"
 """Stages before the first step of training: a head to be fitted, and steps that pull rows of a label together."""
@@ -77,80 +83,80 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class MemberRows:
-    """The encoded rows of a run, and on a seq2seq backbone the target answers."""
+class _Course:
+    """How far a run has come in its steps, epochs and stages, and how far it goes: a member's counts."""
 
-    train: Encoded
-    dev: Encoded
-    written: Encoded | None = None
-    num_unwritable: int = 0
-    """answers that contain something the backbone has no token for"""
+    leeway = 0.0
+    """distance below the best dev score within which a later epoch is kept"""
 
-
-class Member:
-    """A run in its slot: encoded rows (windows, if a row is several), targets and progress."""
-
-    def __init__(self, run: Run, slot: int, rows: MemberRows) -> None:
-        self.run, self.slot, self.train, self.dev = run, slot, rows.train, rows.dev
-        self.progress = Progress(stage=PROBE if run.config.train.head_start == "probe" else "")
+    def __init__(self, train: TrainConfig, num_steps: int, steps_per_epoch: int) -> None:
+        self.progress = Progress(stage=PROBE if train.head_start == "probe" else "")
         self.best_tensors: dict[str, Tensor] = {}
-        self._batches: tuple[int, list[np.ndarray]] = (-1, [])
-        self._written, self.num_unwritable = rows.written, rows.num_unwritable
-        self._row_losses = find_head(run.task.kind).row_losses
-        if rows.written is not None:
-            self._row_losses = partial(text_losses, smoothing=run.config.train.label_smoothing or 0.0)
-        answers = None if rows.written is None else rows.written.ids
-        self._targets = Targets(run.task.train, rows.train, run.spec.head, answers)
-        self._numbers = self._targets.numbers
-        self._row_weights = _class_weights(run) * self._targets.weights.numpy()
-        self._cached: dict[str, CachedTexts] = {}
+        self.num_steps, self.steps_per_epoch = num_steps, steps_per_epoch
+        self._contrast = train.contrast or 0
+        """steps before training, in the stage `CONTRAST`"""
+        self.num_stages = train.num_epochs + bool(train.contrast)
+        """scored stages: the epochs, plus the contrastive start"""
 
     @property
-    def parts(self) -> list[Member]:
-        """The members of a run's tasks; a run of one task has itself."""
-        return [self]
-
-    @property
-    def weight(self) -> float:
-        """The weight of this task's loss in its run."""
-        return self.run.config.joint.weight_of(self.run.name)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self.train) // self.run.config.train.batch_size)
-
-    @property
-    def num_steps(self) -> int:
-        return count_steps(len(self.train), self.run.config.train)
-
-    @property
-    def num_stages(self) -> int:
-        """Number of scored stages: the epochs, plus the contrastive start."""
-        train = self.run.config.train
-        return train.num_epochs + bool(train.contrast)
+    def is_active(self) -> bool:
+        return not self.progress.status
 
     @property
     def steps_left(self) -> int:
         """Upper limit of the steps left, including those before training."""
-        contrast, stage = self.run.config.train.contrast or 0, self.progress.stage
-        before = contrast if stage == PROBE else contrast - self.progress.cursor if stage == CONTRAST else 0
-        return before + self.num_steps - self.progress.step
+        return self._contrast + self.num_steps - self.steps_taken
 
     @property
     def steps_taken(self) -> int:
         """Steps taken, including those before training."""
-        contrast, stage = self.run.config.train.contrast or 0, self.progress.stage
-        before = 0 if stage == PROBE else self.progress.cursor if stage == CONTRAST else contrast
+        stage = self.progress.stage
+        before = 0 if stage == PROBE else self.progress.cursor if stage == CONTRAST else self._contrast
         return before + self.progress.step
 
     @property
     def steps_of_epoch(self) -> int:
         """Steps of the current epoch; the last epoch may end before all rows were seen."""
         if self.progress.stage:
-            return self.run.config.train.contrast or 0 if self.progress.stage == CONTRAST else 0
+            return self._contrast if self.progress.stage == CONTRAST else 0
         before = self.progress.step - self.progress.cursor
         return min(self.steps_per_epoch, self.num_steps - before)
+
+
+class Member(_Course):
+    """A run in its slot: encoded rows (windows, if a row is several), targets and progress."""
+
+    def __init__(self, run: Run, slot: int, encoder: Encoder) -> None:
+        self.run, self.slot = run, slot
+        self.train, self.dev = encoder.encode(run, "train"), encoder.encode(run, "dev")
+        self._written, self.num_unwritable = encoder.write(run)
+        train, num_windows = run.config.train, len(self.train)
+        super().__init__(train, count_steps(num_windows, train), -(-num_windows // train.batch_size))
+        if train.keep == "late" and METRICS[run.metric].higher_is_better:
+            self.leeway = 0.5 / math.sqrt(len(run.task.dev))  # the error of a score on few rows
+        self.lengths = self.train.lengths
+        """tokens of every row, including the answer on a seq2seq backbone"""
+        answers = None
+        self.num_cut_answers = 0
+        """number of training answers longer than the longest answer allowed"""
+        self._row_losses = find_head(run.task.kind).row_losses
+        if self._written is not None:
+            self.lengths, answers = self.lengths + self._written.lengths, self._written.ids
+            self.num_cut_answers = self._written.num_truncated
+            self._row_losses = partial(text_losses, smoothing=run.config.train.label_smoothing or 0.0)
+        self.longest = int(self.lengths.max())
+        """tokens of its longest row"""
+        self.most_tokens = train.batch_size * self.longest
+        """most tokens of one step, with padding"""
+        self.targets = Targets(run.task.train, self.train, run.spec.head, answers)
+        self._row_weights = _class_weights(run) * self.targets.weights.numpy()
+        self._batches: tuple[int, list[np.ndarray]] = (-1, [])
+        self._cached: dict[str, CachedTexts] = {}
+
+    @property
+    def parts(self) -> list[Member]:
+        """The members of a run's tasks; a run of one task has itself."""
+        return [self]  # not kept: it would refer to itself, and the states cached for it would stay with it
 
     @property
     def is_whole(self) -> bool:
@@ -165,85 +171,43 @@ class Member:
         return self.longest * (self.run.config.train.batch_size if self.is_whole else 1)
 
     @property
-    def most_tokens(self) -> int:
-        """Most tokens of one step, with padding."""
-        return self.run.config.train.batch_size * self.longest
+    def _contrast_rows(self) -> int:
+        """Number of rows in one contrastive step, which is one forward pass: fewer if they are long."""
+        return max(4, min(self.run.config.train.batch_size, _MOST_CONTRASTED // self.longest))
 
-    @property
-    def longest(self) -> int:
-        """Tokens of its longest row."""
-        return int(self.lengths.max())
+    def next_batch(self, ahead: int = 0) -> np.ndarray:
+        """Return the row numbers of the next step, or of a step `ahead` of it in the same epoch.
 
-    @property
-    def num_cut_answers(self) -> int:
-        """Number of training answers longer than the longest answer allowed."""
-        return 0 if self._written is None else self._written.num_truncated
-
-    @cached_property
-    def lengths(self) -> np.ndarray:
-        """Tokens of every row, including the answer on a seq2seq backbone."""
-        return self.train.lengths + (0 if self._written is None else self._written.lengths)
-
-    @property
-    def is_active(self) -> bool:
-        return not self.progress.status
-
-    @property
-    def leeway(self) -> float:
-        """Distance below the best dev score within which a later epoch is kept: the error of a score on few rows."""
-        is_late = self.run.config.train.keep == "late" and METRICS[self.run.metric].higher_is_better
-        return 0.5 / math.sqrt(len(self.run.task.dev)) if is_late else 0.0
-
-    def next_batch(self) -> np.ndarray:
-        """Return the row numbers of the next step. Seed and epoch give the order, so a cursor is all its state."""
-        train, progress = self.run.config.train, self.progress
+        Seed and epoch give the order, so a cursor is all its state.
+        """
+        train, progress, targets = self.run.config.train, self.progress, self.run.task.train.targets
         if progress.stage == CONTRAST:
-            return self._contrast_batch(progress.cursor)
+            assert targets is not None
+            return draw_by_label(targets, self._contrast_rows, train.seed, progress.cursor + ahead)
         if self._batches[0] != progress.epoch:
             batches = epoch_batches(
                 self.train.lengths, train.batch_size, train.seed, progress.epoch, bucket=train.bucket or 1
             )
             self._batches = (progress.epoch, batches)
-        return self._batches[1][progress.cursor]
+        return self._batches[1][progress.cursor + ahead]
 
     def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
         """Return the row numbers of the step to come, by slot; or of a step `ahead` of it in the same epoch."""
-        if self.progress.stage == CONTRAST:
-            return {self.slot: self._contrast_batch(self.progress.cursor + ahead)}
-        self.next_batch()
-        return {self.slot: self._batches[1][self.progress.cursor + ahead]}
-
-    def _contrast_batch(self, step: int) -> np.ndarray:
-        train, targets = self.run.config.train, self.run.task.train.targets
-        assert targets is not None
-        return draw_by_label(targets, self._contrast_rows, train.seed, step)
-
-    @property
-    def _contrast_rows(self) -> int:
-        """Number of rows in one contrastive step, which is one forward pass: fewer if they are long."""
-        return max(4, min(self.run.config.train.batch_size, _MOST_CONTRASTED // self.longest))
+        return {self.slot: self.next_batch(ahead)}
 
     def read(self, bank: Bank) -> dict[str, Tensor]:
         """Return all tensors that it has trained."""
         return bank.read(self.slot)
 
-    def judge(self, verdicts: Sequence[DevScores]) -> DevScores:
-        """Return the scores of its one task."""
-        return verdicts[0]
-
     def targets_of(self, batch: np.ndarray) -> np.ndarray:
         """Return the targets of whole rows as numbers: classes, numbers on the head's scale, or which labels apply."""
-        assert self._numbers is not None, "a head that reads tokens has targets of tokens"
-        return self._numbers[batch]
+        assert self.targets.numbers is not None, "a head that reads tokens has targets of tokens"
+        return self.targets.numbers[batch]
 
     def answers_of(self, batch: np.ndarray) -> list[np.ndarray]:
         """Return the tokens of the answers to a batch's rows, on a seq2seq backbone."""
         assert self._written is not None
         return [np.asarray(self._written.ids[index]) for index in batch.tolist()]
-
-    def marks_of(self, batch: np.ndarray) -> np.ndarray:
-        """Return the targets of a batch's tokens, end to end: [N, 1], or [N, 2] for starts and ends."""
-        return self._targets.lay(batch)
 
     def weights_of(self, batch: np.ndarray) -> np.ndarray:
         """Return the weight of each row in the batch's mean loss; 0 where no row has a labelled token."""
@@ -292,7 +256,7 @@ class Member:
         if self.progress.stage == CONTRAST:
             return self.targets_of(np.asarray(windows)), np.full(len(windows), 1 / len(batch), dtype=np.float32)
         counts = self._row_weights[list(windows)] / self._total_weight(batch)
-        return self._targets.take(windows, width).numpy(), counts
+        return self.targets.take(windows, width).numpy(), counts
 
     def _total_weight(self, batch: np.ndarray) -> float:
         """Return the sum of a batch's row weights, or 1 where all are 0."""
@@ -315,84 +279,19 @@ def _class_weights(run: Run) -> np.ndarray:
     return (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels].astype(np.float32)
 
 
-class JointMember:
+class JointMember(_Course):
     """A run of several tasks in its slots: a member for each task, which share their progress."""
 
     def __init__(self, run: JointRun, parts: list[Member]) -> None:
-        self.run, self.parts = run, parts
-        self.progress = Progress()
-        self.best_tensors: dict[str, Tensor] = {}
-
-    @property
-    def slot(self) -> int:
-        """The first of its slots."""
-        return self.parts[0].slot
-
-    @property
-    def progress(self) -> Progress:
-        """The progress that all its tasks share."""
-        return self._progress
-
-    @progress.setter
-    def progress(self, progress: Progress) -> None:
-        self._progress = progress
-        for part in self.parts:
-            part.progress = progress
-
-    @property
-    def is_active(self) -> bool:
-        return not self.progress.status
-
-    @property
-    def num_stages(self) -> int:
-        """Number of scored stages: its epochs."""
-        return self.run.config.train.num_epochs
-
-    @property
-    def steps_left(self) -> int:
-        """Upper limit of the steps left."""
-        return self.num_steps - self.progress.step
-
-    @property
-    def steps_taken(self) -> int:
-        """Steps it has taken."""
-        return self.progress.step
-
-    @property
-    def leeway(self) -> float:
-        """Zero: the epoch with the best mean is kept."""
-        return 0.0
-
-    @property
-    def num_steps(self) -> int:
-        return count_joint_steps(sum(len(part.train) for part in self.parts), self.run.config)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return -(-self.num_steps // self.run.config.train.num_epochs)
-
-    @property
-    def steps_of_epoch(self) -> int:
-        """Steps of the current epoch; the last one may be shorter."""
-        before = self.progress.step - self.progress.cursor
-        return min(self.steps_per_epoch, self.num_steps - before)
-
-    @property
-    def fewest_tokens(self) -> int:
-        """Smallest token budget it can train with."""
-        return max(part.fewest_tokens for part in self.parts)
-
-    @property
-    def most_tokens(self) -> int:
-        """Most tokens of one step, with padding."""
-        return max(part.most_tokens for part in self.parts)
-
-    @cached_property
-    def _sampler(self) -> TaskSampler:
-        train = self.run.config.train
-        sizes = tuple(len(part.train) for part in self.parts)
-        return TaskSampler(
-            sizes, self.run.config.joint, train.batch_size, self.steps_per_epoch, train.num_epochs, train.seed
+        self.run, self.parts, train = run, parts, run.config.train
+        self.slot = parts[0].slot
+        sizes = tuple(len(part.train) for part in parts)
+        num_steps = count_joint_steps(sum(sizes), run.config)
+        super().__init__(train, num_steps, -(-num_steps // train.num_epochs))
+        for part in parts:
+            part.progress = self.progress
+        self._sampler = TaskSampler(
+            sizes, run.config.joint, train.batch_size, self.steps_per_epoch, train.num_epochs, train.seed
         )
 
     def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
@@ -411,24 +310,17 @@ class JointMember:
 
     def judge(self, verdicts: Sequence[DevScores]) -> DevScores:
         """Return the mean over the tasks, each by its own metric, and every task's scores as `task/metric`."""
-        names, metrics = [part.run.name for part in self.parts], [part.run.metric for part in self.parts]
+        metrics = [part.run.metric for part in self.parts]
         mean = float(np.mean([verdict.scores[metric] for verdict, metric in zip(verdicts, metrics, strict=True)]))
         scores = {MEAN: mean}
-        for name, verdict in zip(names, verdicts, strict=True):
+        untuned: dict[str, float] = {}
+        named = {part.run.name: verdict for part, verdict in zip(self.parts, verdicts, strict=True)}
+        for name, verdict in named.items():
             scores |= {f"{name}/{metric}": value for metric, value in verdict.scores.items()}
+            untuned |= {f"{name}/{metric}": value for metric, value in verdict.untuned.items()}
         loss = float(np.mean([verdict.loss for verdict in verdicts]))
-        fitted = {name: verdict.fitted for name, verdict in zip(names, verdicts, strict=True)}
-        untuned = {
-            f"{name}/{metric}": value
-            for name, verdict in zip(names, verdicts, strict=True)
-            for metric, value in verdict.untuned.items()
-        }
+        fitted = {name: verdict.fitted for name, verdict in named.items()}
         return DevScores(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
-
-    def reuse(self, cache: FrozenCache, reach: CacheDepth) -> None:
-        """Cache the states up to `reach` for every task."""
-        for part in self.parts:
-            part.reuse(cache, reach)
 
 
 AnyMember = Member | JointMember
@@ -452,29 +344,110 @@ class Encoder:
             )
         return self._known[key]
 
-    def rows_of(self, run: Run) -> MemberRows:
-        """Return all rows that a run trains on and is scored on."""
-        written = self._write(run)
-        return MemberRows(self.encode(run, "train"), self.encode(run, "dev"), written, self._count_unwritable(written))
+    def write(self, run: Run) -> tuple[Encoded | None, int]:
+        """Return the tokens of the answers to a run's training rows, and how many the backbone cannot write.
 
-    def _write(self, run: Run) -> Encoded | None:
-        """Return the tokens of the answers to a run's training rows; None unless the backbone is seq2seq."""
-        head, targets = run.spec.head, run.task.train.targets
+        Such answers contain something that it has no token for. None and 0 unless the backbone is seq2seq.
+        """
+        head, targets, tokenizer = run.spec.head, run.task.train.targets, self._backbone.tokenizer
         if not head.is_written:
-            return None
+            return None, 0
         assert targets is not None
         chosen = [head.texts[index] for index in find_texts(targets, head)] if head.texts else list(targets)
-        max_length = max(head.max_answer, *(len(self._backbone.tokenizer(text)["input_ids"]) for text in head.texts), 1)
-        return encode_cached(self._backbone.tokenizer, Split(chosen, None, None, []), Reading(WRITTEN_TEXT, max_length))
-
-    def _count_unwritable(self, written: Encoded | None) -> int:
-        """Count the answers that contain the unknown token."""
-        unknown = self._backbone.tokenizer.unk_token_id
-        if written is None or unknown is None:
-            return 0
-        return len(np.unique(np.searchsorted(written.offsets, np.flatnonzero(written.flat_ids == unknown), "right")))
+        max_length = max(head.max_answer, *(len(tokenizer(text)["input_ids"]) for text in head.texts), 1)
+        written = encode_cached(tokenizer, Split(chosen, None, None, []), Reading(WRITTEN_TEXT, max_length))
+        if tokenizer.unk_token_id is None:
+            return written, 0
+        places = np.flatnonzero(written.flat_ids == tokenizer.unk_token_id)
+        return written, len(np.unique(np.searchsorted(written.offsets, places, "right")))
 
     def keep(self, runs: Sequence[Run]) -> None:
         """Drop the rows that none of these runs reads."""
         read = {(run.task.digest, run.reading) for run in runs}
         self._known = {key: rows for key, rows in self._known.items() if (key[0], key[2]) in read}
+
+
+def close_epoch(member: AnyMember, verdict: DevScores, seconds: float, bank: Bank) -> dict[str, Any]:
+    """Record an epoch or stage that was just scored, `seconds` after its cohort began; keep its weights if best."""
+    progress, metric, train = member.progress, member.run.metric, member.run.config.train
+    stage, num_steps = progress.stage, progress.cursor  # fewer than a whole epoch's if time was up
+    record = {
+        "epoch": progress.epoch + (stage != PROBE),
+        "step": progress.step,
+        "train_loss": progress.loss_sum / num_steps if num_steps else None,
+        "lr": rate_of(member, ahead=-1) if num_steps else 0.0,
+        "dev": verdict.scores,
+        "dev_loss": verdict.loss,
+        "head": verdict.fitted,
+        "seconds": round(seconds - progress.began, 3),
+        **({"unpredicted": list(verdict.unpredicted)} if verdict.unpredicted else {}),
+        **({"dev_untuned": verdict.untuned} if verdict.untuned else {}),
+        **({"stage": stage} if stage else {}),
+        **({"suspects": progress.suspects} if stage == PROBE and progress.suspects else {}),
+    }
+    progress.epoch, progress.cursor, progress.loss_sum = progress.epoch + (stage != PROBE), 0, 0.0
+    progress.stage, progress.is_fitted = CONTRAST if stage == PROBE and train.contrast else "", False
+    progress.history.append(record)
+    value, dev_loss = verdict.scores[metric], verdict.loss
+    if is_better(metric, value, progress.top_metric):
+        progress.last_gain, progress.top_metric = progress.epoch, value
+    if _is_kept(member, value, dev_loss):
+        member.best_tensors = member.read(bank)
+        progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
+    if verdict.num_lost:
+        reason = f"the outputs of {verdict.num_lost:,} dev rows are not finite"
+        _end_diverged(member, f"diverged in epoch {progress.epoch}: {reason}")
+    elif progress.step == member.num_steps and not progress.stage:
+        progress.status = FINISHED
+    elif not stage and train.patience and progress.epoch - progress.last_gain >= train.patience:
+        progress.status = STOPPED_EARLY
+        progress.message = f"no better dev {metric} for {train.patience} epochs"
+    return record
+
+
+def _is_kept(member: AnyMember, value: float, dev_loss: float) -> bool:
+    """Tell whether the epoch that was just scored is kept instead of the one that is."""
+    progress = member.progress
+    if progress.last_gain == progress.epoch:
+        return True
+    if member.leeway and progress.top_metric is not None:  # on few rows the score is chance: later is better
+        return value >= progress.top_metric - member.leeway
+    # On a small dev set epochs tie; the loss still tells a sure answer from a lucky one.
+    return value == progress.best_metric and dev_loss < progress.best_loss
+
+
+def rate_of(member: AnyMember, ahead: int = 0) -> float:
+    """Return the learning rate of the next step, or of the step `ahead` of it.
+
+    The steps before training have a schedule of their own.
+    """
+    train, progress = member.run.config.train, member.progress
+    if progress.stage == CONTRAST:
+        return learning_rate(train, progress.cursor + ahead, member.steps_of_epoch)
+    return learning_rate(train, progress.step + ahead, member.num_steps)
+
+
+def loss_limit(member: AnyMember) -> float:
+    """Return the loss above which a run counts as diverged."""
+    first = member.progress.first_loss
+    return math.inf if first is None else _EXPLODED * max(1.0, first)
+
+
+def has_diverged(member: AnyMember, seen: StepStats, limit: float) -> bool:
+    """Tell whether a step ended its run: its loss or gradient is not finite, or its loss is above the limit."""
+    progress = member.progress
+    if progress.first_loss is None and math.isfinite(seen.loss):
+        progress.first_loss = seen.loss
+    if seen.is_finite(limit):
+        return False
+    reason = f"loss {seen.loss:g}, gradient norm {seen.norm:g}"
+    if math.isfinite(seen.loss) and math.isfinite(seen.norm):
+        reason = f"loss {seen.loss:g} after a first loss of {progress.first_loss:g}"
+    _end_diverged(member, f"diverged at step {progress.step + 1}: {reason}")
+    return True
+
+
+def _end_diverged(member: AnyMember, reason: str) -> None:
+    """End a diverged run; its best epoch's weights are kept."""
+    member.progress.status = DIVERGED
+    member.progress.message = f"{reason}; try a smaller learning rate than {member.run.config.train.lr:g}"

@@ -172,20 +172,20 @@ def _measure(cohort: Cohort, work: Callable[[], Any]) -> float:
             cohort.attempt(work)
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    saved = _count_saved(cohort, work)
+
+    def count_saved(*, keeps_all: bool = False) -> int:
+        ignored = [*cohort.backbone.model.parameters(), *cohort.flat.stacks]
+        with cohort.training(keeps_all=keeps_all), counting_saved(ignored) as found:
+            cohort.attempt(work)
+        return found.num_bytes
+
+    saved = count_saved()
     # Besides what is saved, outputs and gradients on their way: about half a block's, taken as a whole one's. And when
     # blocks are computed again, the activations of the one at hand, which are hidden from the count.
     num_blocks = max(1, cohort.backbone.anatomy.num_layers - cohort.first_layer)
     if not cohort.settings.checkpointing:
         return saved + saved / num_blocks
-    return saved + 2 * _count_saved(cohort, work, keeps_all=True) / num_blocks
-
-
-def _count_saved(cohort: Cohort, work: Callable[[], Any], *, keeps_all: bool = False) -> int:
-    ignored = [*cohort.backbone.model.parameters(), *cohort.flat.stacks]
-    with cohort.training(keeps_all=keeps_all), counting_saved(ignored) as saved:
-        cohort.attempt(work)
-    return saved.num_bytes
+    return saved + 2 * count_saved(keeps_all=True) / num_blocks
 
 
 def choose_slots(most: int, slot_bytes: int, free_bytes: int | None) -> int:

@@ -16,7 +16,6 @@ import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -39,89 +38,39 @@ END = timedelta(days=100)
 
 
 class World:
-    """The processes that train a cohort together. This one is alone."""
+    """The processes that train a cohort together, as `process` is one of; by default it is alone.
 
-    process = Process()
-    num_sums = 0
-    """number of sums over processes: after one, a step cannot be computed again"""
-    _asked = threading.Event()
+    The first one writes the runs' folders and resume states.
+    """
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this process writes the runs' folders and resume states."""
-        return self.process.is_first
+    def __init__(self, process: Process = Process()) -> None:
+        self.process = process
+        self.num_sums = 0
+        """number of sums over processes: after one, a step cannot be computed again"""
+        self.asked = threading.Event()
+        """set when this process is asked to stop"""
+        self._stops: Tensor | None = None
+        if process.size > 1:  # NCCL connects tensors on GPUs of their own, gloo the rest
+            import torch.distributed as dist
+
+            self._dist = dist
+            with _noticing():
+                self._for_words = dist.new_group(backend="gloo", timeout=ANSWER)
+                self.for_the_end = dist.new_group(backend="gloo", timeout=END)
 
     def share(self, batch: np.ndarray, slot: int) -> np.ndarray:
         """Return the rows of a slot's batch that this process computes."""
-        return batch
-
-    def add_up(self, losses_S: Tensor, grads_SP: Tensor) -> None:
-        """Make losses and gradients the sums over all processes, in place."""
-
-    def infer(
-        self,
-        bank: Bank,
-        rows: Sequence[Row],
-        *,
-        token_budget: int | None = None,
-        check_stop: Callable[[], None] | None = None,
-    ) -> list[Tensor]:
-        """Return the logits of every row, each computed by one of the processes; all processes get all of them.
-
-        `check_stop` is called between passes, and may stop all of it.
-        """
-        num_left = len(rows)
-
-        def count(num_rows: int) -> None:
-            nonlocal num_left
-            num_left -= num_rows
-            if check_stop is not None and num_left:
-                check_stop()
-
-        return infer(bank, rows, token_budget=token_budget, on_batch=count)
-
-    def agree(self, value: Any, what: str) -> None:
-        """Wait for all processes, and refuse to go on where `value` is not the same for all of them."""
-
-    def least(self, number: int) -> int:
-        """Return the smallest of all processes' numbers."""
-        return number
-
-    def start_alike(self, name: str, num_steps: int, tensors: Sequence[Tensor]) -> None:
-        """Check that all processes are at the same step, and copy the first process's values to all, in place."""
-
-    def spread(self, tensors: Sequence[Tensor]) -> None:
-        """Copy the first process's values to all, in place."""
-
-    def reseed(self, *words: Any) -> None:
-        """Give each process its own random numbers from here on. The first process keeps its generators."""
-
-    def listen(self, asked: threading.Event) -> None:
-        """Take the event that says whether this process was asked to stop."""
-        self._asked = asked
-
-    @property
-    def is_stopping(self) -> bool:
-        """Whether any process was asked to stop before the last step; all get the same answer."""
-        return self._asked.is_set()
-
-
-class ProcessGroup(World):
-    """Processes that train every batch together."""
-
-    def __init__(self, process: Process, links: Links) -> None:
-        self.process, self._links = process, links
-        self._stops: Tensor | None = None
-
-    def share(self, batch: np.ndarray, slot: int) -> np.ndarray:
         # Shifted by the slot: otherwise the first process would get every remainder.
         return batch[(self.process.rank + slot) % self.process.size :: self.process.size]
 
     def add_up(self, losses_S: Tensor, grads_SP: Tensor) -> None:
-        told = torch.cat([losses_S, losses_S.new_full((1,), float(self._asked.is_set()))])
+        """Make losses and gradients the sums over all processes, in place."""
+        if self.process.size == 1:
+            return
+        told = torch.cat([losses_S, losses_S.new_full((1,), float(self.asked.is_set()))])
         self.num_sums += 1
-        self._links.add_up(grads_SP)
-        self._links.add_up(told)
+        self._sum_up(grads_SP)
+        self._sum_up(told)
         losses_S.copy_(told[:-1])
         self._stops = told[-1]  # read after the step, so that the device is not waited for
 
@@ -133,8 +82,30 @@ class ProcessGroup(World):
         token_budget: int | None = None,
         check_stop: Callable[[], None] | None = None,
     ) -> list[Tensor]:
-        shapes = [_logits_shape(bank, row) for row in rows]
-        free = [index for index, row in enumerate(rows) if bank.head_of(row.slot).is_free_text]
+        """Return the logits of every row, each computed by one of the processes; all processes get all of them.
+
+        A process that is alone calls `check_stop` between passes, which may stop all of it.
+        """
+        if self.process.size > 1:
+            return self._infer_together(bank, rows, token_budget)
+        num_left = len(rows)
+
+        def count(num_rows: int) -> None:
+            nonlocal num_left
+            num_left -= num_rows
+            if check_stop is not None and num_left:
+                check_stop()
+
+        return infer(bank, rows, token_budget=token_budget, on_batch=count)
+
+    def _infer_together(self, bank: Bank, rows: Sequence[Row], token_budget: int | None) -> list[Tensor]:
+        heads = [bank.head_of(row.slot) for row in rows]
+        are_pooled = [find_head(head.kind).reads == "pooled" for head in heads]
+        shapes = [
+            (head.num_outputs,) if is_pooled else (len(row.ids), head.num_outputs)
+            for row, head, is_pooled in zip(rows, heads, are_pooled, strict=True)
+        ]
+        free = [index for index, head in enumerate(heads) if head.is_free_text]
         sizes = [math.prod(shape) for shape in shapes]
         flat = torch.zeros(sum(sizes))
         answers = [part.view(shape) for part, shape in zip(flat.split(sizes), shapes, strict=True)]
@@ -144,16 +115,17 @@ class ProcessGroup(World):
             if index not in free:
                 answers[index].copy_(logits)
         self.num_sums += 1
-        self._links.add_up(flat)  # each row is added to zeros, so the sum is exact
+        self._sum_up(flat)  # each row is added to zeros, so the sum is exact
         if free:  # the widths of other processes' texts are not known here
             written = {index: text.tolist() for index, text in zip(own, computed, strict=True) if index in free}
-            for found in self._links.collect(written):
+            for found in self.collect(written):
                 for index, letters in found.items():
                     answers[index] = torch.tensor(letters)
         return answers
 
     def agree(self, value: Any, what: str) -> None:
-        found = self._links.collect(value)
+        """Wait for all processes, and refuse to go on where `value` is not the same for all of them."""
+        found = self.collect(value)
         others = [rank for rank, other in enumerate(found) if other != found[0]]
         if others:
             raise InlayError(
@@ -161,90 +133,58 @@ class ProcessGroup(World):
                 "start all with the same command; every machine must see the same data and the same store",
             )
 
-    def least(self, number: int) -> int:
-        return min(self._links.collect(number))
-
-    def start_alike(self, name: str, num_steps: int, tensors: Sequence[Tensor]) -> None:
-        self.agree(num_steps, "steps behind it")
-        self._links.spread(tensors)
-        self.reseed(name, num_steps)
-
-    def spread(self, tensors: Sequence[Tensor]) -> None:
-        self._links.spread(tensors)
-
     def reseed(self, *words: Any) -> None:
-        if not self.is_first:
+        """Give each process its own random numbers from here on. The first process keeps its generators."""
+        if not self.process.is_first:
             torch.manual_seed(int(digest([*words, self.process.rank])[:12], 16))
 
     @property
     def is_stopping(self) -> bool:
+        """Whether any process was asked to stop before the last step; all get the same answer."""
+        if self.process.size == 1:
+            return self.asked.is_set()
         return self._stops is not None and bool(self._stops.item())
 
-
-def _logits_shape(bank: Bank, row: Row) -> tuple[int, ...]:
-    spec = bank.specs[row.slot]
-    assert spec is not None
-    own = (spec.head.num_outputs,)
-    return own if find_head(spec.head.kind).reads == "pooled" else (len(row.ids), *own)
-
-
-class Links:
-    """The connections between the processes: NCCL for tensors on GPUs of their own, gloo for the rest."""
-
-    def __init__(self, process: Process) -> None:
-        import torch.distributed as dist
-
-        self._dist, self._size = dist, process.size
-        with _noticing():
-            self._for_words = dist.new_group(backend="gloo", timeout=ANSWER)
-            self._for_the_end = dist.new_group(backend="gloo", timeout=END)
-
-    def add_up(self, tensor: Tensor) -> None:
+    def _sum_up(self, tensor: Tensor) -> None:
         """Sum over all processes, in place."""
         with _noticing():
             self._dist.all_reduce(tensor, group=None if tensor.is_cuda else self._for_words)
 
     def spread(self, tensors: Sequence[Tensor]) -> None:
         """Copy the first process's values to all, in place."""
-        with _noticing(), torch.no_grad():
-            for tensor in tensors:
-                self._dist.broadcast(tensor, 0, group=None if tensor.is_cuda else self._for_words)
+        if self.process.size > 1:
+            with _noticing(), torch.no_grad():
+                for tensor in tensors:
+                    self._dist.broadcast(tensor, 0, group=None if tensor.is_cuda else self._for_words)
 
     def collect(self, value: Any) -> list[Any]:
         """Return every process's value, which must be plain data."""
-        found: list[Any] = [None] * self._size
-        with _noticing():
-            self._dist.all_gather_object(found, value, group=self._for_words)
+        found = [value] * self.process.size
+        if self.process.size > 1:
+            with _noticing():
+                self._dist.all_gather_object(found, value, group=self._for_words)
         return found
-
-    def wait_for_all(self) -> None:
-        """Wait until every process has come here."""
-        with _noticing():
-            self._dist.barrier(group=self._for_the_end)
-
-
-@dataclass(frozen=True)
-class ProcessWork:
-    """The work of this process: its runs, and the processes that train them with it."""
-
-    runs: list[AnyRun]
-    world: World
 
 
 @contextmanager
-def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[ProcessWork]:
-    """Yield this process's part of training `runs`, which are the same in all processes; wait for all at the end."""
+def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[tuple[list[AnyRun], World]]:
+    """Yield the runs of this process, and who trains them with it; wait for all processes at the end.
+
+    `runs` are the same in all processes.
+    """
     process = current_process()
     if process.size == 1:
-        yield ProcessWork(runs, World())
+        yield runs, World()
         return
+    import torch.distributed as dist
+
     is_together = _is_together(runs, spread, process.size)
     with _joined(process, device):
-        links = Links(process)
-        everyone = ProcessGroup(process, links)
+        everyone = World(process)
         everyone.agree([run.id for run in runs], "runs")
-        yield ProcessWork(runs, everyone) if is_together else ProcessWork(deal(runs, process), World())
-        links.wait_for_all()
+        yield (runs, everyone) if is_together else (deal(runs, process), World())
+        with _noticing():
+            dist.barrier(group=everyone.for_the_end)
 
 
 def _is_together(runs: Sequence[AnyRun], spread: str, num_processes: int) -> bool:
@@ -264,17 +204,14 @@ def deal(runs: Sequence[AnyRun], process: Process) -> list[AnyRun]:
     It does not depend on what is finished, so that a process finds its own cohorts again after a kill.
     """
     loads = [0] * process.size
+    costs = {run.id: run.num_rows * run.config.train.num_epochs for run in runs}
     own = set()
-    for run in sorted(runs, key=_cost, reverse=True):  # a stable sort: the same in all processes
+    for run in sorted(runs, key=lambda run: -costs[run.id]):  # a stable sort: the same in all processes
         rank = loads.index(min(loads))
-        loads[rank] += _cost(run)
+        loads[rank] += costs[run.id]
         if rank == process.rank:
             own.add(run.id)
     return [run for run in runs if run.id in own]
-
-
-def _cost(run: AnyRun) -> int:
-    return run.num_rows * run.config.train.num_epochs
 
 
 @contextmanager
@@ -285,7 +222,11 @@ def _joined(process: Process, device: torch.device) -> Iterator[None]:
     if dist.is_initialized():  # joined by the caller's own script, which closes the group too
         yield
         return
-    backend, has_ended = _choose_backend(device), False
+    backend, has_ended = "gloo", False
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # kernels are launched on the current device
+        # NCCL refuses processes that share a GPU.
+        backend = "gloo" if process.num_local > torch.cuda.device_count() else "nccl"
     with _noticing():
         store = dist.PrefixStore(f"inlay-{next(_NUM_JOINED)}", _meeting_place())
         dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.size, timeout=ANSWER)
@@ -297,14 +238,6 @@ def _joined(process: Process, device: torch.device) -> Iterator[None]:
         # closed connections are what tells them.
         if has_ended or backend == "gloo":
             dist.destroy_process_group()
-
-
-def _choose_backend(device: torch.device) -> str:
-    """Return NCCL for GPUs; gloo otherwise, and for processes that share a GPU, which NCCL refuses."""
-    if device.type != "cuda":
-        return "gloo"
-    torch.cuda.set_device(device)  # kernels are launched on the current device
-    return "gloo" if current_process().num_local > torch.cuda.device_count() else "nccl"
 
 
 _NUM_JOINED = itertools.count()

@@ -55,8 +55,7 @@ class Stopped:
 def find_stopped(folder: Path, runs: Sequence[AnyRun], unfinished: Sequence[AnyRun]) -> Stopped | None:
     """Find the stopped cohort under `folder` that consists of some of `runs` and has every unfinished one."""
     known, wanted = {run.id: run for run in runs}, {run.id for run in unfinished}
-    for state in sorted(folder.glob(f"*/{_STATE}")):
-        content = json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))
+    for _, content in _read_memberships(folder):
         if wanted <= set(content["runs"]) <= known.keys():
             names = {field.name for field in dataclasses.fields(CohortSettings)}
             settings = CohortSettings(**{name: content[name] for name in names & content.keys()})
@@ -66,8 +65,13 @@ def find_stopped(folder: Path, runs: Sequence[AnyRun], unfinished: Sequence[AnyR
 
 def list_stopped(folder: Path) -> list[list[str]]:
     """Return the run ids of every cohort under `folder` that has a resume state."""
+    return [content["runs"] for _, content in _read_memberships(folder)]
+
+
+def _read_memberships(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Read the membership of every cohort under `folder` that has a resume state, with the cohort's own folder."""
     states = sorted(folder.glob(f"*/{_STATE}"))
-    return [json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))["runs"] for state in states]
+    return [(state.parent, json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))) for state in states]
 
 
 def has_state(folder: Path) -> bool:
@@ -111,7 +115,14 @@ def load_state(folder: Path, cohort: Cohort) -> None:
         with safe_open(folder / _STATE, framework="pt", device="cpu") as file:
             state = json.loads(file.metadata()["state"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-        begun = _read_begun(state, tensors, {run.id: run for run in cohort.queue.runs})
+        known = {run.id: run for run in cohort.queue.runs}
+        begun = []
+        for row, (run_id, progress) in enumerate(zip(state["runs"], state["progress"], strict=True)):
+            progress.setdefault("top_metric", progress.get("best_metric"))  # states from before there was a top score
+            rows = {name: tensor[row] for name, tensor in tensors.items() if "/" not in name}
+            best = f"best/{row}/"
+            kept = {name.removeprefix(best): tensor for name, tensor in tensors.items() if name.startswith(best)}
+            begun.append(Parked(known[run_id], Progress(**progress), state["run_steps"][row], rows, kept))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise StoreDamaged(
             f"the resume state `{folder / _STATE}` cannot be read: {error}", "begin anew with `--restart`"
@@ -126,34 +137,11 @@ def load_state(folder: Path, cohort: Cohort) -> None:
         torch.cuda.set_rng_state(tensors["rng/cuda"], cohort.backbone.device)
 
 
-def _read_progress(content: dict[str, Any]) -> Progress:
-    """Read a run's progress. States from before `top_metric` existed use the best score instead."""
-    return Progress(**{"top_metric": content.get("best_metric"), **content})
-
-
-def _read_begun(state: dict[str, Any], tensors: dict[str, Tensor], known: dict[str, AnyRun]) -> list[Parked]:
-    return [
-        Parked(
-            run=known[run_id],
-            progress=_read_progress(state["progress"][row]),
-            num_steps=state["run_steps"][row],
-            rows={name: tensors[name][row] for name in tensors if "/" not in name},
-            best_tensors={
-                name.removeprefix(f"best/{row}/"): tensor
-                for name, tensor in tensors.items()
-                if name.startswith(f"best/{row}/")
-            },
-        )
-        for row, run_id in enumerate(state["runs"])
-    ]
-
-
 def drop_rows(folder: Path, run_ids: Collection[str]) -> None:
     """Remove the resume states under `folder` of cohorts of several runs, if all are among these."""
-    for state in sorted(folder.glob(f"*/{_STATE}")):
-        own = json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))["runs"]
-        if len(own) > 1 and set(own) <= set(run_ids):
-            drop_state(state.parent)
+    for cohort_dir, content in _read_memberships(folder):
+        if len(content["runs"]) > 1 and set(content["runs"]) <= set(run_ids):
+            drop_state(cohort_dir)
 
 
 def drop_state(folder: Path) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inlay.model import OWN_WEIGHTS, Anatomy, TensorSpec
@@ -66,16 +66,8 @@ class Totals:
 
     def repeat(self, times: int) -> Totals:
         """Return the counts for `number` times as many tasks that share nothing with each other."""
-        return Totals(
-            backbone=self.backbone,
-            num_tasks=times * self.num_tasks,
-            trained=times * self.trained,
-            adapters=times * self.adapters,
-            last_layers=times * self.last_layers,
-            kept=times * self.kept,
-            replaced=times * self.replaced,
-            needs_backbone=self.needs_backbone,
-        )
+        counts = ("num_tasks", "trained", "adapters", "last_layers", "kept", "replaced")
+        return replace(self, **{name: times * getattr(self, name) for name in counts})
 
     def to_json(self) -> dict[str, Any]:
         """Return every count as data."""

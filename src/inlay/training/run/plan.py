@@ -123,13 +123,15 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> R
     counted = count_plan(run, backbone)
     with _rehearsal(run, backbone, checkpointing=checkpointing) as cohort:
         (member,) = cohort.members[0].parts
-        steps = _Steps(member, _QUANTILES)
+        steps = _Steps(member, _QUANTILES, backbone.device)
         with cohort.training():
-            epoch_seconds = steps.estimate(lambda cursor: _step_at(cohort, member, cursor, backbone.device))
-            once_seconds = steps.estimate(lambda cursor: _prefix_at(member, cursor, backbone.device))
+            epoch_seconds = steps.estimate(cohort.step)
+            once_seconds = 0.0
+            if member.is_reusing:
+                once_seconds = steps.estimate(lambda: member.prefixes(member.next_batch()))
         peak = peak_memory_bytes(backbone.device)
         dev_seconds = _measure_dev(cohort, member, _DEV_SAMPLE)
-        full_seconds = steps.estimate(_full_step(member, backbone))
+        full_seconds = steps.estimate(_make_full_step(member, backbone))
     epochs = run.config.train.num_epochs
     dev_once_seconds = once_seconds * float(member.dev.lengths.sum() / member.train.lengths.sum())
     upper_seconds = max(0.0, epoch_seconds - once_seconds) + max(0.0, dev_seconds - dev_once_seconds)
@@ -188,10 +190,12 @@ def measure_durations(run: Run, backbone: Backbone, *, checkpointing: bool = Fal
     with _rehearsal(run, backbone, checkpointing=checkpointing) as cohort:
         setup = time.perf_counter() - began
         (member,) = cohort.members[0].parts
-        steps = _Steps(member, _FEW_QUANTILES)
+        steps = _Steps(member, _FEW_QUANTILES, backbone.device)
         with cohort.training():
-            epoch = steps.estimate(lambda cursor: _step_at(cohort, member, cursor, backbone.device))
-            once = steps.estimate(lambda cursor: _prefix_at(member, cursor, backbone.device))
+            epoch = steps.estimate(cohort.step)
+            once = 0.0
+            if member.is_reusing:
+                once = steps.estimate(lambda: member.prefixes(member.next_batch()))
         dev = _measure_dev(cohort, member, _FEW_DEV_ROWS)
     dev_share = float(member.dev.lengths.sum() / member.train.lengths.sum())
     return Durations(
@@ -277,12 +281,14 @@ class JointPlan:
 def count_joint(run: JointRun, backbone: Backbone) -> JointPlan:
     """Count everything that follows from shapes: no step is taken."""
     is_frozen = run.config.joint.trained == "task"
-    items = run.layout(backbone.anatomy)
+    items, epochs = run.layout(backbone.anatomy), run.config.train.num_epochs
     shared = sum(item.num_parameters for item in items if item.is_shared)
     own = [sum(item.num_parameters for item in items if item.name.startswith(f"{part.name}/")) for part in run.parts]
+    sizes = [part.num_rows for part in run.parts]
+    shares = np.mean([task_shares(sizes, run.config.joint, epoch, epochs) for epoch in range(epochs)], axis=0)
     tasks = tuple(
-        TaskPlan(part.name, part.task.kind, part.metric, part.num_rows, len(part.task.dev), share, number)
-        for part, share, number in zip(run.parts, _drawn_shares(run), own, strict=True)
+        TaskPlan(part.name, part.task.kind, part.metric, part.num_rows, len(part.task.dev), float(share), number)
+        for part, share, number in zip(run.parts, shares, own, strict=True)
     )
     return JointPlan(
         run_id=run.id,
@@ -301,13 +307,6 @@ def count_joint(run: JointRun, backbone: Backbone) -> JointPlan:
             num_backbone=backbone.num_parameters,
         ),
     )
-
-
-def _drawn_shares(run: JointRun) -> list[float]:
-    """Return the share of steps that each task is drawn for, over all epochs."""
-    sizes, epochs = [part.num_rows for part in run.parts], run.config.train.num_epochs
-    shares = [task_shares(sizes, run.config.joint, epoch, epochs) for epoch in range(epochs)]
-    return [float(share) for share in np.mean(shares, axis=0)]
 
 
 def plan_joint(run: JointRun, backbone: Backbone, *, checkpointing: bool = False) -> JointPlan:
@@ -342,26 +341,24 @@ def _time_steps(run: AnyRun, backbone: Backbone, settings: CohortSettings) -> tu
 
 def _shrink(run: AnyRun, num_rows: int, num_steps: int) -> AnyRun:
     """Return a copy of the run with few steps over few rows and a fresh start, which changes no step's time."""
-    parts = [_cut(part, num_rows, num_steps) for part in run.parts]
+    parts = []
+    for part in run.parts:
+        # A few rows, evenly chosen by length.
+        train, dev = part.task.train, part.task.dev
+        order = sorted(range(len(train.texts)), key=lambda row: len(train.texts[row]))
+        number = min(num_rows, part.config.train.batch_size, len(order))
+        chosen = [order[(2 * row + 1) * len(order) // (2 * number)] for row in range(number)]
+        task = dataclasses.replace(
+            part.task, train=train.take(chosen * num_steps), dev=dev.take(range(min(2, len(dev))))
+        )
+        settings = dataclasses.replace(part.config.train, batch_size=number, epochs=1)
+        config = dataclasses.replace(part.config, train=settings)
+        parts.append(dataclasses.replace(part, task=task, config=config, start=Start(), origin={}))
     if not isinstance(run, JointRun):
         return parts[0]
     joint = dataclasses.replace(run.config.joint, steps=num_steps)
     config = dataclasses.replace(run.config, train=parts[0].config.train, joint=joint)
     return dataclasses.replace(run, parts=tuple(parts), config=config, start=Start())
-
-
-def _cut(run: Run, most: int, num_steps: int) -> Run:
-    """Return a copy of the run with `num_steps` steps over a few rows, evenly chosen by length."""
-    train, dev = run.task.train, run.task.dev
-    lengths = [len(text) for text in train.texts]
-    order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    number = min(most, run.config.train.batch_size, len(order))
-    chosen = [order[(2 * row + 1) * len(order) // (2 * number)] for row in range(number)]
-    task = dataclasses.replace(run.task, train=train.take(chosen * num_steps), dev=dev.take(range(min(2, len(dev)))))
-    settings = dataclasses.replace(run.config.train, batch_size=number, epochs=1)
-    return dataclasses.replace(
-        run, task=task, config=dataclasses.replace(run.config, train=settings), start=Start(), origin={}
-    )
 
 
 def _count_characters(run: Run) -> int:
@@ -374,41 +371,36 @@ def _count_characters(run: Run) -> int:
 class _Steps:
     """Time per epoch, estimated from steps of several widths: time grows with padded tokens."""
 
-    def __init__(self, member: Member, quantiles: Sequence[float]) -> None:
+    def __init__(self, member: Member, quantiles: Sequence[float], device: torch.device) -> None:
         train = member.run.config.train
         batches = epoch_batches(member.train.lengths, train.batch_size, train.seed, 0, bucket=train.bucket or 1)
-        self.tokens = np.array([len(batch) * member.train.lengths[batch].max() for batch in batches], dtype=float)
-        order = np.argsort(self.tokens, kind="stable")
-        self.heaviest = int(order[-1])
-        self.sample = sorted({int(order[int(q * (len(order) - 1))]) for q in quantiles})
+        self._member, self._device = member, device
+        self._tokens = np.array([len(batch) * member.train.lengths[batch].max() for batch in batches], dtype=float)
+        order = np.argsort(self._tokens, kind="stable")
+        self._heaviest = int(order[-1])
+        self._sample = sorted({int(order[int(q * (len(order) - 1))]) for q in quantiles})
 
-    def estimate(self, step: Callable[[int], float]) -> float:
-        step(self.heaviest)  # a warm-up step, which also shows the peak memory
-        seconds = np.array([step(cursor) for cursor in self.sample])
-        tokens = self.tokens[self.sample]
+    def estimate(self, work: Callable[[], Any]) -> float:
+        """Estimate the seconds of `work` for all batches of an epoch, from a few; it finds each at the cursor."""
+        self._time_at(self._heaviest, work)  # a warm-up step, which also shows the peak memory
+        seconds = np.array([self._time_at(cursor, work) for cursor in self._sample])
+        tokens = self._tokens[self._sample]
         if len(set(tokens)) < 2:
-            return float(seconds.mean() * len(self.tokens))
+            return float(seconds.mean() * len(self._tokens))
         slope, base = np.polyfit(tokens, seconds, 1)
         if slope <= 0:  # time grows with the number of steps alone, or noise hides more
             slope, base = 0.0, seconds.mean()
         elif base < 0:  # noise: fall back on proportion
             slope, base = seconds.sum() / tokens.sum(), 0.0
-        return float((base + slope * self.tokens).sum())
+        return float((base + slope * self._tokens).sum())
+
+    def _time_at(self, cursor: int, work: Callable[[], Any]) -> float:
+        self._member.progress.cursor, self._member.progress.status = cursor, ""
+        return _timed(work, self._device)
 
 
-def _step_at(cohort: Cohort, member: Member, cursor: int, device: torch.device) -> float:
-    member.progress.cursor, member.progress.status = cursor, ""
-    return _timed(cohort.step, device)
-
-
-def _prefix_at(member: Member, cursor: int, device: torch.device) -> float:
-    """Return the seconds of the cached layers of a batch; 0 if nothing is cached."""
-    member.progress.cursor = cursor
-    return _timed(lambda: member.prefixes(member.next_batch()), device) if member.is_reusing else 0.0
-
-
-def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
-    """Return a function that times one step of fine-tuning a copy of the whole backbone."""
+def _make_full_step(member: Member, backbone: Backbone) -> Callable[[], None]:
+    """Return a function that takes one step of fine-tuning a copy of the whole backbone."""
     model = copy.deepcopy(backbone.model).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 
@@ -420,11 +412,7 @@ def _full_step(member: Member, backbone: Backbone) -> Callable[[int], float]:
         optimizer.step()
         optimizer.zero_grad()
 
-    def step_at(cursor: int) -> float:
-        member.progress.epoch, member.progress.cursor = 0, cursor
-        return _timed(step, backbone.device)
-
-    return step_at
+    return step
 
 
 def _measure_dev(cohort: Cohort, member: Member, most: int) -> float:

@@ -1,10 +1,18 @@
-"""Publishing: a trained run becomes an immutable version, with probes that prove it later."""
+"""Publishing: a trained run becomes an immutable version, with probes that prove it later, and is reported as data.
+
+The command line and the stream go from settings to a version in these steps: `make_run` into a `PreparedRun`, `fit`,
+`publish_result`, `report_run`. The library and the studies call `publish` themselves.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from inlay.data import METRICS, Split, encode_split, find_layout
-from inlay.errors import Diverged
+from inlay.errors import Diverged, UnknownName
 from inlay.model import (
     Backbone,
     canonical_backbone,
@@ -22,11 +30,15 @@ from inlay.model import (
     make_rows,
 )
 from inlay.store import Manifest, Probe, Store, Version
-from inlay.training.evaluate import score_split
+from inlay.training.cohort.member import PROBE
+from inlay.training.evaluate import score_probe, score_split
 from inlay.training.recipe.cross_validation import FoldScores
-from inlay.training.run.run import Result, Run
+from inlay.training.run.run import DIVERGED, PROBE_HEAD, Result, Run, Trained, is_finished, read_tensors
 
 NUM_PROBES = 8
+_TWICE = 2
+_LAST = 3  # last epochs that are compared with as many before them
+_LEAST = 0.005  # smallest gain worth the time
 
 
 def publish(
@@ -51,8 +63,17 @@ def publish(
     metrics = {"dev": result.dev_metrics}
     if run.task.test is not None and run.task.test.targets is not None:
         metrics["test"] = score_split(run, result, backbone, run.task.test)
+    extra: dict[str, Any] = {"pairs": run.task.train.pairs is not None}
+    if find_layout(run.reading.kind).overlaps:
+        extra["stride"] = run.reading.stride
+    if run.config.data.merge_labels:  # later rows are read alike
+        extra["merge_labels"] = True
+    if run.start.lineage:
+        extra["from"] = list(run.start.lineage)
+    if run.origin:  # the multi-task run that it was part of
+        extra["joint"] = dict(run.origin)
     if folds is not None:
-        metrics["folds"] = folds.means
+        metrics["folds"], extra["folds"] = folds.means, folds.to_manifest()
     spec = result.spec(run)
     manifest = Manifest(
         kind=run.task.kind,
@@ -70,31 +91,17 @@ def publish(
         num_parameters=run.spec.count_parameters(backbone.anatomy),
         probes=tuple(_make_probes(run, result, canonical_backbone(backbone))),
         config=dataclasses.asdict(run.config.train),
-        extra={
-            "pairs": run.task.train.pairs is not None,
-            **_windows(run),
-            **_spelling(run),
-            **_lineage(run),
-            **_origin(run),
-            **({} if folds is None else {"folds": folds.to_manifest()}),
-        },
+        extra=extra,
     )
-    return store.publish(name or run.task.name, result.tensors, manifest, _sidecar(result))
-
-
-def _spelling(run: Run) -> dict[str, Any]:
-    """Return the manifest's entry for merged spellings of labels, if they were merged: later rows are read alike."""
-    return {"merge_labels": True} if run.config.data.merge_labels else {}
-
-
-def _lineage(run: Run) -> dict[str, Any]:
-    """Return the manifest's entry for the versions a run started from; empty for a fresh start."""
-    return {"from": list(run.start.lineage)} if run.start.lineage else {}
-
-
-def _origin(run: Run) -> dict[str, Any]:
-    """Return the manifest's entry for the multi-task run it was part of; empty if there is none."""
-    return {"joint": dict(run.origin)} if run.origin else {}
+    sidecar = {
+        "published_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "seconds": round(result.seconds, 3),
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "commit": current_commit(),
+        "environment": canonical_environment(),
+    }
+    return store.publish(name or run.task.name, result.tensors, manifest, sidecar)
 
 
 def describe_backbone(backbone: Backbone) -> dict[str, Any]:
@@ -123,22 +130,6 @@ def _make_probes(run: Run, result: Result, backbone: Backbone) -> list[Probe]:
     ]
 
 
-def _windows(run: Run) -> dict[str, int]:
-    """Return the stride, for layouts whose windows overlap."""
-    return {"stride": run.reading.stride} if find_layout(run.reading.kind).overlaps else {}
-
-
-def _sidecar(result: Result) -> dict[str, Any]:
-    return {
-        "published_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": platform.node(),
-        "seconds": round(result.seconds, 3),
-        "peak_memory_bytes": result.peak_memory_bytes,
-        "commit": current_commit(),
-        "environment": canonical_environment(),
-    }
-
-
 def current_commit() -> str:
     """Return the commit of the Inlay checkout in use, or "" for an installed package."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
@@ -146,3 +137,138 @@ def current_commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
     except OSError:
         return ""
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run with the backbone and the store it is trained and published on."""
+
+    run: Run
+    backbone: Backbone
+    store: Store
+    own_folder: Path | None = None
+    """the parent of its run folder, if that is not the store's `runs/`"""
+
+    @property
+    def runs_folder(self) -> Path:
+        """The folder that has a folder for each run."""
+        return self.own_folder or self.store.run_folder(self.run.id).parent
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run was already trained to its end."""
+        return is_finished(self.runs_folder / self.run.id)
+
+
+def check_trained(result: Result) -> None:
+    """Refuse a result that is not worth publishing: the run diverged."""
+    if not result.tensors or result.status == DIVERGED:
+        raise Diverged(f"run `{result.run_id}` {result.message}", "try a smaller `--lr`, such as a third of it")
+
+
+def publish_result(
+    prepared: PreparedRun,
+    result: Result,
+    *,
+    name: str | None = None,
+    folds: FoldScores | None = None,
+) -> Version:
+    """Put a run's best weights in the store, with the scores of its cross-validation, if there was one."""
+    check_trained(result)
+    return publish(prepared.run, result, prepared.backbone, prepared.store, name, folds=folds)
+
+
+def report_run(prepared: PreparedRun, result: Result, version: Version | None) -> dict[str, Any]:
+    """Return the report on a trained run, published or not, as data: `inlay train --json` prints it."""
+    run, store, task = prepared.run, prepared.store, prepared.run.task
+    best = None  # the task's version that is best on these dev rows
+    if version is not None:
+        metrics, infos = store.manifest(version).metrics, store.versions(version.name)
+        with suppress(UnknownName):  # versions that cannot be compared
+            best = store.resolve(f"{version.name}@best").reference
+    else:
+        metrics, infos = {"dev": result.dev_metrics}, []
+        if task.test is not None and task.test.targets is not None:
+            metrics["test"] = score_split(run, result, prepared.backbone, task.test)
+    rising = find_rising(result.history, task.metric, len(task.dev))
+    folder = prepared.runs_folder / result.run_id
+    curve = folder / "curve.png"  # with many runs, no curve is drawn
+    return {
+        "task": task.name,
+        "reference": None if version is None else version.reference,
+        "best": best,
+        "digest": None if version is None else version.digest,
+        "size_bytes": next((info.size_bytes for info in infos if info.version == version), None),
+        "run": result.run_id,
+        "status": result.status,
+        "kind": task.kind,
+        "labels": list(task.labels),
+        "metric": task.metric,
+        "metrics": metrics,
+        "best_epoch": result.best_epoch,
+        "probe": _score_probe(prepared, result, metrics),
+        "still_rising": None if rising is None else dataclasses.asdict(rising),
+        "num_parameters": run.spec.count_parameters(prepared.backbone.anatomy),
+        "backbone_parameters": prepared.backbone.num_parameters,
+        "seconds": result.seconds,
+        "folder": str(folder),
+        "curve": str(curve) if curve.is_file() else None,
+    }
+
+
+def _score_probe(prepared: PreparedRun, result: Result, metrics: Mapping[str, Any]) -> dict[str, float] | None:
+    """Return split -> score of the linear probe that the run began with; None for a fresh head."""
+    task = prepared.run.task
+    first = next(iter(result.history), {})
+    if first.get("stage") != PROBE:
+        return None
+    found = {"dev": first["dev"][task.metric]}
+    head = read_tensors(prepared.runs_folder / result.run_id / PROBE_HEAD)
+    if head and "test" in metrics and task.test is not None:
+        found["test"] = score_probe(prepared.run, head, prepared.backbone, task.test)[task.metric]
+    return found
+
+
+@dataclass(frozen=True)
+class Rising:
+    """The cost of more epochs, for a run that was still getting better when it ended."""
+
+    epochs: int
+    """epochs to ask for: twice as many"""
+    seconds: float
+    """seconds that a run of so many epochs would take"""
+
+
+def find_rising(history: Sequence[Mapping[str, Any]], metric: str, num_dev: int) -> Rising | None:
+    """Return the cost of more epochs if the dev score still rose at the end by more than chance; else None."""
+    trained = [line for line in history if not line.get("stage")]
+    scores = [line["dev"][metric] for line in trained]
+    if len(scores) < _TWICE * _LAST or not all(map(math.isfinite, scores)):
+        return None
+    sign = 1 if METRICS[metric].higher_is_better else -1
+    late, early = (sum(part) / _LAST for part in (scores[-_LAST:], scores[-_TWICE * _LAST : -_LAST]))
+    is_number = not 0 <= max(scores, key=abs) <= 1  # an error on the targets' own scale
+    least = _LEAST * abs(early) if is_number else max(_LEAST, 0.5 / math.sqrt(num_dev) / math.sqrt(_LAST))
+    # The learning rate falls to zero at the end: a run that still gains there has more to gain.
+    if sign * (late - early) <= least:
+        return None
+    began = history[0]["seconds"] if history[0].get("stage") else 0.0
+    return Rising(_TWICE * len(trained), began + _TWICE * (trained[-1]["seconds"] - began))
+
+
+def report_task(item: Trained, backbone: Backbone, store: Store, *, publishes: bool) -> dict[str, Any]:
+    """Return the report on one task of a multi-task run as data; with `publishes`, publish it first."""
+    reference, test, rows = None, None, item.run.task.test
+    if publishes:
+        version = publish(item.run, item.result, backbone, store)
+        reference, test = version.reference, store.manifest(version).metrics.get("test")
+    elif rows is not None and rows.targets is not None:
+        test = score_split(item.run, item.result, backbone, rows)
+    return {
+        "task": item.run.name,
+        "metric": item.run.metric,
+        "dev": item.result.dev_metrics,
+        "test": test,
+        "reference": reference,
+        "num_parameters": item.spec.count_parameters(backbone.anatomy),
+    }

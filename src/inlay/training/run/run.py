@@ -423,11 +423,12 @@ def write_result(folder: Path, result: Result) -> None:
     write_atomically(folder / "result.json", json.dumps(content, indent=1).encode())
 
 
-def read_probe_head(folder: Path) -> dict[str, Tensor]:
-    """Read the head that a run began with as a linear probe; empty if it began fresh."""
-    path = folder / PROBE_HEAD
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors in a file of a run's folder; empty if it is not there. Refuse one that changed since."""
     try:
-        return decode_tensors(path.read_bytes()) if path.is_file() else {}
+        return decode_tensors(path.read_bytes())
+    except FileNotFoundError:  # dropped, perhaps just now by another process; or there never was one
+        return {}
     except SafetensorError as error:
         raise damaged(path, f"not a safetensors file: {error}") from None
 
@@ -441,13 +442,7 @@ def read_result(folder: Path) -> Result | None:
     """Read the result of a finished run; None if it is not finished. Refuse files that changed since."""
     if not is_finished(folder):
         return None
-    path = folder / "result.json"
-    try:
-        tensors = decode_tensors((folder / WEIGHTS).read_bytes())
-    except FileNotFoundError:  # dropped, perhaps just now by another process
-        tensors = {}
-    except SafetensorError as error:
-        raise damaged(folder / WEIGHTS, f"not a safetensors file: {error}") from None
+    path, tensors = folder / "result.json", read_tensors(folder / WEIGHTS)
     try:
         content = json.loads(path.read_text(encoding="utf8"))
         known = {name: content[name] for name in content if name != "run"}
@@ -479,11 +474,17 @@ class Trained:
         return self.result.spec(self.run)
 
 
-def read_trained(folder: Path, task: Task, backbone: Backbone) -> Trained:
-    """Read a finished run with its best weights; refuse a folder of other rows or another backbone."""
+def read_finished(folder: Path) -> Result:
+    """Read the result of a finished run, with its weights; refuse a folder without them."""
     result = read_result(folder)
     if result is None or not result.tensors:
         raise Missing(f"no trained weights in `{folder}`", "give the folder of a run that finished (runs/<id>)")
+    return result
+
+
+def read_trained(folder: Path, task: Task, backbone: Backbone) -> Trained:
+    """Read a finished run with its best weights; refuse a folder of other rows or another backbone."""
+    result = read_finished(folder)
     config = read_toml(folder / "config.toml")
     if config.identify(task.digest, backbone.fingerprint) != result.run_id:
         raise WrongBackbone(

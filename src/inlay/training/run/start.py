@@ -22,13 +22,8 @@ from inlay.settings import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.store import Manifest, Store, Version
 
 _DIGITS = 12
-_SCALE = (
-    "target_mean",
-    "target_std",
-    "temperature",
-    "null_threshold",
-    "thresholds",
-)  # what of a head its own data decided
+# What of a head its own data decided.
+_SCALE = ("target_mean", "target_std", "temperature", "null_threshold", "thresholds")
 _FREE = ("init_std",)  # what of a method may differ: with any other setting the same numbers would mean something else
 _OUTPUTS = {*head_part.OUTPUTS}  # tensors of a head with a row for each output
 _INHERITED = ("pooling", "hidden", "features")  # settings of a head that are settings of training
@@ -92,10 +87,22 @@ def load_sources(
         if any(version.digest == source.version.digest for source in sources):
             raise BadConfig(f"`train.start` has `{version.reference}` twice", "name every task once")
         loaded = store.load(version)
+        trained_on = loaded.manifest.backbone
+        if trained_on["fingerprint"] != backbone.fingerprint:
+            raise WrongBackbone(
+                f"cannot start from `{version.reference}`: it was trained on the backbone `{trained_on['name']}` "
+                f"({trained_on['fingerprint'][:12]}), not on `{backbone.name}` ({backbone.fingerprint[:12]})",
+                f"use `--backbone {trained_on['name']}`, or start from a task trained on `{backbone.name}`",
+            )
         source = StartSource(version, loaded.manifest, _read_spec(loaded.manifest), loaded.tensors)
-        _check_backbone(source, backbone)
-        if sources:
-            _check_alike(sources[0], source)
+        # No mean of tensors that mean different things.
+        if sources and (unlike := _find_difference(sources[0].spec.method, source.spec.method)):
+            setting, mine, its = unlike
+            raise BadConfig(
+                f"no mean of `{sources[0].version.reference}` (`method.{setting}` `{mine}`) and "
+                f"`{version.reference}` (`{its}`)",
+                "start from tasks that were trained with the same method and size",
+            )
         sources.append(source)
     if sources:
         check_method(method, sources[0].spec.method, sources[0].version.reference)
@@ -115,8 +122,8 @@ def make_start(sources: Sequence[StartSource], spec: SlotSpec, task: Task, backb
     shapes = {item.name: item.shape for item in spec.layout(backbone.anatomy)}
     body = [name for name in shapes if not head_part.is_of_head(name)]
     for source in sources:
-        if unlike := _differences(spec.method, source.spec.method, ignored=_FREE):
-            raise _unlike(*unlike[0], source.version.reference)
+        if unlike := _find_difference(spec.method, source.spec.method):
+            raise _unlike(*unlike, source.version.reference)
         own = {name: tuple(tensor.shape) for name, tensor in source.tensors.items() if not head_part.is_of_head(name)}
         if own != {name: shapes[name] for name in body}:
             raise BadConfig(
@@ -128,7 +135,10 @@ def make_start(sources: Sequence[StartSource], spec: SlotSpec, task: Task, backb
     parts = [_rescaled(source, spec.head) for source in sources]
     tensors = {name: torch.stack([part[name].double() for part in parts]).mean(0).float() for name in names}
     lineage = tuple({"reference": item.version.reference, "digest": item.version.digest} for item in sources)
-    return Start(tensors, lineage, (_describe(sources, reason),))
+    references = " and ".join(f"`{source.version.reference}`" for source in sources)
+    note = f"starts from {'the mean of ' if len(sources) > 1 else ''}{references}"
+    note += f"; its head starts fresh: {reason}" if reason else ", head included"
+    return Start(tensors, lineage, (note,))
 
 
 def reads_alike(mine: TrainConfig, its: TrainConfig) -> bool:
@@ -174,28 +184,6 @@ def _resolve(name: str, store: Store) -> Version:
     return version
 
 
-def _check_backbone(source: StartSource, backbone: Backbone) -> None:
-    trained_on = source.manifest.backbone
-    if trained_on["fingerprint"] != backbone.fingerprint:
-        raise WrongBackbone(
-            f"cannot start from `{source.version.reference}`: it was trained on the backbone `{trained_on['name']}` "
-            f"({trained_on['fingerprint'][:12]}), not on `{backbone.name}` ({backbone.fingerprint[:12]})",
-            f"use `--backbone {trained_on['name']}`, or start from a task trained on `{backbone.name}`",
-        )
-
-
-def _check_alike(first: StartSource, other: StartSource) -> None:
-    """Refuse to average versions whose tensors mean different things."""
-    unlike = _differences(first.spec.method, other.spec.method, ignored=_FREE)
-    if unlike:
-        name, mine, its = unlike[0]
-        raise BadConfig(
-            f"no mean of `{first.version.reference}` (`method.{name}` `{mine}`) and "
-            f"`{other.version.reference}` (`{its}`)",
-            "start from tasks that were trained with the same method and size",
-        )
-
-
 def _unlike(name: str, mine: object, its: object, reference: str) -> BadConfig:
     return BadConfig(
         f"`method.{name}` is `{mine}`, but `{reference}` has `{its}`",
@@ -203,12 +191,13 @@ def _unlike(name: str, mine: object, its: object, reference: str) -> BadConfig:
     )
 
 
-def _differences(
-    first: ResolvedMethod, second: ResolvedMethod, ignored: Sequence[str]
-) -> list[tuple[str, object, object]]:
-    names = [item.name for item in dataclasses.fields(first) if item.name not in ignored]
-    pairs = [(name, getattr(first, name), getattr(second, name)) for name in names]
-    return [(name, mine, its) for name, mine, its in pairs if mine != its]
+def _find_difference(first: ResolvedMethod, second: ResolvedMethod) -> tuple[str, object, object] | None:
+    """Return the first setting in which two methods differ, and both values; None if they are alike."""
+    for item in dataclasses.fields(first):
+        mine, its = getattr(first, item.name), getattr(second, item.name)
+        if mine != its and item.name not in _FREE:
+            return item.name, mine, its
+    return None
 
 
 def _why_fresh_head(source: StartSource, head: HeadSpec, task: Task) -> str | None:
@@ -233,9 +222,3 @@ def _rescaled(source: StartSource, head: HeadSpec) -> dict[str, Tensor]:
         shift = own.target_mean - head.target_mean
         tensors[head_part.BIAS] = (tensors[head_part.BIAS] * own.target_std + shift) / head.target_std
     return tensors
-
-
-def _describe(sources: Sequence[StartSource], reason: str | None) -> str:
-    names = " and ".join(f"`{source.version.reference}`" for source in sources)
-    whole = f"starts from {'the mean of ' if len(sources) > 1 else ''}{names}"
-    return f"{whole}; its head starts fresh: {reason}" if reason else f"{whole}, head included"

@@ -58,7 +58,7 @@ from inlay.training.step.losses import (
     batched_token_losses,
     has_batched_loss,
 )
-from inlay.training.step.updates import SlotUpdate, StepStats
+from inlay.training.step.optimizer import SlotUpdate, StepStats
 
 BACKEND: Callable[..., Any] = rewrite.inductor
 """the compiler backend; a test replaces it by one that counts"""
@@ -274,7 +274,7 @@ class CompiledStepper(Stepper):
             batch = batches[member.slot]
             stop, last = start + len(batch), first + int(member.train.lengths[batch].sum())
             if not member.run.spec.head.reads_rows:
-                own = member.marks_of(batch)
+                own = member.targets.lay(batch)
                 marks[first:last, : own.shape[1]] = own
             elif (own := member.targets_of(batch)).ndim == 1:
                 targets[start:stop] = own
@@ -381,7 +381,7 @@ class CompiledStepper(Stepper):
 
     def _compute(self, program: Program) -> None:
         """Compute the step from tensors alone: nothing here depends on which runs it is for."""
-        self.drop_grads()
+        self._slot_update.drop_grads()
         with self._bank.routed(program.batch.route):
             losses_S = self._losses(program)
             losses_S.sum().backward()

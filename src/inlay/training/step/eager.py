@@ -18,7 +18,7 @@ from inlay.model import Bank, Batch, Row, batch_rows, launch, send
 from inlay.training.cohort.member import CONTRAST, Member
 from inlay.training.cohort.parallel import World
 from inlay.training.events import Emit, ignore
-from inlay.training.step.updates import SlotUpdate, StepStats
+from inlay.training.step.optimizer import SlotUpdate, StepStats
 
 Rows = tuple[Sequence[Member], Mapping[int, np.ndarray]]
 """the members that have rows in a step, and their row numbers by slot"""
@@ -58,7 +58,7 @@ class Stepper:
 
         Where several processes train together each computes its own rows, and gets the sums over all of them.
         """
-        self.drop_grads()
+        self._slot_update.drop_grads()
         backbone = self._bank.backbone
         members = {member.slot: member for member in active}
         rates = {member.slot: member.run.config.train.head_dropout for member in active}
@@ -68,14 +68,17 @@ class Stepper:
         rows: list[Row] = []
         windows: list[int] = []
         for member in active:
-            share = self._share(member, batches[member.slot])
+            whole = batches[member.slot]
+            share = self._world.share(whole, member.slot)
+            if member.slot in contrasted:  # its batches must be whole: they are the first process's
+                share = whole if self._world.process.is_first else whole[:0]
             rows += member.rows(share)
             windows += map(int, share)
         # 2. Pass over them, forward and backward, as many at a time as the token budget holds.
         is_narrow = self._reads_first_tokens(active)
         for chunk in self._chunks(rows, is_whole=any(member.is_whole for member in active)):
             batch = backbone.collate([rows[position] for position in chunk])
-            if is_narrow and self._has_last_block(batch):
+            if is_narrow and (batch.prefix is None or batch.prefix.reach.layer < backbone.anatomy.num_layers):
                 batch = batch.narrowed()
             with self._bank.routed(batch.route):
                 logits = self._bank.logits(batch, dropout=rates, as_vectors=contrasted)
@@ -87,16 +90,6 @@ class Stepper:
         grads_SP = self._slot_update.take_grads()
         self._world.add_up(losses_S, grads_SP)
         return losses_S, grads_SP
-
-    def _share(self, member: Member, batch: np.ndarray) -> np.ndarray:
-        """Return the rows of a batch that this process computes; batches that must be whole are the first one's."""
-        if member.progress.stage == CONTRAST:
-            return batch if self._world.is_first else batch[:0]
-        return self._world.share(batch, member.slot)
-
-    def drop_grads(self) -> None:
-        """Forget the gradients."""
-        self._slot_update.drop_grads()
 
     def _row_losses(
         self,
@@ -137,9 +130,6 @@ class Stepper:
             )
             and not any(member.run.config.train.attention_dropout for member in active)
         )
-
-    def _has_last_block(self, batch: Batch) -> bool:
-        return batch.prefix is None or batch.prefix.reach.layer < self._bank.backbone.anatomy.num_layers
 
     def _chunks(self, rows: Sequence[Row], *, is_whole: bool) -> Iterator[list[int]]:
         """Yield the positions of the rows of each forward pass; a batch that `is_whole` is never split."""

@@ -21,7 +21,7 @@ from inlay.training.cohort.member import Member
 from inlay.training.step import compiled
 from inlay.training.step.compiled import MOST_EMBEDDED, CompiledStepper, Prepared, Program
 from inlay.training.step.losses import Mix, lose_answers
-from inlay.training.step.updates import SlotUpdate
+from inlay.training.step.optimizer import SlotUpdate
 
 _WIDTHS = 2  # answers are padded to a multiple of it
 _ROWS = 16  # the number of rows is rounded up to a multiple of it

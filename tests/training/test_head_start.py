@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import signal
 
@@ -15,6 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from hooks import Hooks
 from inlay.data.sampling import draw_by_label
 from inlay.data.tasks import Split
+from inlay.data.windows import encode_split
 from inlay.errors import BadConfig, OutOfMemory
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import find_method
@@ -24,7 +26,7 @@ from inlay.training import fit, make_run
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.loop import Interrupted
 from inlay.training.cohort.member import close_epoch
-from inlay.training.evaluate import DevScores, encode_rows
+from inlay.training.evaluate import DevScores, encode_rows, score_dev
 from inlay.training.recipe import head_start
 from inlay.training.recipe.head_start import contrast_losses, draw_rows, fit_honest
 from inlay.training.recipe.linear import fit_raw
@@ -327,6 +329,37 @@ def test_on_few_dev_rows_a_later_epoch_within_chance_is_kept(tiny_bert, toy_task
     assert member.progress.last_gain == 3
 
 
+def test_the_epoch_of_the_least_loss_is_kept(tiny_bert, toy_task):
+    run = make(tiny_bert, toy_task(num_rows=50), lr=1e-3, keep="loss")
+    cohort = Cohort([run], tiny_bert, SETTINGS)
+    (member,) = cohort.members
+    kept = []
+    # accuracy, loss, loss at the likeliest temperature, which is there on many rows and then decides
+    for accuracy, loss, calibrated in ((0.8, 0.5, None), (0.9, 0.6, None), (0.7, 0.4, None), (0.7, 0.9, 0.3)):
+        close_epoch(member, DevScores({"accuracy": accuracy}, loss, {}, calibrated), 0.0, cohort.bank)
+        kept.append(member.progress.best_epoch)
+    assert kept == [1, 1, 3, 4]
+    close_epoch(member, DevScores({"accuracy": math.nan}, math.nan, {}), 0.0, cohort.bank)
+    assert member.progress.best_epoch == 4
+
+
+def test_many_dev_rows_have_a_loss_at_the_likeliest_temperature(tiny_bert, toy_task):
+    """Overconfidence alone does not change it, being wrong does."""
+    task = toy_task(num_labels=2, num_rows=800)
+    run = make(tiny_bert, task, lr=1e-3)
+    draw = np.random.default_rng(0)
+    rows = len(task.dev)
+    assert rows >= 200
+    logits = torch.tensor(draw.normal(size=(rows, 2)) + 2 * np.eye(2)[task.dev.targets], dtype=torch.float32)
+    encoded = encode_split(tiny_bert.tokenizer, task.dev, run.reading)
+    plain = score_dev(run, encoded, list(logits))
+    sure = score_dev(run, encoded, list(20 * logits))
+    assert sure.loss > 1.5 * plain.loss
+    assert sure.calibrated_loss == pytest.approx(plain.calibrated_loss, rel=1e-3)
+    flipped = score_dev(run, encoded, list(torch.cat([logits[: rows // 4].flip(1), logits[rows // 4 :]])))
+    assert flipped.calibrated_loss > plain.calibrated_loss + 0.05
+
+
 @pytest.mark.parametrize(
     ("train", "kind", "said"),
     [
@@ -364,18 +397,19 @@ def test_the_recipe_follows_the_number_of_rows(tiny_bert, toy_task):
     assert recipe(50) == ("probe", 50, 0, 1e-3)
     assert recipe(500) == ("probe", 100, 0, 1e-3)
     assert recipe(1000) == ("probe", 150, 5, 1e-3)
-    assert recipe(2001) == ("probe", 0, 5, 1e-3)
+    assert recipe(2001) == ("probe", 0, 5, 5e-4)
     assert recipe(100_000) == ("probe", 0, 4, 5e-4)
-    assert recipe(40, kind="regress") == ("probe", 0, 30, 1e-3)
-    assert recipe(1000, kind="multilabel") == ("probe", 0, 10, 1e-3)
+    assert recipe(40, kind="regress") == ("probe", 0, 10, 5e-4)
+    assert recipe(1000, kind="multilabel") == ("probe", 0, 10, 5e-4)
     assert recipe(1000, method="full")[3] == find_method("full").lr
     assert recipe(40, method="head")[:3] == ("probe", 0, 0)
 
 
 def test_few_dev_rows_and_two_classes_are_told_from_others(tiny_bert, toy_task):
     found = make(tiny_bert, toy_task()).config.train
-    assert (found.keep, found.thresholds) == ("late", "dev")
-    found = make(tiny_bert, toy_task(num_labels=3, num_rows=400)).config.train
+    assert (found.keep, found.thresholds) == ("loss", "dev")
+    assert make(tiny_bert, toy_task(), head_start="fresh").config.train.keep == "late"
+    found = make(tiny_bert, toy_task(num_labels=3, num_rows=400), head_start="fresh").config.train
     assert (found.keep, found.thresholds) == ("best", "none")
     assert make(tiny_bert, toy_task(), lr=1e-3).config.train.thresholds == "none"
 

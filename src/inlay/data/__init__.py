@@ -7,7 +7,13 @@ their own names.
 
 from __future__ import annotations
 
-from inlay.data.calibration import calibration_error, fit_temperature, likeliest_temperature, tune_thresholds
+from inlay.data.calibration import (
+    calibration_error,
+    fit_temperature,
+    likeliest_temperature,
+    negative_log_likelihood,
+    tune_thresholds,
+)
 from inlay.data.encode import Encoded, describe, epoch_batches
 from inlay.data.findings import describe_suspects, describe_unknown, describe_unpredicted
 from inlay.data.kinds import (
@@ -94,6 +100,7 @@ __all__ = [
     "load_task",
     "make_folds",
     "make_task",
+    "negative_log_likelihood",
     "open_glue",
     "open_tokens",
     "read_split",

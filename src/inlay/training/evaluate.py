@@ -30,6 +30,8 @@ from inlay.data import (
     decide,
     encode_cached,
     fit_temperature,
+    likeliest_temperature,
+    negative_log_likelihood,
     score_all,
     tune_threshold,
     tune_thresholds,
@@ -49,6 +51,8 @@ from inlay.model import (
     make_rows,
 )
 from inlay.training.run.run import Result, Run
+
+_MANY_ROWS = 200  # dev rows from which a temperature fitted to them says more than chance
 
 
 class Targets:
@@ -114,6 +118,9 @@ class DevScores:
     scores: dict[str, float]
     loss: float
     fitted: dict[str, Any]
+    calibrated_loss: float | None = None
+    """the loss at the likeliest temperature, which counts only what a run knows, not how sure it says it is; None on
+    few rows, where such a temperature is mostly chance"""
     num_lost: int = 0
     """rows whose outputs are not finite"""
     unpredicted: tuple[str, ...] = ()
@@ -156,8 +163,13 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> DevScores
     known = split
     if split.unseen:
         known = dataclasses.replace(split, targets=form.ignore_unseen(split.targets, len(labels)))
-    loss = _mean_loss(head, Targets(known, encoded, head), logits)
-    return DevScores(scores, loss, fitted, unpredicted=tuple(unpredicted), untuned=untuned)
+    loss, calibrated = _mean_loss(head, Targets(known, encoded, head), logits), None
+    if decisions is not None and len(decisions[1]) >= _MANY_ROWS:
+        logits_known, targets_known = _take_known(head, decisions)
+        calibrated = negative_log_likelihood(
+            logits_known, targets_known, likeliest_temperature(logits_known, targets_known)
+        )
+    return DevScores(scores, loss, fitted, calibrated, unpredicted=tuple(unpredicted), untuned=untuned)
 
 
 def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> float:

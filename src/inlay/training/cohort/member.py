@@ -320,7 +320,8 @@ class JointMember(_Course):
             untuned |= {f"{name}/{metric}": value for metric, value in verdict.untuned.items()}
         loss = float(np.mean([verdict.loss for verdict in verdicts]))
         fitted = {name: verdict.fitted for name, verdict in named.items()}
-        return DevScores(scores, loss, fitted, sum(verdict.num_lost for verdict in verdicts), untuned=untuned)
+        num_lost = sum(verdict.num_lost for verdict in verdicts)
+        return DevScores(scores, loss, fitted, num_lost=num_lost, untuned=untuned)
 
 
 AnyMember = Member | JointMember
@@ -389,6 +390,8 @@ def close_epoch(member: AnyMember, verdict: DevScores, seconds: float, bank: Ban
     progress.stage, progress.is_fitted = CONTRAST if stage == PROBE and train.contrast else "", False
     progress.history.append(record)
     value, dev_loss = verdict.scores[metric], verdict.loss
+    if train.keep == "loss" and verdict.calibrated_loss is not None:
+        dev_loss = verdict.calibrated_loss
     if is_better(metric, value, progress.top_metric):
         progress.last_gain, progress.top_metric = progress.epoch, value
     if _is_kept(member, value, dev_loss):
@@ -408,6 +411,8 @@ def close_epoch(member: AnyMember, verdict: DevScores, seconds: float, bank: Ban
 def _is_kept(member: AnyMember, value: float, dev_loss: float) -> bool:
     """Tell whether the epoch that was just scored is kept instead of the one that is."""
     progress = member.progress
+    if member.run.config.train.keep == "loss":
+        return math.isfinite(dev_loss) and (progress.best_metric is None or dev_loss < progress.best_loss)
     if progress.last_gain == progress.epoch:
         return True
     if member.leeway and progress.top_metric is not None:  # on few rows the score is chance: later is better

@@ -8,10 +8,12 @@ file is the one place that knows the numbers; the usual rate of each method is i
 1. The head begins as the linear probe of the training rows, so that a run begins where logistic regression ends.
 2. Classes of single texts, of up to `MOST_FOR_CONTRAST` rows: a contrastive start follows, and the probe of what a part
    of it gives. Up to `MOST_FOR_CONTRAST_ALONE` rows nothing else is trained, since few rows are soon known by heart.
-3. Otherwise training goes on from there, at `FACTOR` times the method's own rate, as many epochs as `STEPS` need.
+3. Otherwise training goes on from there, as many epochs as `STEPS` need. With a contrastive start the rate is `FACTOR`
+   times the method's own.
 4. Heads that cannot begin as a probe (tags) have a higher rate while rows are few: they must come a long way.
-5. On few dev rows a score is mostly chance: a later epoch within it is kept. Where there are rows enough to tell,
-   thresholds of labels are tuned on dev.
+5. A run that began as a probe keeps the epoch of the least loss on dev rows: scores of few rows are mostly chance, and
+   the loss tells sooner than they do when rows are learnt by heart. Others keep the best score, or on few dev rows a
+   later epoch within chance of it. Where there are rows enough to tell, thresholds of labels are tuned on dev.
 """
 
 from __future__ import annotations
@@ -31,13 +33,13 @@ CONTRAST_STEPS = ((100, 50), (MOST_FOR_CONTRAST_ALONE, 100), (MOST_FOR_CONTRAST,
 """(most training rows, steps of the contrastive start)"""
 BLEND = 0.6
 """share of the contrastive start's change that is kept; less if the probe's held-out score is below this too"""
-FACTOR, MOST_FOR_FACTOR = 2.0, 10_000
-"""factor on the method's learning rate, and the most training rows it is used for"""
+FACTOR = 2.0
+"""factor on the method's learning rate, with a contrastive start"""
 FRESH_FACTOR, MOST_FOR_FRESH = 4.0, 3000
 """the same for a fresh head"""
 STEPS, STEPS_AFTER_CONTRAST = 300, 150
 """fewest steps of training; the number of epochs stays within EPOCHS:"""
-EPOCHS = (4, 30)
+EPOCHS = (4, 10)
 FEW_DEV_ROWS = 200
 """fewest dev rows to choose by score alone; with fewer, a later epoch within chance of the best is kept"""
 
@@ -54,14 +56,17 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
         "head_start": head_start,
         "contrast": contrast,
         "blend": _find_blend(train, contrast),
-        "keep": _or_auto(train.keep, "late" if is_open and len(task.dev) < FEW_DEV_ROWS else "best"),
+        "keep": _or_auto(train.keep, _find_keep(task, is_open=is_open, has_probe=has_probe)),
         "thresholds": _or_auto(train.thresholds, "dev" if is_open and is_cut and not backbone.is_seq2seq else "none"),
     }
     rate = train.lr or method.find_lr(is_seq2seq=backbone.is_seq2seq, is_alone=config.joint.trained == "task")
     if not is_open:
         return {**known, "lr": rate, "epochs": train.num_epochs}
     if not has_sources and not backbone.is_seq2seq and not method.is_finetuned:
-        rate *= _find_factor(task.kind, len(task.train), has_probe=has_probe)
+        if contrast:
+            rate *= FACTOR
+        elif not has_probe:
+            rate *= _find_fresh_factor(task)
     epochs = train.epochs
     if epochs is None:  # a convex head, or one fitted after a contrastive start on few rows, needs no training steps
         is_done = config.method.name == "head" or (contrast and len(task.train) <= MOST_FOR_CONTRAST_ALONE)
@@ -72,11 +77,17 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     return {**known, "lr": rate, "epochs": epochs}
 
 
-def _find_factor(kind: str, num_rows: int, *, has_probe: bool) -> float:
-    """Return the factor on the method's own rate, which suits thousands of rows and a fresh head."""
+def _find_keep(task: Task, *, is_open: bool, has_probe: bool) -> str:
+    if not is_open:
+        return "best"
     if has_probe:
-        return FACTOR if num_rows <= MOST_FOR_FACTOR else 1.0
-    return FRESH_FACTOR if KINDS[kind].raises_fresh_rate and num_rows <= MOST_FOR_FRESH else 1.0
+        return "loss"
+    return "late" if len(task.dev) < FEW_DEV_ROWS else "best"
+
+
+def _find_fresh_factor(task: Task) -> float:
+    """Return the factor on the method's own rate for a fresh head; that rate suits thousands of rows."""
+    return FRESH_FACTOR if KINDS[task.kind].raises_fresh_rate and len(task.train) <= MOST_FOR_FRESH else 1.0
 
 
 def count_epochs(num_steps: int, num_rows: int, batch_size: int) -> int:

@@ -214,8 +214,8 @@ class TrainConfig:
     keep: str = setting(
         "auto",
         "which epoch is kept: best (by dev score), loss (of the least loss on dev rows), or late (the last whose score "
-        "is within chance of the best); auto: if `train.lr` is left open, loss where the head began as a probe, and "
-        "late where it did not and dev rows are few",
+        "is within chance of the best); auto: if `train.lr` is left open, mostly loss where the head began as a "
+        "probe, and late where it did not and dev rows are few",
         choices=("auto", "best", "loss", "late"),
         is_later=True,
         before="best",

@@ -40,6 +40,8 @@ FRESH_FACTOR, MOST_FOR_FRESH = 4.0, 3000
 STEPS, STEPS_AFTER_CONTRAST = 300, 150
 """fewest steps of training; the number of epochs stays within EPOCHS:"""
 EPOCHS = (4, 10)
+FEWEST_DEV_ROWS = 20
+"""fewest dev rows to judge a contrastive start by; with fewer it is kept, unless it is worse by more than chance"""
 FEW_DEV_ROWS = 200
 """fewest dev rows to choose by score alone; with fewer, a later epoch within chance of the best is kept"""
 
@@ -56,7 +58,7 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
         "head_start": head_start,
         "contrast": contrast,
         "blend": _find_blend(train, contrast),
-        "keep": _or_auto(train.keep, _find_keep(task, is_open=is_open, has_probe=has_probe)),
+        "keep": _or_auto(train.keep, _find_keep(len(task.dev), contrast, is_open=is_open, has_probe=has_probe)),
         "thresholds": _or_auto(train.thresholds, "dev" if is_open and is_cut and not backbone.is_seq2seq else "none"),
     }
     rate = train.lr or method.find_lr(is_seq2seq=backbone.is_seq2seq, is_alone=config.joint.trained == "task")
@@ -77,12 +79,12 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     return {**known, "lr": rate, "epochs": epochs}
 
 
-def _find_keep(task: Task, *, is_open: bool, has_probe: bool) -> str:
+def _find_keep(num_dev: int, contrast: int, *, is_open: bool, has_probe: bool) -> str:
     if not is_open:
         return "best"
-    if has_probe:
-        return "loss"
-    return "late" if len(task.dev) < FEW_DEV_ROWS else "best"
+    if has_probe:  # a handful of dev rows says nothing; what helped on other tasks says more
+        return "late" if contrast and num_dev < FEWEST_DEV_ROWS else "loss"
+    return "late" if num_dev < FEW_DEV_ROWS else "best"
 
 
 def _find_fresh_factor(task: Task) -> float:

@@ -253,7 +253,8 @@ def _majority(draw: Draw) -> float | None:
 def write_report(records: Sequence[Record], folder: Path) -> str:
     """A table for each size: every set a row, every variant a column, and the mean over the sets that all have."""
     lines = ["# What the recipe was chosen by", "", "Scores on test rows × 100, means over the draws of a set."]
-    order = [PROBE, *VARIANTS]
+    former = sorted({record.system for record in records} - {PROBE, *VARIANTS})
+    order = [PROBE, *former, *VARIANTS]
     for size in sorted({record.size for record in records}):
         own = [record for record in records if record.size == size and record.score is not None]
         names = [name for name in order if any(record.system == name for record in own)]
@@ -265,19 +266,15 @@ def write_report(records: Sequence[Record], folder: Path) -> str:
             if (found := [record.score for record in own if (record.system, record.set) == (name, one)])
         }
         lines += ["", f"## {size:,} rows", ""]
-        lines += ["| variant | sets | mean | beside the probe | beside the recipe | worst beside the probe |"]
-        lines += ["|---" * 6 + "|"]
+        lines += ["| variant | sets | mean | beside the probe | worst beside the probe |", "|---" * 5 + "|"]
         for name in names:
             shared = [one for one in sets if (name, one) in scores]
             mean = np.mean([scores[name, one] for one in shared])
-            beside = {
-                other: {one: scores[name, one] - scores[other, one] for one in shared if (other, one) in scores}
-                for other in (PROBE, "recipe")
-            }
-            gains = [f"{_mean(list(found.values())):+.1f} ({len(found)})" for found in beside.values()]
-            worst = min(beside[PROBE], key=beside[PROBE].__getitem__, default="")
-            shown = f"{beside[PROBE][worst]:+.1f} {worst}" if worst else ""
-            lines.append(f"| {name} | {len(shared)} | {mean:.1f} | {gains[0]} | {gains[1]} | {shown} |")
+            beside = {one: scores[name, one] - scores[PROBE, one] for one in shared if (PROBE, one) in scores}
+            worst = min(beside, key=beside.__getitem__, default="")
+            shown = f"{beside[worst]:+.1f} {worst}" if worst else ""
+            gain = _mean(list(beside.values()))
+            lines.append(f"| {name} | {len(shared)} | {mean:.1f} | {gain:+.1f} ({len(beside)}) | {shown} |")
     text = "\n".join(lines) + "\n"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.md").write_text(text, encoding="utf8")

@@ -3,9 +3,9 @@
     python bench/epoch_choice.py --data-root DIR [--sizes 200,1000] [--sets glue/cola,…] [--jobs N]
     python bench/epoch_choice.py --report
 
-A line of results/defaults/epochs.jsonl is one run: for each of its epochs, and the stages before them, the score on dev
-rows, the loss on dev rows (after the likeliest temperature, so that only what the model knows counts) and the score on
-test rows. `--report` says what each rule for choosing an epoch would have come to.
+A line of results/defaults/by-epoch/runs.jsonl is one run: for each of its epochs, and the stages before them, the score
+on dev rows, the loss on dev rows (after the likeliest temperature, so that only what the model knows counts) and the
+score on test rows. `--report` says what each rule for choosing an epoch would have come to.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from defaults import RESULTS, _begin, _has_pairs
+from defaults import RESULTS as DEFAULTS
+from defaults import _begin, _has_pairs
 from quality import FOLDER, _numbers, _words, find_source
 from quality_draws import SETS, Draw, list_draws
 from report import describe_hardware, find_commit, say
 
-FILE = "epochs.jsonl"
+RESULTS = DEFAULTS / "by-epoch"
+FILE = "runs.jsonl"
 RATES = (5e-4, 1e-3)
 EPOCHS, CONTRAST = 10, 150
 Epoch = Mapping[str, Any]
@@ -44,7 +46,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--most-words", type=float, default=100)
     parser.add_argument("--epochs", type=int, default=EPOCHS, help="0: the stages before training alone")
     parser.add_argument("--minutes", type=float, help="begin nothing new after so long")
-    parser.add_argument("--report", action="store_true", help="measure nothing, print what the rules come to")
+    parser.add_argument("--report", action="store_true", help="measure nothing, write what the rules come to")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for draws")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--commit", help="what is measured, where the checkout has no .git")
@@ -52,7 +54,9 @@ def main(words: Sequence[str] | None = None) -> None:
     if not options.report:
         measure_all(options)
     lines = (options.results / FILE).read_text(encoding="utf8").splitlines()
-    print(make_report([json.loads(line) for line in lines]))
+    text = make_report([json.loads(line) for line in lines])
+    (options.results / "report.md").write_text(text, encoding="utf8")
+    print(text)
 
 
 def measure_all(options: argparse.Namespace) -> None:
@@ -185,7 +189,11 @@ RULES: dict[str, Callable[[Sequence[Epoch], int], int]] = {
 
 def make_report(lines: Sequence[Mapping[str, Any]]) -> str:
     """A table for each size and run: what each rule gains over epoch 0 in the mean over sets, and at worst."""
-    said = []
+    said = [
+        "# Which epoch to keep",
+        "",
+        "Test scores × 100 beside those of epoch 0, the linear probe; means over sets.",
+    ]
     for size in sorted({line["size"] for line in lines}):
         for run in sorted({line["run"] for line in lines if line["size"] == size}):
             own = [line for line in lines if (line["size"], line["run"]) == (size, run)]
@@ -210,7 +218,7 @@ def make_report(lines: Sequence[Mapping[str, Any]]) -> str:
                 worst = sorted((gain, one) for one, gain in gains.items())[:2]
                 shown = " | ".join(f"{gain:+.1f} {one}" for gain, one in worst)
                 said.append(f"| {name} | {np.mean(list(gains.values())):+.2f} | {shown} |")
-    return "\n".join(said)
+    return "\n".join(said) + "\n"
 
 
 if __name__ == "__main__":

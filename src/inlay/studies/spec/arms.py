@@ -1,4 +1,4 @@
-"""The kinds of arms a study may have; `run/units.py` does the work of each.
+"""The kinds of arms a study may have; `studies/run/units.py` does the work of each.
 
 `runs` are trained in cohorts; `spans` are such runs, whose layers' adapters are then taken out; a `baseline` has no
 transformer; a `sequence` is one network fine-tuned through all tasks. `joint` is one run of all tasks, and `single` the

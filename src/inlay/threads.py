@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from inlay.locks import FairLock
+
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """environment variables that set the number of torch's threads"""
 _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -31,6 +33,9 @@ _AGAIN_SECONDS = 5.0  # between two looks while training; a look costs nothing a
 _SPARE = 0.3  # the share of the last free core that other processes may take
 _SPARE_FOR_MORE = 0.15  # the same before a thread is added, so that the number does not swing to and fro
 _IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for a disk
+
+
+_SETTING = FairLock()  # held while the number is set, and as long as it must not change
 
 
 def spin_briefly() -> None:
@@ -151,8 +156,23 @@ def own_threads(number: int) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    set_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)
+
+
+def set_threads(number: int) -> None:
+    """Compute with this many threads from here on; waits while another thread needs the number it set."""
+    import torch
+
+    with _SETTING:
+        torch.set_num_threads(number)
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Compute with one thread inside the block, whatever a training beside it asks for."""
+    with _SETTING, own_threads(1):
+        yield

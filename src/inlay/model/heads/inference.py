@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from inlay.model.backbone.loading import load_backbone
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import Row, collate
+from inlay.threads import single_thread
 
 TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
 """Tokens of one forward pass, padding included: enough to fill the device, small enough to stay in its caches."""
@@ -181,14 +181,3 @@ def canonical_environment() -> dict[str, str]:
         "processor": models[0].split(":", 1)[1].strip() if models else platform.processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """One compute thread inside the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -401,7 +401,8 @@ class _Steps:
 
 def _make_full_step(member: Member, backbone: Backbone) -> Callable[[], None]:
     """Return a function that takes one step of fine-tuning a copy of the whole backbone."""
-    model = copy.deepcopy(backbone.model).train().requires_grad_(True)
+    with backbone.turn():
+        model = copy.deepcopy(backbone.model).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 
     def step() -> None:

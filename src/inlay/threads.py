@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from inlay.locks import FairLock
+from inlay.locks import FairLock, lock_of
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """environment variables that set the number of torch's threads"""
@@ -169,6 +169,14 @@ def set_threads(number: int) -> None:
 
     with _SETTING:
         torch.set_num_threads(number)
+
+
+def generator_lock(device: Any) -> FairLock:
+    """The lock of a torch device's random generator, which trainings hold: what one draws depends on no other."""
+    import torch
+
+    generators = torch.cuda.default_generators if device.type == "cuda" else (torch.default_generator,)
+    return lock_of(generators[device.index or 0])
 
 
 @contextmanager

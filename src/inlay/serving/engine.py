@@ -254,15 +254,17 @@ def _phrase(item: _Checked, state: HotVersion | InlayError, output: Output | Non
         return Answer(item.request.task, error=state)
     assert output is not None
     reference = item.version.reference
-    if not output.is_finite:
+    head = find_head(state.spec.head.kind)
+    try:
+        outcome = head.answer(output, state.spec.head, state.manifest.labels)
+    except NotFinite:
+        what = "answer of `{}` is" if output.is_finite else "outputs of `{}` are"
         error = NotFinite(
-            f"the outputs of `{reference}` are not finite for this text",
+            f"the {what.format(reference)} not finite for this text",
             f"check it with `inlay verify {reference}`; a lower precision may overflow, "
             "otherwise train the task again with a smaller `--lr`",
         )
         return Answer(item.request.task, error=error)
-    head = find_head(state.spec.head.kind)
-    outcome = head.answer(output, state.spec.head, state.manifest.labels)
     outcome = head.abstain(outcome, item.request.min_confidence)
     return Answer(item.request.task, reference, outcome, output.flat)
 

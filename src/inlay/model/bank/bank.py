@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import StoreDamaged, Unsupported
+from inlay.locks import lock_of
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.methods import SlotSpec, make_expander, materialized_method
 from inlay.model.bank.pass_hooks import Gated, PassHooks, TiledLayouts, Views, build_views, site_shapes
@@ -43,7 +44,6 @@ from inlay.model.parts import head as head_part
 from inlay.model.parts.hypernet import Expander
 from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.model.parts.part import TensorSpec, draw_tensor
-from inlay.locks import lock_of
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
 

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from inlay.errors import OutOfMemory
 from inlay.model import head as head_part
 from inlay.settings import FitSettings

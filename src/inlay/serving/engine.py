@@ -151,7 +151,8 @@ class Engine:
         if not self._free:
             coldest = self._hot.popitem(last=False)[1]
             self._free.append(coldest.slot)
-        self._bank.put(self._free[-1], spec, tensors)  # raises before it changes anything
+        with self._bank.backbone.turn():
+            self._bank.put(self._free[-1], spec, tensors)  # raises before it changes anything
         hot = self._hot[version.digest] = HotVersion(version, manifest, spec, self._free.pop())
         return hot
 

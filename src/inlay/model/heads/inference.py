@@ -42,10 +42,11 @@ def infer(
     answers: dict[int, Tensor] = {}
     for indices in _batches(bank, rows, token_budget):
         chosen = [rows[index] for index in indices]
-        batch = collate(chosen, backbone.pad_id, backbone.device) if is_padded else backbone.collate(chosen)
-        with torch.inference_mode(), bank.routed(batch.route):
-            segments = bank.logits(batch)
-        logits = [row for segment in _to_cpu(segments) for row in segment.unbind(0)]
+        with backbone.turn():  # the copies too: on a GPU they would spoil what another thread captures
+            batch = collate(chosen, backbone.pad_id, backbone.device) if is_padded else backbone.collate(chosen)
+            with torch.inference_mode(), bank.routed(batch.route):
+                segments = bank.logits(batch)
+            logits = [row for segment in _to_cpu(segments) for row in segment.unbind(0)]
         for position, row in zip(batch.order, logits, strict=True):
             index = indices[position]
             answers[index] = _trim(row, rows[index], bank)

@@ -104,7 +104,7 @@ class Backbone:
 
         Every pass takes a turn by itself. Call nothing in it that may wait for another thread.
         """
-        return self._turns.take()
+        return self._turns
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         """Rows as a batch on the backbone's device: packed where its family allows it."""

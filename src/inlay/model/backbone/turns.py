@@ -31,7 +31,10 @@ class _Mode:
 
 
 class Turns:
-    """The lock of a model's passes, and the mode that each thread wants the model in."""
+    """The lock of a model's passes, and the mode that each thread wants the model in.
+
+    `with turns:` has the model alone, in this thread's mode. A thread may take a turn within its turn.
+    """
 
     def __init__(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         self._model, self._blocks = model, blocks
@@ -44,28 +47,32 @@ class Turns:
     def __deepcopy__(self, memo: dict[int, Any]) -> Turns:
         return Turns(copy.deepcopy(self._model, memo), copy.deepcopy(self._blocks, memo))
 
-    @contextmanager
-    def take(self) -> Iterator[None]:
-        """Have the model alone inside the block, in this thread's mode. A thread may take a turn within its turn."""
-        with self._lock:
-            if self._modes:
+    def __enter__(self) -> None:
+        self._lock.__enter__()
+        if self._modes:
+            try:
                 self._switch()
-            yield
+            except BaseException:
+                self._lock.__exit__()
+                raise
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.__exit__()
 
     @contextmanager
     def changed(self, change: Callable[[], object]) -> Iterator[None]:
         """Change the model's mode for this thread's passes inside the block."""
         thread = get_ident()
-        with self.take():
+        with self:
             before, outer = self._note(), self._holder
             self._modes.setdefault(outer, before)
             self._modes[thread], self._holder = before, thread
         try:
-            with self.take():
+            with self:
                 change()
             yield
         finally:
-            with self.take():
+            with self:
                 self._set(before)
                 self._holder = outer
                 if outer is None:

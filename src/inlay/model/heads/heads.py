@@ -194,7 +194,8 @@ class Outcome:
     def is_finite(self) -> bool:
         """Whether all its numbers are."""
         found = [self.value, self.probability, *(self.probabilities or {}).values()]
-        found += [item.probability for item in (*(self.entities or ()), *(self.words or ()), *(self.nbest or ()))]
+        for items in (self.entities, self.words, self.nbest):
+            found += [item.probability for item in items or ()]
         return all(number is None or math.isfinite(number) for number in found)
 
     def entities_of(self, tags: Sequence[str], text: str) -> tuple[Entity, ...]:

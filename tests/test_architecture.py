@@ -14,14 +14,15 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "inlay"
 
 # room -> rooms it may import (docs/architecture.md, "Arrows"); a room may always import itself
-LEAVES = {"errors", "settings", "processes", "caches", "threads", "lazy_imports"}
+LEAVES = {"errors", "settings", "processes", "caches", "threads", "locks", "lazy_imports"}
 ROOMS = {"model", "data", "store"}
 ARROWS = {
     "errors": set(),
     "processes": {"errors"},
     "settings": {"errors", "processes"},
     "caches": {"errors"},
-    "threads": set(),
+    "locks": set(),
+    "threads": {"locks"},
     "lazy_imports": set(),
     "model": LEAVES,
     "data": LEAVES,

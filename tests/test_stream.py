@@ -21,10 +21,10 @@ from typer.testing import CliRunner
 
 import inlay.stream.watch
 from inlay.errors import BadConfig, InlayError, Missing, StoreDamaged
-from inlay.model.heads.inference import single_thread
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.stream import StreamEvent, StreamResult, StreamSettings, watch_folder
+from inlay.threads import single_thread
 
 CONFIG = RunConfig(method=MethodConfig(size=4), train=TrainConfig(epochs=2, max_length=16, batch_size=8, lr=1e-3))
 AT_ONCE = StreamSettings(settle_s=0.0, every_s=0.02, once=True)

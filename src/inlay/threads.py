@@ -19,7 +19,9 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from inlay.locks import FairLock, lock_of
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """environment variables that set the number of torch's threads"""
@@ -31,6 +33,9 @@ _AGAIN_SECONDS = 5.0  # between two looks while training; a look costs nothing a
 _SPARE = 0.3  # the share of the last free core that other processes may take
 _SPARE_FOR_MORE = 0.15  # the same before a thread is added, so that the number does not swing to and fro
 _IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for a disk
+
+
+_SETTING = FairLock()  # held while the number is set, and as long as it must not change
 
 
 def spin_briefly() -> None:
@@ -151,8 +156,31 @@ def own_threads(number: int) -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    set_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        set_threads(before)
+
+
+def set_threads(number: int) -> None:
+    """Compute with this many threads from here on; waits while another thread needs the number it set."""
+    import torch
+
+    with _SETTING:
+        torch.set_num_threads(number)
+
+
+def generator_lock(device: Any) -> FairLock:
+    """The lock of a torch device's random generator, which trainings hold: what one draws depends on no other."""
+    import torch
+
+    generators = torch.cuda.default_generators if device.type == "cuda" else (torch.default_generator,)
+    return lock_of(generators[device.index or 0])
+
+
+@contextmanager
+def single_thread() -> Iterator[None]:
+    """Compute with one thread inside the block, whatever a training beside it asks for."""
+    with _SETTING, own_threads(1):
+        yield

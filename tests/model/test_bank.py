@@ -10,11 +10,12 @@ from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import Route, Row, Segment, collate
 from inlay.model.heads.heads import HEADS, HeadSpec, Output, find_head
-from inlay.model.heads.inference import batches_by_length, infer, infer_canonically, single_thread
+from inlay.model.heads.inference import batches_by_length, infer, infer_canonically
 from inlay.model.kernels import launch
 from inlay.model.kernels.bottleneck_weights import ACTIVATIONS, Bottleneck, BottleneckShape
 from inlay.model.kernels.reference import bottleneck, layer_norm, linear_heads
 from inlay.settings.run_config import MethodConfig
+from inlay.threads import single_thread
 
 
 def spec(size=8, num_labels=2, method="houlsby", **more):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -45,6 +46,29 @@ def test_outputs_that_are_not_finite_are_no_answer_of_any_kind(kind, poison):
     assert find_head(kind).predict(lost, head, labels) is None
     with pytest.raises(NotFinite, match="are not finite"):
         find_head(kind).answer(lost, head, labels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "logit"),
+    [
+        ("classify", {"temperature": math.nan}, 1.0),
+        ("classify", {"temperature": 0.0}, 0.0),
+        ("classify", {"thresholds": (math.nan,)}, 1.0),
+        ("multilabel", {"temperature": 0.0}, 0.0),
+        ("multilabel", {"thresholds": (math.nan, 0.0)}, 1.0),
+        ("regress", {"target_std": math.nan}, 1.0),
+        ("regress", {"target_std": 1e308}, 65.0),
+        ("regress", {"target_mean": math.inf}, 1.0),
+        ("ordinal", {"temperature": math.inf}, 1.0),
+        ("tag", {"temperature": math.nan}, 1.0),
+        ("span", {"null_threshold": math.nan}, 1.0),
+    ],
+)
+def test_finite_outputs_make_no_answer_that_is_not(kind, settings, logit):
+    head, labels, more, shape = KINDS[kind]
+    head = dataclasses.replace(head, **settings)
+    with np.errstate(all="ignore"), pytest.raises(NotFinite, match="the answer to a row is not finite"):
+        find_head(kind).answer(Output((torch.full(shape, logit),), **more), head, labels)
 
 
 def test_one_window_that_is_lost_loses_the_row():

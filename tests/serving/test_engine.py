@@ -180,6 +180,39 @@ def test_verify_finds_outputs_that_are_not_finite(tiny_bert, kept):
     assert "the outputs of `lost@1` are not finite" in check.problem
 
 
+@pytest.mark.parametrize("temperature", [0.0, 5e-324])
+def test_an_answer_that_is_not_finite_is_an_error_of_its_own_task(tiny_bert, kept, tmp_path, temperature):
+    """Its outputs are, but what is made of them is not."""
+    store, _ = kept
+    other = Store(tmp_path)
+    for name in ("five", "two"):
+        loaded = store.load(store.resolve(name))
+        own = {} if name == "two" else {"head": loaded.manifest.head | {"temperature": temperature}}
+        tensors = {
+            key: torch.zeros_like(value) if key.startswith("head.") and own else value
+            for key, value in loaded.tensors.items()
+        }
+        tensors["head.bias"][:1] += 1000 if temperature and own else 0
+        other.publish(name, tensors, dataclasses.replace(loaded.manifest, **own))
+    lost, sound = Engine(tiny_bert, other).predict([Request("five", "why"), Request("two", "why")])
+    assert sound.error is None
+    assert lost.error.code == "not-finite"
+    assert lost.error.message == "the answer of `five@1` is not finite for this text"
+    (check,) = verify([other.resolve("five")], tiny_bert, other)
+    assert "the answer of `five@1` is not finite" in check.problem
+
+
+def test_verify_finds_weights_that_are_not_finite_where_no_probe_reads_them(tiny_bert, kept, tmp_path):
+    store, _ = kept
+    loaded = store.load(store.resolve("two"))
+    other = Store(tmp_path)
+    plain = dataclasses.replace(loaded.manifest, probes=())
+    sound = other.publish("sound", loaded.tensors, plain)
+    lost = {**loaded.tensors, "head.bias": torch.full_like(loaded.tensors["head.bias"], torch.nan)}
+    checks = verify([sound, other.publish("lost", lost, plain)], tiny_bert, other)
+    assert [check.problem for check in checks] == ["", "tensor `head.bias` has values that are not finite"]
+
+
 def test_a_difference_that_is_nan_is_not_hidden_by_one_before_it():
     first, second = torch.zeros(2), torch.tensor([0.0, torch.nan])
     assert math.isnan(_difference([first, first], [first, second]))

@@ -143,22 +143,30 @@ def _evaluate(
             meter.update(min(done, len(rows)), f"{done / (time.perf_counter() - began):,.0f} rows/s")
 
         found = judge_split(spec, tensors, frozen, rows, serving.find_reading(manifest), on_batch)
-    _check_finite(version, found, rows)
     rate = Rate(len(rows), found.num_tokens, time.perf_counter() - began)
-    answer = model.find_head(manifest.kind).answer
-    outcomes = [answer(output, spec.head, manifest.labels) for output in found.outputs]
+    outcomes = _read_outcomes(version, manifest, found, rows)
     report = dataclasses.replace(_make_report(manifest, rows, found), ece=found.ece)
     return Evaluation(version, manifest, rows, outcomes, report, found, rate)
 
 
-def _check_finite(version: Version, found: training.SplitOutputs, rows: data.Split) -> None:
-    lost = [row for row, output in enumerate(found.outputs) if not output.is_finite]
+def _read_outcomes(
+    version: Version, manifest: Manifest, found: training.SplitOutputs, rows: data.Split
+) -> list[model.Outcome]:
+    """Return the answer to every row; refuse a version some of whose answers are not finite."""
+    answer = model.find_head(manifest.kind).answer
+    outcomes, lost = [], []
+    for row, output in enumerate(found.outputs):
+        try:
+            outcomes.append(answer(output, found.head, manifest.labels))
+        except NotFinite:
+            lost.append(row)
     if lost:
         raise NotFinite(
             f"the outputs of `{version.reference}` are not finite for {len(lost):,} of {len(rows):,} rows, "
             f"the first on line {rows.lines[lost[0]]}",
             f"check it with `inlay verify {version.reference}`, or train the task again with a smaller `--lr`",
         )
+    return outcomes
 
 
 def _make_report(manifest: Manifest, rows: data.Split, found: training.SplitOutputs) -> data.Report:

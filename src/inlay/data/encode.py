@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from inlay.locks import lock_of
+
 CHUNK_ROWS = 500
 """Rows handed to the tokenizer at once: enough for all its threads, few enough that its objects stay in the cache."""
 
@@ -193,18 +195,24 @@ def tokenize(
     dictionaries of every row first. The library's threads are on unless the user forbids them by
     $TOKENIZERS_PARALLELISM. It is not set here: the library gives its threads up in a forked child only where it is
     unset, and with threads that did not survive the fork the child would wait forever.
+
+    The limits are settings of the library's tokenizer, which other threads share. So they are set for this call alone:
+    under the tokenizer's lock, and taken back.
     """
     backend = tokenizer.backend_tokenizer
-    backend.no_padding()
-    if cut is None:
-        backend.no_truncation()
-    else:
-        side = tokenizer.truncation_side
-        backend.enable_truncation(cut.max_length, stride=cut.stride, strategy=cut.strategy, direction=side)
-    backend.encode_special_tokens = tokenizer.split_special_tokens
     rows = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
     run = backend.encode_batch if with_offsets else backend.encode_batch_fast
-    encodings: list[Any] = run(rows, add_special_tokens=cut is not None)
+    with lock_of(tokenizer):
+        backend.no_padding()
+        backend.no_truncation()
+        backend.encode_special_tokens = tokenizer.split_special_tokens
+        if cut is not None:
+            side = tokenizer.truncation_side
+            backend.enable_truncation(cut.max_length, stride=cut.stride, strategy=cut.strategy, direction=side)
+        try:
+            encodings: list[Any] = run(rows, add_special_tokens=cut is not None)
+        finally:
+            backend.no_truncation()
     return encodings
 
 

@@ -107,7 +107,8 @@ def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, fol
     try:
         with drafted(folder) as draft:
             about = _describe(tasks, backbone)
-            opset = _write_graph(TaskGraph(bank).eval(), backbone, list(about["inputs"]), draft / "model.onnx")
+            with backbone.turn():
+                opset = _write_graph(TaskGraph(bank).eval(), backbone, list(about["inputs"]), draft / "model.onnx")
             _write_tokenizer(backbone, draft)
             about["opset"] = opset
             (draft / "tasks.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
@@ -249,7 +250,7 @@ def _write_tokenizer(backbone: Backbone, folder: Path) -> None:
     backbone.tokenizer.save_pretrained(folder)
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text(encoding="utf8"))
-    content |= {"truncation": None, "padding": None}  # whatever Inlay last cut rows to; a task has its own max_length
+    content |= {"truncation": None, "padding": None}  # whatever its file says; a task has its own max_length
     path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf8")
 
 

@@ -3,6 +3,9 @@
 Slots are the hot tasks: a version is loaded into a slot when it is first asked for, and leaves it when another version
 needs the slot. Only the slots of a batch are visited. A bad request gets an answer that says what is wrong and spoils
 no other; so does a request for which a version's outputs are NaN or infinite.
+
+Threads may share an engine, and engines a backbone. One thread at a time has an engine's slots: it loads versions and
+answers by them before another may evict them. It has the backbone only for a pass (`Backbone.turn`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from functools import cached_property
 
 from inlay.data import Reading, Split, encode_split
 from inlay.errors import BadData, InlayError, NotFinite, WrongBackbone
+from inlay.locks import FairLock
 from inlay.model import (
     Backbone,
     Bank,
@@ -95,6 +99,8 @@ class Engine:
         self._hot: OrderedDict[str, HotVersion] = OrderedDict()  # by digest, the least recently used first
         self._free = list(range(num_slots))
         self._lookup = VersionLookup(store)
+        self._slots = FairLock()
+        """held while versions are in slots to be answered by"""
 
     @property
     def is_compiled(self) -> bool:
@@ -119,7 +125,9 @@ class Engine:
                 # Without its traceback, which would keep all requests alive for as long as the answer is.
                 answers[position] = Answer(request.task, error=error.with_traceback(None))
         for group in self._groups(checked):
-            for item, answer in zip(group, self._answer(group), strict=True):
+            with self._slots:
+                found_answers = self._answer(group)
+            for item, answer in zip(group, found_answers, strict=True):
                 answers[item.position] = answer
         return [answer for answer in answers if answer is not None]
 
@@ -128,6 +136,10 @@ class Engine:
 
         `manifest` is the version's own, if it was read before.
         """
+        with self._slots:
+            return self._load(version, manifest)
+
+    def _load(self, version: Version, manifest: Manifest | None) -> HotVersion:
         if version.digest in self._hot:
             self._hot.move_to_end(version.digest)
             return self._hot[version.digest]
@@ -139,7 +151,8 @@ class Engine:
         if not self._free:
             coldest = self._hot.popitem(last=False)[1]
             self._free.append(coldest.slot)
-        self._bank.put(self._free[-1], spec, tensors)  # raises before it changes anything
+        with self._bank.backbone.turn():
+            self._bank.put(self._free[-1], spec, tensors)  # raises before it changes anything
         hot = self._hot[version.digest] = HotVersion(version, manifest, spec, self._free.pop())
         return hot
 
@@ -242,15 +255,17 @@ def _phrase(item: _Checked, state: HotVersion | InlayError, output: Output | Non
         return Answer(item.request.task, error=state)
     assert output is not None
     reference = item.version.reference
-    if not output.is_finite:
+    head = find_head(state.spec.head.kind)
+    try:
+        outcome = head.answer(output, state.spec.head, state.manifest.labels)
+    except NotFinite:
+        what = "answer of `{}` is" if output.is_finite else "outputs of `{}` are"
         error = NotFinite(
-            f"the outputs of `{reference}` are not finite for this text",
+            f"the {what.format(reference)} not finite for this text",
             f"check it with `inlay verify {reference}`; a lower precision may overflow, "
             "otherwise train the task again with a smaller `--lr`",
         )
         return Answer(item.request.task, error=error)
-    head = find_head(state.spec.head.kind)
-    outcome = head.answer(output, state.spec.head, state.manifest.labels)
     outcome = head.abstain(outcome, item.request.min_confidence)
     return Answer(item.request.task, reference, outcome, output.flat)
 

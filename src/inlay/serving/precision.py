@@ -42,7 +42,7 @@ def measure_drift(probes: Sequence[Probe], outputs: Sequence[Output], head: Head
     for probe, output in zip(probes, outputs, strict=True):
         published = torch.tensor(probe.logits)
         is_other_text = len(published) != output.flat.numel()
-        if is_other_text or not (output.is_finite and published.isfinite().all()):
+        if is_other_text or not (output.is_finite and head.is_finite and published.isfinite().all()):
             num_changed += 1
             largest = math.inf
             continue

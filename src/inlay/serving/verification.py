@@ -107,16 +107,22 @@ def _check(
     store.check(version)
     manifest = store.manifest(version)
     check_backbone(version, manifest, backbone)
-    in_batch = mixed[version.reference]
+    in_batch = mixed.get(version.reference, [])
     if isinstance(in_batch, InlayError):
         raise in_batch
+    tensors = store.load(version).tensors
+    lost = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if lost:
+        return Check(version, problem=f"tensor `{lost[0]}` has values that are not finite")
+    if not manifest.probes:  # then its bytes are all that can be proved
+        return Check(version)
     # 2. the probes' answers now, alone on the canonical path
     plain, probes = canonical_backbone(backbone), manifest.probes
     texts = [probe.text for probe in probes]
     pairs = [probe.pair or "" for probe in probes] if manifest.extra.get("pairs") else None
     encoded = encode_split(plain.tokenizer, Split(texts, pairs, None, []), find_reading(manifest))
     spec = SlotSpec.from_stored(manifest.method, manifest.head)
-    logits = infer_canonically(plain, spec, store.load(version).tensors, make_rows(encoded))
+    logits = infer_canonically(plain, spec, tensors, make_rows(encoded))
     alone = [output.flat for output in collect_outputs(encoded, logits, texts)]
     # 3. how far they are from the published ones
     expected = [torch.tensor(probe.logits) for probe in probes]

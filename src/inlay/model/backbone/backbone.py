@@ -24,6 +24,7 @@ from inlay.model.backbone.families import find_family
 from inlay.model.backbone.fingerprint import digest_weights, fingerprint
 from inlay.model.backbone.pooling import describe_noise, find_default
 from inlay.model.backbone.sites import survey
+from inlay.model.backbone.turns import Turns, dropout_rates
 from inlay.model.backbone.wrappers import join_projections, mount
 from inlay.model.batch.buckets import BucketBuffers
 from inlay.model.batch.route import Batch, CacheDepth, Pack, Row, collate, pack
@@ -60,6 +61,7 @@ class Backbone:
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         self.packs = family.packing != "none"
         self._blocks = [model.get_submodule(path) for path in self.anatomy.blocks]
+        self._turns = Turns(model, self._blocks)
         self._compiled: dict[str | Callable[..., Any], list[Callable[..., Any]]] = {}
         self._mounted_names = {
             ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
@@ -96,6 +98,13 @@ class Backbone:
         """The largest number of tokens of a row."""
         limit = find_family(self.anatomy.family).max_length
         return limit or int(self.model.config.max_position_embeddings) - self.first_position  # type: ignore[union-attr, arg-type]
+
+    def turn(self) -> AbstractContextManager[None]:
+        """Have the model alone inside the block, in this thread's mode: other threads' passes wait.
+
+        Every pass takes a turn by itself. Call nothing in it that may wait for another thread.
+        """
+        return self._turns
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         """Rows as a batch on the backbone's device: packed where its family allows it."""
@@ -138,7 +147,7 @@ class Backbone:
     ) -> list[Tensor]:
         """The last hidden states, or those of embeddings and every layer; `weights` replace the backbone's by name.
 
-        A batch with a prefix begins at its layer: call it inside `Bank.routed(batch.route)`.
+        A batch with a prefix begins at its layer: call it inside `Bank.routed(batch.route)`, which is a turn.
         """
         assert batch.prefix is None or not all_layers, "the states of lower layers were not kept"
         if batch.prefix is not None and batch.prefix.reach.layer == self.anatomy.num_layers:
@@ -150,12 +159,13 @@ class Backbone:
 
         # The input of every block, not its output: DeBERTa's convolution joins in between two blocks.
         noted = self._blocks if all_layers else []
-        handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in noted]
-        try:
-            last = self._model_with(weights, reads=True)(**self._inputs(batch)).last_hidden_state
-        finally:
-            for handle in handles:
-                handle.remove()
+        with self.turn():
+            handles = [block.register_forward_pre_hook(note, with_kwargs=True) for block in noted]
+            try:
+                last = self._model_with(weights, reads=True)(**self._inputs(batch)).last_hidden_state
+            finally:
+                for handle in handles:
+                    handle.remove()
         return [*layers, last]
 
     def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
@@ -211,7 +221,7 @@ class Backbone:
             "past_key_values": cache,
             "use_cache": keeps,
         }
-        with standing, attending:
+        with self.turn(), standing, attending:
             found = self._model_with(weights)(**inputs)
         return found.logits, found.past_key_values if keeps else None
 
@@ -236,17 +246,18 @@ class Backbone:
 
         sites = self.anatomy.linears
         project = next(site.path for site in sites if (site.layer, site.name) == (reach.layer, "project"))
-        handles = [
-            self._blocks[reach.layer].register_forward_pre_hook(note),
-            self.model.get_submodule(project).register_forward_hook(stop),
-        ]
-        try:
-            self.model(**self._inputs(batch))
-        except _Reached:
-            return torch.cat(found, -1) if reach.with_attention else found[0]
-        finally:
-            for handle in handles:
-                handle.remove()
+        with self.turn():
+            handles = [
+                self._blocks[reach.layer].register_forward_pre_hook(note),
+                self.model.get_submodule(project).register_forward_hook(stop),
+            ]
+            try:
+                self.model(**self._inputs(batch))
+            except _Reached:
+                return torch.cat(found, -1) if reach.with_attention else found[0]
+            finally:
+                for handle in handles:
+                    handle.remove()
         raise AssertionError("no block was reached")
 
     def _inputs(self, batch: Batch) -> dict[str, Tensor | None]:
@@ -303,6 +314,10 @@ class Backbone:
         `$TORCHINDUCTOR_CACHE_DIR` or in our cache.
         """
         use_compiled()
+        with self.turn():
+            yield from self._compiling(backend, with_blocks=with_blocks)
+
+    def _compiling(self, backend: str | Callable[..., Any], *, with_blocks: bool) -> Iterator[None]:
         # Which of them a pass leaves out is not compiled.
         blocks: list[Any] = [block.inner for block in self._blocks] if with_blocks else []
         if with_blocks and backend not in self._compiled:
@@ -348,26 +363,26 @@ class Backbone:
         """A parameter by transformers' own name of it."""
         return self.model.get_parameter(self._mounted_names[name])
 
-    @contextmanager
-    def checkpointed(self, first_layer: int = 0) -> Iterator[None]:
+    def checkpointed(self, first_layer: int = 0) -> AbstractContextManager[None]:
         """Inside the block, layers from `first_layer` on keep no activations: backward computes them again.
 
-        Call `backward` inside it, and where the route is bound.
+        Call `backward` inside it, and where the route is bound. It is for this thread's passes, as `training` is.
         """
-        blocks = self._blocks[first_layer:]
-        try:
-            for block in blocks:
-                block.forward = _recomputing(block)
-            yield
-        finally:
-            for block in blocks:
-                block.__dict__.pop("forward", None)
 
-    @contextmanager
+        def recompute() -> None:
+            for block in self._blocks[first_layer:]:
+                block.forward = _recomputing(block)
+
+        return self._turns.changed(recompute)
+
+    def answering(self) -> AbstractContextManager[None]:
+        """Inside `training`: no dropout in this thread's passes inside the block."""
+        return self._turns.changed(self.model.eval)
+
     def training(
         self, dropout: float | None, first_layer: int = 0, *, attention_dropout: float | None = 0.0
-    ) -> Iterator[None]:
-        """Dropout on inside the block, at its own rate or `dropout`; switched off again and restored after it.
+    ) -> AbstractContextManager[None]:
+        """Dropout on in this thread's passes inside the block, at its own rate or `dropout`; restored after it.
 
         Attention has its own rate, `attention_dropout`; None: the backbone's.
 
@@ -377,18 +392,15 @@ class Backbone:
         blocks = tuple(f"{path}." for path in self.anatomy.blocks[first_layer:])
         names = [family.attention, *([family.cross] if family.cross else [])]
         attention = tuple(f".{name}{end}" for name in names for end in ("", ".dropout"))
-        rates = list(_dropout_rates(self.model))
-        self.model.train()
-        try:
-            for path, module, name, rate in rates:
+
+        def train() -> None:
+            self.model.train()
+            for path, module, name, rate in list(dropout_rates(self.model)):
                 is_frozen = first_layer > 0 and not path.startswith(blocks)
                 chosen = attention_dropout if path.endswith(attention) else dropout
                 setattr(module, name, 0.0 if is_frozen else rate if chosen is None else chosen)
-            yield
-        finally:
-            self.model.eval()
-            for _, module, name, rate in rates:
-                setattr(module, name, rate)
+
+        return self._turns.changed(train)
 
 
 class _Reached(Exception):
@@ -422,12 +434,3 @@ def _recomputing(block: nn.Module) -> Callable[..., Any]:
         return checkpoint(compute, *args, use_reentrant=False, **kwargs)
 
     return recompute
-
-
-def _dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, float]]:
-    """The dropout rates of a model: in modules, or as plain numbers in ModernBERT's and T5's attention."""
-    for path, module in model.named_modules():
-        for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout", "dropout"):
-            rate = vars(module).get(name)
-            if isinstance(rate, int | float) and not isinstance(rate, bool):
-                yield path, module, name, rate

@@ -42,7 +42,8 @@ def quantize(backbone: Backbone) -> Backbone:
     check_int8(backbone.device.type)
     tensors = [*backbone.model.parameters(), *backbone.model.buffers()]
     shared = {id(item): item for item in (*tensors, backbone.tokenizer)}
-    quantized = copy.deepcopy(backbone, shared)
+    with backbone.turn():
+        quantized = copy.deepcopy(backbone, shared)
     quantized.precision = "int8"
     for block in map(quantized.model.get_submodule, backbone.anatomy.blocks):
         for path, module in list(block.named_modules()):

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import StoreDamaged, Unsupported
+from inlay.locks import lock_of
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.bank.methods import SlotSpec, make_expander, materialized_method
 from inlay.model.bank.pass_hooks import Gated, PassHooks, TiledLayouts, Views, build_views, site_shapes
@@ -278,8 +279,17 @@ class Bank:
     def routed(self, route: Route) -> Iterator[None]:
         """Send every forward pass of the backbone inside the block through the slots of `route`.
 
-        Running statistics of batch norms move when the block ends: call `backward` inside it.
+        The block is a turn: other threads' passes wait. Running statistics of batch norms move when it ends: call
+        `backward` inside it.
         """
+        with self.backbone.turn():
+            hooks = self._bind(route)
+            with self.backbone.mount.routed(hooks):
+                yield
+            hooks.settle()
+
+    def _bind(self, route: Route) -> PassHooks:
+        """Bind a route to the bank's views, for one pass."""
         is_training = self.is_trainable and self.backbone.model.training
         # Does the pass use a slot's own weights? Its norms and biases are among them, so the bank's are not applied.
         # A route for any mix of rows has no segments.
@@ -303,14 +313,10 @@ class Bank:
         seeds = None
         if is_training and route.tiling is not None:
             seeds = torch.randint(2**62, (self.anatomy.num_layers,), device=device)
-        # Bind the route to the wrappers, and move the running statistics of batch norms after the pass.
         readers = self.anatomy.num_readers
-        hooks = PassHooks(
+        return PassHooks(
             views, route, is_training=is_training, seeds=seeds, num_readers=readers, is_finetuned=is_finetuned
         )
-        with self.backbone.mount.routed(hooks):
-            yield
-        hooks.settle()
 
     def _tiled(self, route: Route, num_slots: int) -> Route:
         width = 1 if route.mask_BT is None else route.mask_BT.shape[1]
@@ -379,7 +385,8 @@ class Bank:
         """The tokens of the texts that a slot's answers are scored by."""
         texts = self.head_of(slot).texts
         if texts not in self._trees:
-            tokens = [list(map(int, self.backbone.tokenizer(text)["input_ids"])) for text in texts]
+            with lock_of(self.backbone.tokenizer):
+                tokens = [list(map(int, self.backbone.tokenizer(text)["input_ids"])) for text in texts]
             self._trees[texts] = writing.Tree.of(tokens, self.backbone.start_id)
         return self._trees[texts]
 

@@ -81,10 +81,11 @@ class GraphedForward:
             np.array([len(row.ids) for row in ordered]),
             np.array([row.slot for row in ordered]),
         )
-        program = self._program(laid)
-        program.rung.fill(program.rung.lay(laid))
-        self._run(program)
-        logits_BL = program.logits_BL[: len(rows)].cpu()
+        with self._bank.backbone.turn():
+            program = self._program(laid)
+            program.rung.fill(program.rung.lay(laid))
+            self._run(program)
+            logits_BL = program.logits_BL[: len(rows)].cpu()
         answers: list[Tensor] = [logits_BL] * len(rows)
         for position, index in enumerate(order):
             answers[index] = logits_BL[position, : self._bank.head_of(rows[index].slot).num_outputs]

@@ -8,12 +8,14 @@ that a free one is written. What training finds out besides weights travels with
 targets (standardised while training), the temperature that makes probabilities honest, the margin of saying nothing,
 the thresholds of labels.
 
-Invariant: NaN or infinite outputs are never an answer. The argmax of NaN would be the first class.
+Invariant: NaN or infinite outputs are never an answer, and no answer has such a number. The argmax of NaN would be the
+first class.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -93,6 +95,12 @@ class HeadSpec:
             return logits_L
         cuts = self.thresholds if self.kind == "multilabel" else (0.0, *self.thresholds)
         return logits_L.double() - torch.tensor(cuts, dtype=torch.float64)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether what training found out besides weights is numbers."""
+        found = (self.target_mean, self.target_std, self.temperature, self.null_threshold or 0.0)
+        return all(map(math.isfinite, (*found, *(self.thresholds or ()))))
 
     @property
     def layout(self) -> str:
@@ -182,6 +190,14 @@ class Outcome:
     abstained: str = ""
     """the field that would have been given, if it were surer"""
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all its numbers are."""
+        found = [self.value, self.probability, *(self.probabilities or {}).values()]
+        for items in (self.entities, self.words, self.nbest):
+            found += [item.probability for item in items or ()]
+        return all(number is None or math.isfinite(number) for number in found)
+
     def entities_of(self, tags: Sequence[str], text: str) -> tuple[Entity, ...]:
         """Return the entities that the words would make with these tags."""
         return join_entities([replace(word, tag=tag) for word, tag in zip(self.words or (), tags, strict=True)], text)
@@ -229,14 +245,18 @@ class Head:
     Of `RowBatch` for heads that read pooled vectors, of `TokenBatch` for heads that read tokens"""
 
     def answer(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-        """Read the answer from a row's outputs; refuse outputs that are not finite."""
+        """Read the answer from a row's outputs; refuse outputs, settings and answers that are not finite."""
         if not output.is_finite:
             raise NotFinite("the outputs of a row are not finite", "train the task again with a smaller `--lr`")
-        return self.read_answer(output, spec, labels)
+        if spec.is_finite:
+            outcome = self.read_answer(output, spec, labels)
+            if outcome.is_finite:
+                return outcome
+        raise NotFinite("the answer to a row is not finite", "train the task again with a smaller `--lr`")
 
     def predict(self, output: Output, spec: HeadSpec, labels: Sequence[str]) -> Any:
         """Read the prediction that metrics compare with a target; None where the outputs are not finite."""
-        return self.read_prediction(output, spec, labels) if output.is_finite else None
+        return self.read_prediction(output, spec, labels) if output.is_finite and spec.is_finite else None
 
     def abstain(self, outcome: Outcome, min_confidence: float | None) -> Outcome:
         """The outcome, or its silence if it is less sure than that."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import platform
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from inlay.model.backbone.loading import load_backbone
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import Row, collate
+from inlay.threads import single_thread
 
 TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
 """Tokens of one forward pass, padding included: enough to fill the device, small enough to stay in its caches."""
@@ -42,10 +42,11 @@ def infer(
     answers: dict[int, Tensor] = {}
     for indices in _batches(bank, rows, token_budget):
         chosen = [rows[index] for index in indices]
-        batch = collate(chosen, backbone.pad_id, backbone.device) if is_padded else backbone.collate(chosen)
-        with torch.inference_mode(), bank.routed(batch.route):
-            segments = bank.logits(batch)
-        logits = [row for segment in _to_cpu(segments) for row in segment.unbind(0)]
+        with backbone.turn():  # the copies too: on a GPU they would spoil what another thread captures
+            batch = collate(chosen, backbone.pad_id, backbone.device) if is_padded else backbone.collate(chosen)
+            with torch.inference_mode(), bank.routed(batch.route):
+                segments = bank.logits(batch)
+            logits = [row for segment in _to_cpu(segments) for row in segment.unbind(0)]
         for position, row in zip(batch.order, logits, strict=True):
             index = indices[position]
             answers[index] = _trim(row, rows[index], bank)
@@ -181,14 +182,3 @@ def canonical_environment() -> dict[str, str]:
         "processor": models[0].split(":", 1)[1].strip() if models else platform.processor(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-@contextmanager
-def single_thread() -> Iterator[None]:
-    """One compute thread inside the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -385,7 +385,8 @@ class Cohort:
         parts, batches = self._next_rows()
         rates = {part.slot: rate_of(member) for member in active for part in member.parts}
         limits = {part.slot: loss_limit(member) for member in active for part in member.parts}
-        seen = self.attempt(lambda: self.stepper.step(parts, batches, rates, limits, self._look_ahead))
+        with self.backbone.turn():
+            seen = self.attempt(lambda: self.stepper.step(parts, batches, rates, limits, self._look_ahead))
         for member in active:
             progress = member.progress
             found = next(seen[part.slot] for part in member.parts if part.slot in seen)

@@ -16,7 +16,7 @@ import torch
 from inlay.errors import Missing, OutOfMemory
 from inlay.model import Backbone, first_layer
 from inlay.settings import FitSettings
-from inlay.threads import Threads, own_threads
+from inlay.threads import Threads, generator_lock, own_threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, longest_first, seed_for
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
 from inlay.training.cohort.loop import CohortFiles, FitContext, Interrupted, train
@@ -59,7 +59,8 @@ def fit(
     `folder` gets one folder per run, and `cohorts/` with the resume states. `emit` is called with every event. A run
     that diverges has a result that says so; it stops no other. Started by `torchrun`, each process does its part and
     gets all results; `folder` is theirs together. A `referee` may end runs early; their results are then no longer
-    those of the settings alone, so `folder` should be one that no other `fit` reads.
+    those of the settings alone, so `folder` should be one that no other `fit` reads. In other threads, cohorts on the
+    same device take turns with these; answers and scores go on between two steps.
     """
     if referee is not None:
         refuse_several()
@@ -73,7 +74,8 @@ def fit(
             # 2. Train the runs that can share a bank, cohort by cohort.
             for group in _group(own_runs, backbone, folder):
                 if _unfinished(group, folder):
-                    _fit_cohort(group, backbone, context, cache)
+                    with generator_lock(backbone.device):
+                        _fit_cohort(group, backbone, context, cache)
                     continue
                 while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before it removed its state
                     drop_state(folder / "cohorts" / cohort_id(stopped.runs))

@@ -16,13 +16,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from inlay.errors import OutOfMemory
 from inlay.model import head as head_part
 from inlay.settings import FitSettings
 from inlay.store import write_atomically
-from inlay.threads import Threads
+from inlay.threads import Threads, set_threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
 from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.cohort.member import PROBE, AnyMember, Progress
@@ -178,7 +176,7 @@ def train(cohort: Cohort, files: CohortFiles) -> None:
             # 5. Write the runs that ended, and give their slots to those that wait.
             for member in ended:
                 _write_end(member, cohort, files)
-                with _answering(cohort):
+                with cohort.backbone.answering():
                     emit(RunEnded(member))
             _settle(cohort, files)
             if is_stopping:
@@ -204,7 +202,7 @@ def _settle(cohort: Cohort, files: CohortFiles) -> None:
 
 def _use_threads(threads: Threads, cohort: Cohort, files: CohortFiles) -> None:
     """Compute with another number of threads from here on."""
-    torch.set_num_threads(threads.number)
+    set_threads(threads.number)
     cohort.settings = replace(cohort.settings, num_threads=threads.number)
     files.write_membership(cohort.settings)
     if threads.is_news:
@@ -242,18 +240,8 @@ def _score(cohort: Cohort, files: CohortFiles, *, is_late: bool = False) -> list
         pieces = f"{cohort.answer_budget:,} tokens a forward pass over dev rows from here on"
         files.fall_back(reason, pieces, cohort.settings)
 
-    with _answering(cohort):
+    with cohort.backbone.answering():
         return retry_smaller(lambda: cohort.finish_epochs(check_stop, is_late=is_late), shrink)
-
-
-@contextmanager
-def _answering(cohort: Cohort) -> Iterator[None]:
-    """Switch the backbone to inference between two steps: no dropout."""
-    cohort.backbone.model.eval()
-    try:
-        yield
-    finally:
-        cohort.backbone.model.train()
 
 
 def _write_epoch(member: AnyMember, record: dict[str, Any], cohort: Cohort, runs_dir: Path) -> None:

@@ -29,6 +29,7 @@ from inlay.data import (
     epoch_batches,
     is_better,
 )
+from inlay.locks import lock_of
 from inlay.model import Backbone, CacheDepth, CachedStates, Row, find_head, text_losses
 from inlay.settings import TrainConfig
 from inlay.training.evaluate import DevScores, Targets, find_texts
@@ -355,7 +356,9 @@ class Encoder:
             return None, 0
         assert targets is not None
         chosen = [head.texts[index] for index in find_texts(targets, head)] if head.texts else list(targets)
-        max_length = max(head.max_answer, *(len(tokenizer(text)["input_ids"]) for text in head.texts), 1)
+        with lock_of(tokenizer):
+            lengths = [len(tokenizer(text)["input_ids"]) for text in head.texts]
+        max_length = max(head.max_answer, *lengths, 1)
         written = encode_cached(tokenizer, Split(chosen, None, None, []), Reading(WRITTEN_TEXT, max_length))
         if tokenizer.unk_token_id is None:
             return written, 0

@@ -18,7 +18,7 @@ import torch
 
 from inlay.data import epoch_batches, task_shares
 from inlay.model import Backbone, collate, infer, make_rows
-from inlay.threads import Threads, own_threads
+from inlay.threads import Threads, generator_lock, own_threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
 from inlay.training.cohort.member import Member
@@ -159,7 +159,11 @@ def _rehearsal(run: Run, backbone: Backbone, *, checkpointing: bool) -> Iterator
     budget = TOKEN_BUDGET[backbone.device.type]
     settings = CohortSettings(budget, _count_threads(backbone), 1, checkpointing=checkpointing)
     devices = [backbone.device] if backbone.device.type == "cuda" else []
-    with own_threads(settings.num_threads), torch.random.fork_rng(devices=devices):
+    with (
+        generator_lock(backbone.device),
+        own_threads(settings.num_threads),
+        torch.random.fork_rng(devices=devices),
+    ):
         free_bytes = available_bytes(backbone.device)
         cohort = Cohort([run], backbone, settings)
         cohort.use_budget(find_budget(cohort, free_bytes))
@@ -231,7 +235,7 @@ def measure_step_cost(run: AnyRun, backbone: Backbone, *, checkpointing: bool = 
     sizes, num_warm, num_timed = _MEASURED[backbone.device.type]
     budget = TOKEN_BUDGET[backbone.device.type]
     settings = CohortSettings(budget, _count_threads(backbone), 1, checkpointing=checkpointing)
-    with own_threads(settings.num_threads):
+    with generator_lock(backbone.device), own_threads(settings.num_threads):
         found = [_time_steps(_shrink(run, size, num_warm + num_timed), backbone, settings) for size in sizes]
     (seconds, characters), (less, fewer) = found[-1], found[0]
     slope = (seconds - less) / (characters - fewer) if characters > fewer else 0.0
@@ -401,7 +405,8 @@ class _Steps:
 
 def _make_full_step(member: Member, backbone: Backbone) -> Callable[[], None]:
     """Return a function that takes one step of fine-tuning a copy of the whole backbone."""
-    model = copy.deepcopy(backbone.model).train().requires_grad_(True)
+    with backbone.turn():
+        model = copy.deepcopy(backbone.model).train().requires_grad_(True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
 
     def step() -> None:

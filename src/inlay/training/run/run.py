@@ -24,6 +24,7 @@ from torch import Tensor
 
 from inlay.data import KINDS, Reading, Task, describe_unknown, is_better
 from inlay.errors import BadConfig, Missing, StoreDamaged, Unsupported, WrongBackbone
+from inlay.locks import lock_of
 from inlay.model import (
     HEADS,
     JOINED,
@@ -302,7 +303,8 @@ def _check_texts(task: Task, texts: Sequence[str], backbone: Backbone) -> None:
     """Refuse texts that the backbone cannot tell apart: their tokens are equal, or all unknown."""
     known: dict[tuple[int, ...], str] = {}
     for text in texts:
-        tokens = tuple(backbone.tokenizer(text)["input_ids"])
+        with lock_of(backbone.tokenizer):
+            tokens = tuple(backbone.tokenizer(text)["input_ids"])
         if tokens in known:
             raise BadConfig(
                 f"task `{task.name}`: to `{backbone.name}` the answers `{known[tokens]}` and `{text}` are the same "

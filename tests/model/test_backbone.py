@@ -266,13 +266,11 @@ def test_code_that_comes_with_a_folder_is_never_run_nor_asked_about(
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     rows = io.StringIO("y\n" * 9)
     monkeypatch.setattr("sys.stdin", rows)
-    try:
-        load_backbone(str(folder), device="cpu")
-    except Unsupported as error:
-        assert "code that comes with its files" in error.message
-        assert str(folder) in error.message
+    if model_type == "evil" or tokenizer == "EvilTokenizer":
+        with pytest.raises(Unsupported, match=f"{folder}.*code that comes with its files"):
+            load_backbone(str(folder), device="cpu")
     else:
-        assert model_type == "bert"  # transformers' own classes read it
+        load_backbone(str(folder), device="cpu")  # transformers' own classes read it
     assert not marker.exists()
     assert rows.tell() == 0
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbone import open_backbone
+from inlay.cli.backbone import open_stored
 from inlay.cli.flags import JsonOption, StoreOption, open_store
 from inlay.cli.rooms import exchange
 from inlay.errors import BadConfig
@@ -45,7 +45,7 @@ def import_(
         version, notes = kept.import_(path, name), tuple[str, ...]()
     else:
         wishes = exchange.Wishes(name, None if labels is None else split_list(labels), kind, max_length)
-        opened = open_backbone(backbone or exchange.named_backbone(path), "cpu")
+        opened = open_stored(backbone, "" if backbone else exchange.named_backbone(path), kept, "cpu")
         imported = exchange.import_folder(path, opened, kept, wishes)
         version, notes = imported.version, (f"made by {imported.library} for {imported.base}", *imported.notes)
     if json:

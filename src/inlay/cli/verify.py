@@ -9,7 +9,7 @@ import typer
 
 from inlay import serving
 from inlay.cli import screen
-from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.backbone import check_device_name, open_stored
 from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.rooms import model
 from inlay.cli.screen import Column
@@ -75,7 +75,7 @@ def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, 
             checks[version] = serving.Check(version, problem=str(error))
     for name, members in groups.items():
         try:
-            frozen = open_backbone(name, device)
+            frozen = open_stored(backbone, name, store, device)
             checks |= {check.version: check for check in _check_on(frozen, store, members)}
         except InlayError as error:
             checks |= {version: serving.Check(version, problem=str(error)) for version in members}

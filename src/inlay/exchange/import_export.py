@@ -149,6 +149,8 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
         "commit": current_commit(),
         "environment": canonical_environment(),
     }
+    if backbone.name not in BUILT_IN:
+        store.register_backbone(backbone.name)
     version = store.publish(str(name), foreign.tensors, manifest, sidecar)
     return Imported(version, foreign.library, foreign.base, (*foreign.notes, *notes))
 

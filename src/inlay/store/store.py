@@ -230,6 +230,23 @@ class Store:
                 path.unlink(missing_ok=True)
         return GcReport(len(objects), len(sidecars), len(drafts), freed_bytes, paths, dry_run)
 
+    def register_backbone(self, name: str, here: str | None = None) -> None:
+        """Keep that the user named a backbone: versions that name it may have it loaded, as `here` (or the same)."""
+        content = json.dumps({"format": 1, "here": here or name, "name": name}, sort_keys=True).encode()
+        path = self._backbone_path(name)
+        if not path.is_file() or path.read_bytes() != content:
+            with self._locked(exclusive=False):
+                write_atomically(path, content)
+
+    def find_backbone(self, name: str) -> str | None:
+        """Return what a backbone that the user named is called here; None if only stored data name it."""
+        path = self._backbone_path(name)
+        with suppress(FileNotFoundError, StoreDamaged):  # damage is as if it had not been named: it is asked for again
+            known = form.parse_json(path.read_bytes(), str(path))
+            if known.get("name") == name and isinstance(known.get("here"), str):
+                return str(known["here"])
+        return None
+
     def export(self, reference: str, path: Path | str) -> Path:
         """Write a version as one file and return its path. A folder gets `NAME.inlay`; a missing folder is not made."""
         version, path = self.resolve(reference), Path(path)
@@ -371,8 +388,12 @@ class Store:
         return UnknownName("version", f"{name}@{number}", (), hint=f"{fate}versions of `{name}`: {there}")
 
     def _stray_drafts(self) -> list[Path]:
-        # Writers below these three folders hold the lock, so while we hold it exclusively, no draft has a writer.
-        strays = [path for folder in ("objects", "tasks", "sidecars") for path in _drafts_under(self.root / folder)]
+        # Writers below these folders hold the lock, so while we hold it exclusively, no draft has a writer.
+        strays = [
+            path
+            for folder in ("objects", "tasks", "sidecars", "backbones")
+            for path in _drafts_under(self.root / folder)
+        ]
         # Runs are written without the lock, perhaps from another machine, so only their age tells.
         for path in (*_drafts_under(self.root / "runs"), *_drafts_under(self.root / "budgets")):
             with suppress(FileNotFoundError):
@@ -385,6 +406,9 @@ class Store:
 
     def _sidecar_path(self, digest: str) -> Path:
         return self.root / "sidecars" / f"{digest}.json"
+
+    def _backbone_path(self, name: str) -> Path:
+        return self.root / "backbones" / f"{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()}.json"
 
     def _reference_path(self, name: str, number: int) -> Path:
         return self.root / "tasks" / name / f"{number}.json"

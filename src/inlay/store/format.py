@@ -8,6 +8,7 @@ imported only by the two functions that turn tensors into bytes and back.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import json
 import math
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORMAT = 1
+REFERENCE_FORMAT = 2  # 1 did not say which version it was the reference of, and had no seal
 _MAX_JSON_BYTES = 100_000_000  # what safetensors allows a header; anything larger is damage or malice
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SELECTOR = re.compile(r"best|[1-9][0-9]{0,8}")
@@ -130,6 +132,14 @@ class Summary:
         shared: dict[str, Any] = {name: vars(manifest)[name] for name in cls.__annotations__ if name != "num_labels"}
         return cls(num_labels=len(manifest.labels), **shared)
 
+    def to_tree(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return {**vars(self), "metrics": _write_metrics(self.metrics)}
+
+    def matches(self, manifest: Manifest) -> bool:
+        """Tell whether it is what a manifest says."""
+        return _dump(self.to_tree()) == _dump(Summary.of(manifest).to_tree())
+
     def score(self, metric: str) -> float | None:
         """Return the dev value of a metric, or None if there is none to compare."""
         value = self.metrics.get("dev", {}).get(metric)
@@ -146,16 +156,29 @@ class VersionInfo:
     summary: Summary
 
     def to_json(self) -> str:
-        """Return the content of a reference file. The file's path has the name and the number."""
-        summary = {**vars(self.summary), "metrics": _write_metrics(self.summary.metrics)}
-        tree = {"digest": self.version.digest, "published_at": self.published_at, "size_bytes": self.size_bytes}
-        return _dump({"format": FORMAT, **tree, "summary": summary})
+        """Return the content of a reference file, sealed: whatever of it changes, the seal does not fit any more."""
+        tree = {
+            "format": REFERENCE_FORMAT,
+            "name": self.version.name,
+            "number": self.version.number,
+            "digest": self.version.digest,
+            "published_at": self.published_at,
+            "size_bytes": self.size_bytes,
+            "summary": self.summary.to_tree(),
+        }
+        return _dump({**tree, "seal": _seal(tree)})
 
     @classmethod
     def from_json(cls, text: bytes, where: str, name: str, number: int) -> VersionInfo:
-        """Read the reference file of `name` and `number`."""
+        """Read the reference file of `name` and `number`; refuse one that is another version's, or was changed."""
         tree = parse_json(text, where)
-        _check_format(tree, where)
+        _check_format(tree, where, REFERENCE_FORMAT)
+        if tree["format"] > 1:
+            if tree.pop("seal", None) != _seal(tree):
+                raise StoreDamaged(f"{where}: this is not what was written: it does not fit its seal")
+            owner = (tree.pop("name", None), tree.pop("number", None))
+            if owner != (name, number):
+                raise StoreDamaged(f"{where}: this is the reference of `{owner[0]}@{owner[1]}`")
         reference = _read_fields(_Reference, tree, where)
         if not is_digest(reference.digest):
             raise StoreDamaged(f"{where}: `{reference.digest}` is not a digest")
@@ -329,13 +352,20 @@ def _dump(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _check_format(tree: Mapping[str, Any], where: str) -> None:
+def _seal(tree: Mapping[str, Any]) -> str:
+    try:
+        return hashlib.sha256(_dump(tree).encode()).hexdigest()
+    except (ValueError, RecursionError):  # a number beyond floats, or nesting beyond reason: nothing that was written
+        return ""
+
+
+def _check_format(tree: Mapping[str, Any], where: str, newest: int = FORMAT) -> None:
     number = tree.get("format")
     if type(number) is not int or number < 1:
         raise StoreDamaged(f"{where}: its format is `{number}`, which does not exist")
-    if number > FORMAT:
+    if number > newest:
         raise Unsupported(
-            f"{where}: written in format {number}; this Inlay reads up to {FORMAT}", "upgrade: `pip install -U inlay`"
+            f"{where}: written in format {number}; this Inlay reads up to {newest}", "upgrade: `pip install -U inlay`"
         )
 
 

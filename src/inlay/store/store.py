@@ -14,7 +14,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +29,8 @@ from inlay.store.format import Manifest, Summary, Version, VersionInfo
 if TYPE_CHECKING:
     from torch import Tensor
 
+OnDamage = Callable[[Version, InlayError], None]
+"""Called with a version whose reference cannot be read, its digest unknown, and why."""
 _ENTRY = re.compile(r"([1-9][0-9]{0,8})\.(json|removed)")
 _STALE_SECONDS = 3600
 _SETTLED_NS = 5_000_000_000  # longer than the resolution of any file system's timestamps
@@ -144,20 +146,25 @@ class Store:
             return None
         return changed_ns if changed_ns is not None and time.time_ns() - changed_ns > _SETTLED_NS else None
 
-    def versions(self, name: str) -> list[VersionInfo]:
-        """Return the versions of a task, oldest first."""
-        numbers, _ = self._numbers(name)
-        infos = [self._info(name, number) for number in numbers]
-        if not any(infos):
-            raise self._unknown_task(name)
-        return [info for info in infos if info is not None]
+    def versions(self, name: str, on_damage: OnDamage | None = None) -> list[VersionInfo]:
+        """Return the versions of a task, oldest first.
 
-    def ledger(self) -> list[TaskInfo]:
-        """Return every task with its versions, by name. It opens only references, so a thousand tasks list at once."""
+        A reference that cannot be read is an error, or left out if `on_damage` is there to hear of it.
+        """
+        numbers, _ = self._numbers(name)
+        infos = self._readable(name, numbers, on_damage)
+        if not infos and not (numbers and on_damage):
+            raise self._unknown_task(name)
+        return infos
+
+    def ledger(self, on_damage: OnDamage | None = None) -> list[TaskInfo]:
+        """Return every task with its versions, by name. It opens only references, so a thousand tasks list at once.
+
+        A reference that cannot be read is an error, or left out if `on_damage` is there to hear of it.
+        """
         tasks = []
         for name in self._names():
-            infos = [self._info(name, number) for number in self._numbers(name)[0]]
-            versions = tuple(info for info in infos if info is not None)
+            versions = tuple(self._readable(name, self._numbers(name)[0], on_damage))
             if versions:
                 tasks.append(TaskInfo(name, versions))
         return tasks
@@ -193,11 +200,18 @@ class Store:
             return Loaded(manifest, form.decode_tensors(content, str(path)))
 
     def check(self, version: Version) -> None:
-        """Reread a version's bytes and raise `StoreDamaged` if they are not what was published."""
+        """Reread a version's bytes and reference, and raise `StoreDamaged` if they are not what was published."""
         path = self._object_path(version.digest)
         with self._explained(version), path.open("rb") as file:
             _check_digest(hashlib.file_digest(file, "sha256").hexdigest(), version.digest, path)
-        self.manifest(version)
+            size_bytes = os.fstat(file.fileno()).st_size
+        manifest, info = self.manifest(version), self._info(version.name, version.number)
+        if info is None:
+            raise self._unknown_version(version.name, version.number)
+        if (info.version.digest, info.size_bytes) != (version.digest, size_bytes) or not info.summary.matches(manifest):
+            path = self._reference_path(version.name, version.number)
+            hint = f"restore the file from a copy, or drop it: `inlay remove {version.reference}`"
+            raise StoreDamaged(f"{path}: it says of `{version.reference}` what its object does not", hint)
 
     def remove(self, reference: str) -> list[Version]:
         """Drop one version (`NAME@3`) or all of a task (`NAME`). Bytes stay until `gc`; numbers are not used again."""
@@ -359,9 +373,23 @@ class Store:
             return VersionInfo.from_json(content, where, name, number)
         except FileNotFoundError:
             return None
-        except StoreDamaged as error:
+        except (StoreDamaged, OSError) as error:
             hint = f"restore the file from a copy, or drop it: `inlay remove {name}@{number}`; other versions stand"
-            raise StoreDamaged(error.message, hint) from None
+            message = f"{where}: cannot be read: {error.strerror}" if isinstance(error, OSError) else error.message
+            raise StoreDamaged(message, hint) from None
+
+    def _readable(self, name: str, numbers: Sequence[int], on_damage: OnDamage | None) -> list[VersionInfo]:
+        """Read the references that can be read; the others are raised, or handed to `on_damage`."""
+        infos = []
+        for number in numbers:
+            try:
+                if info := self._info(name, number):
+                    infos.append(info)
+            except InlayError as error:
+                if on_damage is None:
+                    raise
+                on_damage(Version(name, number, ""), error)
+        return infos
 
     def _readable_or_blank(self, name: str, number: int) -> Version:
         """Return a version, with an empty digest if its reference is damaged: damage must not block others."""

@@ -130,7 +130,7 @@ def _evaluate(
 ) -> Evaluation:
     serving.check_backbone(version, manifest, frozen)
     tensors = store.load(version, manifest=manifest).tensors
-    spec = model.SlotSpec.from_stored(manifest.method, manifest.head)
+    spec = serving.read_slot(manifest, frozen)
     model.check_slot(spec, frozen)
     judge_split = training.judge_split  # imported now: that takes a second, which is no part of the rate
     done = 0

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from inlay.errors import BadConfig, BadData, StoreDamaged, Unsupported
+from inlay.store.json_values import check_nested, is_nested, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +29,7 @@ T = TypeVar("T")
 
 FORMAT = 1
 REFERENCE_FORMAT = 2  # 1 did not say which version it was the reference of, and had no seal
+_TWO = 2  # classes, which one threshold divides
 _MAX_JSON_BYTES = 100_000_000  # what safetensors allows a header; anything larger is damage or malice
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SELECTOR = re.compile(r"best|[1-9][0-9]{0,8}")
@@ -107,7 +109,11 @@ class Manifest:
         _check_format(tree, where)
         if isinstance(tree.get("probes"), list):
             tree["probes"] = [_read_probe(probe, where) for probe in tree["probes"]]
-        return _read_fields(cls, tree, where)
+        manifest = _read_fields(cls, tree, where)
+        cuts, num_labels = manifest.head.get("thresholds"), len(manifest.labels)
+        if cuts is not None and len(cuts) != (1 if num_labels == _TWO else num_labels) and len(cuts) != num_labels:
+            raise StoreDamaged(f"{where}: {len(cuts)} thresholds for {num_labels} labels")
+        return manifest
 
 
 @dataclass(frozen=True)
@@ -184,6 +190,34 @@ class VersionInfo:
             raise StoreDamaged(f"{where}: `{reference.digest}` is not a digest")
         summary = _read_fields(Summary, reference.summary, where)
         return cls(Version(name, number, reference.digest), reference.published_at, reference.size_bytes, summary)
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task in the ledger, with its versions, oldest first; there is at least one."""
+
+    name: str
+    versions: tuple[VersionInfo, ...]
+
+    @property
+    def latest(self) -> VersionInfo:
+        """Return the version that `NAME` alone means."""
+        return self.versions[-1]
+
+    @property
+    def best(self) -> VersionInfo | None:
+        """Return the version that `NAME@best` means; None if no version has a dev score to compare.
+
+        It is the first with the best dev value of the latest version's metric, among versions with the same dev rows.
+        """
+        latest = self.latest.summary
+        sign = 1 if latest.higher_is_better else -1
+        scored = [
+            (sign * score, -info.version.number, info)
+            for info in self.versions
+            if info.summary.dev_digest == latest.dev_digest and (score := info.summary.score(latest.metric)) is not None
+        ]
+        return max(scored, key=lambda item: item[:2])[2] if scored else None
 
 
 @dataclass(frozen=True)
@@ -315,7 +349,10 @@ def read_export(path: Path) -> Export:
     _check_format(task, f"{path}: task.json")
     if task.keys() != {"format", "name", "digest"} or not all(isinstance(task[key], str) for key in ("name", "digest")):
         raise BadData("task.json: must have a name and a digest, nothing else", path=path)
-    sidecar = parse_json(entries["sidecar.json"], f"{path}: sidecar.json") if "sidecar.json" in entries else None
+    sidecar = None
+    if "sidecar.json" in entries:
+        sidecar = parse_json(entries["sidecar.json"], f"{path}: sidecar.json")
+        check_nested(sidecar, "sidecar", f"{path}: sidecar.json")
     return Export(task["name"], task["digest"], entries["object.safetensors"], sidecar)
 
 
@@ -334,17 +371,6 @@ def _check_entries(archive: zipfile.ZipFile, path: Path) -> None:
             raise BadData(f"{entry.filename} is compressed; an export is not", path=path)
         if entry.file_size > size_bytes or (entry.filename.endswith(".json") and entry.file_size > 1_000_000):
             raise BadData(f"{entry.filename} claims {entry.file_size:,} bytes, which cannot be", path=path)
-
-
-def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
-    """Parse a JSON object; anything else is `StoreDamaged`."""
-    try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StoreDamaged(f"{where}: not JSON: {error}") from None
-    if not isinstance(tree, dict):
-        raise StoreDamaged(f"{where}: not a JSON object")
-    return tree
 
 
 def _dump(value: Any) -> str:
@@ -391,8 +417,13 @@ def _read_fields(kind: type[T], tree: Mapping[str, Any], where: str) -> T:
     for name, annotation in annotations.items():
         if type(tree[name]) not in _JSON_TYPES[annotation]:
             raise StoreDamaged(f"{where}: `{name}` is {type(tree[name]).__name__}, not {annotation}")
-    if not all(isinstance(label, str) for label in tree.get("labels", ())):
-        raise StoreDamaged(f"{where}: a label is not a string")
+        if annotation == "int" and tree[name] < 0:
+            raise StoreDamaged(f"{where}: `{name}` is {tree[name]}, which is below 0")
+        if is_nested(name):
+            check_nested(tree[name], name, where)
+    labels = tree.get("labels", [])
+    if not all(isinstance(label, str) for label in labels) or len(set(labels)) < len(labels):
+        raise StoreDamaged(f"{where}: its labels are not texts, each there once")
     values = {**tree, "metrics": _read_metrics(tree["metrics"], where)} if "metrics" in annotations else tree
     try:
         return kind(**values)

@@ -21,10 +21,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import BadData, InlayError, Missing, StoreDamaged, UnknownName
+from inlay.errors import BadConfig, BadData, InlayError, Missing, StoreDamaged, UnknownName
 from inlay.store import format as form
 from inlay.store.files import DRAFT_PREFIX, locked, make_directory, sync_directory, write_atomically, write_once
-from inlay.store.format import Manifest, Summary, Version, VersionInfo
+from inlay.store.format import Manifest, Summary, TaskInfo, Version, VersionInfo
+from inlay.store.json_values import check_nested, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,34 +43,6 @@ class Loaded:
 
     manifest: Manifest
     tensors: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """A task in the ledger, with its versions, oldest first; there is at least one."""
-
-    name: str
-    versions: tuple[VersionInfo, ...]
-
-    @property
-    def latest(self) -> VersionInfo:
-        """Return the version that `NAME` alone means."""
-        return self.versions[-1]
-
-    @property
-    def best(self) -> VersionInfo | None:
-        """Return the version that `NAME@best` means; None if no version has a dev score to compare.
-
-        It is the first with the best dev value of the latest version's metric, among versions with the same dev rows.
-        """
-        latest = self.latest.summary
-        sign = 1 if latest.higher_is_better else -1
-        scored = [
-            (sign * score, -info.version.number, info)
-            for info in self.versions
-            if info.summary.dev_digest == latest.dev_digest and (score := info.summary.score(latest.metric)) is not None
-        ]
-        return max(scored, key=lambda item: item[:2])[2] if scored else None
 
 
 @dataclass(frozen=True)
@@ -119,7 +92,9 @@ class Store:
         the content already has one, the first stays.
         """
         form.check_name(name)
-        return self._add(name, form.encode_object(tensors, manifest), manifest, sidecar)
+        content = form.encode_object(tensors, manifest)
+        form.read_manifest(io.BytesIO(content), len(content), f"the manifest of `{name}`")  # or nobody could read it
+        return self._add(name, content, manifest, sidecar)
 
     def resolve(self, reference: str) -> Version:
         """Return the version that `NAME` (the latest), `NAME@3` or `NAME@best` means now.
@@ -179,7 +154,9 @@ class Store:
         """Return what is known of how a version was made (time, host, commit, machine), or None."""
         path = self._sidecar_path(version.digest)
         try:
-            return form.parse_json(path.read_bytes(), str(path))
+            tree = parse_json(path.read_bytes(), str(path))
+            check_nested(tree, "sidecar", str(path))
+            return tree
         except FileNotFoundError:
             return None
         except StoreDamaged as error:
@@ -256,7 +233,7 @@ class Store:
         """Return what a backbone that the user named is called here; None if only stored data name it."""
         path = self._backbone_path(name)
         with suppress(FileNotFoundError, StoreDamaged):  # damage is as if it had not been named: it is asked for again
-            known = form.parse_json(path.read_bytes(), str(path))
+            known = parse_json(path.read_bytes(), str(path))
             if known.get("name") == name and isinstance(known.get("here"), str):
                 return str(known["here"])
         return None
@@ -276,10 +253,13 @@ class Store:
             write_atomically(target, export.to_bytes())
         return target
 
-    def import_(self, path: Path | str, name: str | None = None) -> Version:
+    def import_(
+        self, path: Path | str, name: str | None = None, check: Callable[[Loaded, Version], None] | None = None
+    ) -> Version:
         """Add the version in an exported file, under its own name or another; a damaged file is refused.
 
-        If the name already has a version of this content, that version is returned.
+        If the name already has a version of this content, that version is returned. `check` is given what would be
+        added, and refuses what only its backbone can tell, as `inlay.exchange.import_file` does.
         """
         path = Path(path)
         try:
@@ -296,6 +276,12 @@ class Store:
             raise BadData(f"its task has an illegal name, `{export.name}`", "import it with `--name NAME`", path=path)
         name = export.name if name is None else name
         form.check_name(name)
+        if check is not None:
+            try:
+                loaded = Loaded(manifest, form.decode_tensors(export.content, "object.safetensors"))
+                check(loaded, Version(name, 1, export.digest))
+            except (StoreDamaged, BadConfig) as error:
+                raise BadData(error.message, "export it again from the store it came from", path=path) from None
         return self._add(name, export.content, manifest, export.sidecar)
 
     def _add(self, name: str, content: bytes, manifest: Manifest, sidecar: Mapping[str, Any] | None) -> Version:

@@ -280,13 +280,18 @@ def encode_object(tensors: Mapping[str, Tensor], manifest: Manifest) -> bytes:
 
 def decode_tensors(content: bytes, where: str) -> dict[str, Tensor]:
     """Return the tensors of an object."""
+    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        return load(content)
+        tensors = load(content)
     except SafetensorError as error:
         raise StoreDamaged(f"{where}: not a safetensors file: {error}") from None
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32:
+            raise StoreDamaged(f"{where}: tensor `{name}` is {tensor.dtype}, not torch.float32")
+    return tensors
 
 
 def read_manifest(file: BinaryIO, size_bytes: int, where: str) -> Manifest:

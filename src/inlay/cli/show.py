@@ -35,8 +35,8 @@ def show(
         sidecar = kept.sidecar(version)
     except InlayError as error:  # the version stands without it
         damaged.append((f"the sidecar of {version.reference}", error))
-    for what, error in damaged:
-        screen.log(f"{what} cannot be read: {error}", "yellow")
+    for what, reason in damaged:
+        screen.log(f"{what} cannot be read: {reason}", "yellow")
     info = next(item for item in infos if item.version == version)
     if json:
         about = {"reference": version.reference, "digest": version.digest, "size_bytes": info.size_bytes}

@@ -87,16 +87,21 @@ def check_nested(value: Any, name: str, where: str, wanted: Any = None) -> None:
     """Refuse a JSON value that is not as `_NESTED` has it under this name (or as `wanted`, inside of one)."""
     wanted = _NESTED[name] if wanted is None else wanted
     options = wanted if isinstance(wanted, tuple) else (wanted,)
-    nested = next((option for option in options if isinstance(option, list | dict)), None)
-    if type(value) is not type(nested) or nested is None:
-        if type(value) not in options:
-            raise StoreDamaged(f"{where}: `{name}` is `{str(value)[:80]}`, which it cannot be")
+    if type(value) in options:
         return
-    if isinstance(nested, list):
+    # Not a plain value: then it must be the list or the object that is among the options.
+    inner = next((option for option in options if type(option) is type(value)), None)
+    if isinstance(inner, list):
         for item in value:
-            check_nested(item, name, where, nested[0])
-        return
-    for key, inner in nested.items():
+            check_nested(item, name, where, inner[0])
+    elif isinstance(inner, dict):
+        _check_object(value, name, where, inner)
+    else:
+        raise StoreDamaged(f"{where}: `{name}` is `{str(value)[:80]}`, which it cannot be")
+
+
+def _check_object(value: dict[str, Any], name: str, where: str, wanted: dict[str, Any]) -> None:
+    for key, inner in wanted.items():
         plain = key.removesuffix("?")
         if key == plain != "*" and key not in value:
             raise StoreDamaged(f"{where}: `{name}` lacks `{key}`")

@@ -87,10 +87,8 @@ def describe_mean(about: Mapping[str, Any], means: Mapping[str, float], metric: 
 
 def describe_pooled(about: Mapping[str, Any], metric: str) -> str:
     """Describe the score of all rows left out."""
-    found, rows = (
-        about["pooled"].get(metric, dict.fromkeys(("value", "low", "high"))),
-        screen.count(about["num_rows"], "row"),
-    )
+    found = about["pooled"].get(metric, dict.fromkeys(("value", "low", "high")))
+    rows = screen.count(about["num_rows"], "row")
     span = f"{screen.score(found['low'])} to {screen.score(found['high'])}"
     return f"{screen.score(found['value'])} over all {rows} left out (95% interval {span})"
 

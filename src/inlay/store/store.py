@@ -344,10 +344,15 @@ class Store:
         """Return the numbers a name has, and those it had, in order. An illegal name has none."""
         found: dict[str, list[int]] = {"json": [], "removed": []}
         if form.is_name(name):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                for entry in os.listdir(f"{self.root}/tasks/{name}"):
-                    if match := _ENTRY.fullmatch(entry):
-                        found[match[2]].append(int(match[1]))
+            try:
+                entries = os.listdir(f"{self.root}/tasks/{name}")
+            except (FileNotFoundError, NotADirectoryError):
+                entries = []
+            except OSError as error:
+                message = f"{self.root}/tasks/{name}: cannot be read: {error.strerror}"
+                raise StoreDamaged(message, "make the folder readable, or restore it from a copy") from None
+            for match in filter(None, map(_ENTRY.fullmatch, entries)):
+                found[match[2]].append(int(match[1]))
         return sorted(found["json"]), sorted(found["removed"])
 
     def _info(self, name: str, number: int) -> VersionInfo | None:

@@ -164,10 +164,11 @@ class Engine(serving.Engine):
 def verify(backbone: Backbone, store: Store | None = None) -> list[Check]:
     """Prove that every version of the store trained on `backbone` still stands, bit for bit where it can be."""
     store = store or Store()
+    damaged: list[Check] = []
     versions = [
         info.version
-        for task in store.ledger()
+        for task in store.ledger(lambda version, error: damaged.append(Check(version, problem=str(error))))
         for info in task.versions
         if info.summary.backbone["fingerprint"] == backbone.fingerprint
     ]
-    return serving.verify(versions, backbone, store)
+    return damaged + serving.verify(versions, backbone, store)

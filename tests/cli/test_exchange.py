@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,34 @@ def test_folder_of_nobody_is_refused(inlay: Inlay, tmp_path: Path) -> None:
     (tmp_path / "nothing").mkdir()
     ended = inlay("import", tmp_path / "nothing")
     assert (ended.status, "adapter_config.json" in ended.err) == (4, True)
+
+
+def test_a_backbone_that_only_stored_data_name_is_not_loaded(
+    inlay: Inlay, plain_mail: Mail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inlay import model
+
+    inlay("export", "mail", "mail.inlay")
+    inlay("export", "plain", "--format", "adapterhub", "--output", tmp_path / "out")
+    shutil.rmtree(plain_mail.store / "backbones")  # as if both had come from elsewhere
+    opened: list[str] = []
+    load = model.load_backbone
+    monkeypatch.setattr(model, "load_backbone", lambda name, **more: opened.append(name) or load(name, **more))
+    name = str(plain_mail.backbone)
+    for command in (
+        ("predict", "mail", "a text"),
+        ("evaluate", "mail", plain_mail.data),
+        ("verify", "mail"),
+        ("export", "plain", "--format", "adapterhub", "--output", tmp_path / "again"),
+        ("import", tmp_path / "out", "--name", "back"),
+    ):
+        ended = inlay(*command)
+        words = " ".join(ended.err.replace("│", " ").split()) + ended.out
+        assert ended.status == (7 if command[0] == "verify" else 9), ended
+        assert "you never named it" in words
+        assert not opened
+        assert f"--backbone {name}" in words
+    assert inlay("predict", "mail", "a text", "--backbone", name).status == 0
+    assert inlay("predict", "mail", "a text").status == 9
+    assert inlay("backbone", "get", name).status == 0
+    assert inlay("predict", "mail", "a text").status == 0

@@ -175,3 +175,25 @@ def test_show_says_where_labels_are_cut(
     said = "label-1 from a logit +0.125 above that of label-0 on, tuned on dev"
     assert said in " ".join(inlay("show", "classes").out.split())
     assert "thresholds" not in inlay("show", "mail").out
+
+
+def test_a_damaged_reference_is_named_and_the_others_are_listed_shown_and_verified(inlay: Inlay, mail: Mail) -> None:
+    import shutil
+
+    shutil.copytree(mail.store / "tasks" / "mail", mail.store / "tasks" / "swapped")
+    assert inlay("tasks", "--json").data["damaged"][0]["version"] == "swapped@1"
+    (mail.store / "tasks" / "mail" / "2.json").write_text("{")
+    (mail.store / "tasks" / "mail" / "1.json").rename(mail.store / "tasks" / "mail" / "3.json")
+    (mail.store / "tasks" / "swapped" / "1.json").rename(mail.store / "tasks" / "mail" / "1.json")
+    ended = inlay("tasks")
+    words = " ".join(ended.err.split())
+    assert ended.status == 0
+    assert "mail" in ended.out
+    assert "mail@2 cannot be read" in words
+    assert "mail@3 cannot be read" in words
+    assert "this is the reference of `mail@1`" in words
+    shown = inlay("show", "mail@1")
+    assert (shown.status, "mail@2 cannot be read" in " ".join(shown.err.split())) == (0, True)
+    ended = inlay("verify", "mail", "--json")
+    stands = {check["version"]: check["stands"] for check in ended.data["checks"]}
+    assert (ended.status, stands) == (7, {"mail@2": False, "mail@3": False, "mail@1": True})

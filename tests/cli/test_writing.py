@@ -40,6 +40,11 @@ def test_a_text_task_is_trained_asked_judged_and_proved(
     assert all(row["label"] in WORDS.values() and row["predicted"] != row["label"] for row in wrong)
     assert inlay("verify", "reply").status == 0
     assert "it writes its answer" in inlay("show", "reply").out
+    inlay("export", "reply", tmp_path / "reply.inlay")
+    came = inlay("import", tmp_path / "reply.inlay", "--store", tmp_path / "other", "--backbone", backbone)
+    assert came.status == 0, came.err
+    (again,) = inlay("predict", "reply", "win win prize call now", "--json", "--store", tmp_path / "other").lines
+    assert again["answer"] == line["answer"]
 
 
 def test_labels_are_scored_and_what_cannot_leave_is_refused_with_a_hint(
@@ -52,6 +57,8 @@ def test_labels_are_scored_and_what_cannot_leave_is_refused_with_a_hint(
     assert line["label"] in ("ham", "spam")
     assert sum(line["probabilities"].values()) > 0.999
     assert inlay("predict", "mail", "free prize", "--precision", "int8").status == 0
+    inlay("export", "mail", tmp_path / "mail.inlay")
+    assert inlay("import", tmp_path / "mail.inlay", "--name", "again").status == 0
     for how in (("--format", "peft"), ("--format", "adapterhub"), ("--format", "onnx")):
         refused = inlay("export", "mail", *how, "--output", tmp_path / "out")
         assert refused.status != 0

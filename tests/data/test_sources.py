@@ -248,6 +248,14 @@ def test_hub_sides_are_read_with_class_names(monkeypatch):
     assert source.read("test").rows == [["d", None]]
 
 
+def test_code_that_comes_with_a_hub_set_is_switched_off(monkeypatch):
+    install_fake_hub(monkeypatch, lambda *arguments: {})
+    settings = types.SimpleNamespace(HF_DATASETS_TRUST_REMOTE_CODE=None)  # None: ask on stdin
+    monkeypatch.setattr(sys.modules["datasets"], "config", settings, raising=False)
+    open_hub("some", DataConfig())
+    assert settings.HF_DATASETS_TRUST_REMOTE_CODE is False
+
+
 def test_hub_lists_of_classes_are_named(monkeypatch):
     features = {"text": None, "labels": types.SimpleNamespace(feature=types.SimpleNamespace(names=["x", "y"]))}
     part = FakePart({"text": ["a", "b"], "labels": [[0, 1], []]}, features)

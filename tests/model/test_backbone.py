@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -234,6 +235,52 @@ def test_a_built_in_backbone_with_other_weights_is_refused(monkeypatch):
     with pytest.raises(Missing, match="is not installed") as caught:
         find_folder("minilm")
     assert "inlay backbone get minilm" in caught.value.hint
+
+
+EVIL = """
+import pathlib
+pathlib.Path({marker!r}).touch()
+from transformers import BertConfig, BertModel, BertTokenizerFast
+class EvilConfig(BertConfig):
+    model_type = "evil"
+class EvilModel(BertModel):
+    config_class = EvilConfig
+class EvilTokenizer(BertTokenizerFast):
+    pass
+"""
+
+
+@pytest.mark.parametrize("model_type", ["evil", "bert"])
+@pytest.mark.parametrize("tokenizer", ["EvilTokenizer", "BertTokenizerFast"])
+def test_code_that_comes_with_a_folder_is_never_run_nor_asked_about(
+    copy_of, tmp_path, monkeypatch, model_type, tokenizer
+):
+    folder, marker = copy_of("bert"), tmp_path / "marker"
+    (folder / "evil.py").write_text(EVIL.format(marker=str(marker)))
+    config = json.loads((folder / "config.json").read_text())
+    auto = {"AutoConfig": "evil.EvilConfig", "AutoModel": "evil.EvilModel", "AutoTokenizer": ["evil.EvilTokenizer"] * 2}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type, "auto_map": auto}))
+    about = json.loads((folder / "tokenizer_config.json").read_text())
+    auto = {"AutoTokenizer": auto["AutoTokenizer"]}
+    about |= {"tokenizer_class": tokenizer, "auto_map": auto}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    rows = io.StringIO("y\n" * 9)
+    monkeypatch.setattr("sys.stdin", rows)
+    if model_type == "evil" or tokenizer == "EvilTokenizer":
+        with pytest.raises(Unsupported, match=f"{folder}.*code that comes with its files"):
+            load_backbone(str(folder), device="cpu")
+    else:
+        load_backbone(str(folder), device="cpu")  # transformers' own classes read it
+    assert not marker.exists()
+    assert rows.tell() == 0
+
+
+def test_an_adapter_in_a_backbones_folder_does_not_bring_in_another_backbone(copy_of, backbone_folder):
+    folder, other = copy_of("bert"), backbone_folder("roberta")
+    about = {"peft_type": "LORA", "base_model_name_or_path": str(other)}
+    (folder / "adapter_config.json").write_text(json.dumps(about))
+    with pytest.raises(Unsupported, match="holds an adapter, not a backbone"):
+        load_backbone(str(folder), device="cpu")
 
 
 def test_a_folder_without_a_tokenizer_is_refused(copy_of):

@@ -121,3 +121,12 @@ def test_an_unsure_answer_is_withheld_by_request_and_spoils_no_other(tiny_bert, 
     assert isinstance(number.error, Unsupported)
     assert "`regress`" in number.error.message
     assert isinstance(wrong.error, BadConfig)
+
+
+def test_versions_of_every_kind_are_built_and_proved_when_another_store_imports_them(tiny_bert, kept, tmp_path):
+    from inlay.exchange import import_file
+
+    store, _, versions = kept
+    for version in versions:
+        path = store.export(version.reference, tmp_path)
+        assert import_file(path, None, Store(tmp_path / "other"), lambda name: tiny_bert).digest == version.digest

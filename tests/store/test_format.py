@@ -90,6 +90,27 @@ def test_manifest_without_a_key_is_damaged(make_manifest, name):
         ("probes", [{"text": "x", "pair": None, "logits": ["zz"]}]),
         ("probes", [{"text": "x", "pair": None, "logits": [0.5]}]),
         ("probes", ["x"]),
+        ("labels", ["ham", "ham"]),
+        ("max_length", -1),
+        ("num_parameters", 10**30),
+        ("metrics", {"dev": {"accuracy": math.inf}}),
+        ("metrics", {"dev": {"accuracy": math.nan}}),
+        ("backbone", {}),
+        ("backbone", {"name": 3, "fingerprint": "f", "family": "bert", "num_parameters": 1}),
+        ("backbone", {"name": "a", "fingerprint": "f", "family": "bert", "num_parameters": "1"}),
+        ("method", {"size": 8}),
+        ("method", {"name": ["houlsby"]}),
+        ("method", {"name": "houlsby", "size": [8]}),
+        ("head", {"thresholds": "0.5"}),
+        ("head", {"thresholds": [0.5, 0.5, 0.5]}),
+        ("head", {"thresholds": [[0.5]]}),
+        ("extra", {"pairs": "no"}),
+        ("extra", {"stride": 1.5}),
+        ("extra", {"from": ["a@1"]}),
+        ("extra", {"from": [{"reference": "a@1"}]}),
+        ("extra", {"joint": {"method": "hyperformer", "tasks": "ab"}}),
+        ("extra", {"folds": {"num_folds": 5}}),
+        ("extra", {"origin": [1]}),
         ("format", 0),
         ("format", "1"),
     ],
@@ -208,4 +229,5 @@ def test_bad_reference_says_how_to_write_one(reference):
 
 
 def _bare_manifest(probes: tuple[Probe, ...]) -> Manifest:
-    return Manifest("classify", (), "accuracy", {}, {}, 8, {}, "", "", {}, "", 0, probes, {})
+    backbone = {"name": "minilm", "fingerprint": "f", "family": "bert", "num_parameters": 1}
+    return Manifest("classify", (), "accuracy", {"name": "head"}, {}, 8, {}, "", "", backbone, "", 0, probes, {})

@@ -478,3 +478,58 @@ def test_recipe_in_the_docs_reads_a_version_without_inlay(store, make_manifest, 
     exec(recipe, names)
     assert Manifest.from_json(json.dumps(names["manifest"])) == make_manifest()
     assert torch.equal(names["tensors"]["head.weight"], make_tensors()["head.weight"])
+
+
+def test_a_reference_of_another_version_or_with_another_score_is_damage(store, make_manifest, make_tensors):
+    first = store.publish("spam", make_tensors(0), make_manifest())
+    second = store.publish("mail", make_tensors(1), make_manifest())
+    again = store.publish("mail", make_tensors(2), make_manifest())
+    paths = [store.root / "tasks" / version.name / f"{version.number}.json" for version in (first, second, again)]
+    contents = [path.read_bytes() for path in paths]
+    paths[0].write_bytes(contents[1])
+    paths[1].write_bytes(contents[2])
+    with pytest.raises(StoreDamaged, match=r"spam/1.json: this is the reference of `mail@1`"):
+        store.resolve("spam")
+    with pytest.raises(StoreDamaged, match=r"mail/1.json: this is the reference of `mail@2`"):
+        store.resolve("mail@1")
+    paths[1].write_bytes(contents[1])
+    for old, new in ((b'"accuracy":0.98', b'"accuracy":0.99'), (b'"published_at":"2', b'"published_at":"3')):
+        assert old in contents[0]
+        paths[0].write_bytes(contents[0].replace(old, new))
+        with pytest.raises(StoreDamaged, match="does not fit its seal"):
+            store.resolve("spam")
+
+
+def old_reference(content: bytes, **changes: object) -> bytes:
+    """A reference as format 1 had it."""
+    tree = json.loads(content)
+    for key in ("name", "number", "seal"):
+        del tree[key]
+    return json.dumps({**tree, "format": 1, **changes}, sort_keys=True, separators=(",", ":")).encode()
+
+
+def test_references_of_older_stores_are_read_and_their_scores_proved(store, make_manifest, make_tensors):
+    version = store.publish("spam", make_tensors(), make_manifest(metrics={"dev": {"accuracy": math.nan, "f1": 0.5}}))
+    path = store.root / "tasks" / "spam" / "1.json"
+    content = path.read_bytes()
+    path.write_bytes(old_reference(content))
+    assert store.resolve("spam") == version
+    store.check(version)
+    for change in ({"size_bytes": 7}, {"summary": {**json.loads(content)["summary"], "metric": "f1"}}):
+        path.write_bytes(old_reference(content, **change))
+        with pytest.raises(StoreDamaged, match=r"1.json: it says of `spam@1` what its object does not"):
+            store.check(store.resolve("spam"))
+
+
+@pytest.mark.parametrize("content", [b"", b'{"format":3}', b'{"format":2,"seal":1e999}'])
+def test_a_damaged_reference_costs_only_its_own_version(store, make_manifest, make_tensors, content):
+    store.publish("mail", make_tensors(0), make_manifest())
+    good = store.publish("spam", make_tensors(1), make_manifest())
+    path = store.root / "tasks" / "mail" / "1.json"
+    path.write_bytes(content)
+    heard = []
+    (task,) = store.ledger(lambda version, error: heard.append((version.reference, error)))
+    assert task.latest.version == good
+    assert store.versions("mail", lambda version, error: heard.append((version.reference, error))) == []
+    assert [reference for reference, _ in heard] == ["mail@1", "mail@1"]
+    assert all(isinstance(error, InlayError) and str(path) in error.message for _, error in heard)

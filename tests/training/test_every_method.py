@@ -170,3 +170,12 @@ def test_batch_norm_refuses_a_budget_that_would_tear_a_batch(tiny_bert, toy_task
     run = make(tiny_bert, toy_task(), MethodConfig(size=4, inner_norm="batch"))
     with pytest.raises(BadConfig, match="batch norm sees a run's batch whole"):
         fit([run], tiny_bert, tmp_path, FitSettings(token_budget=16))
+
+
+def test_versions_of_every_method_are_built_and_proved_when_another_store_imports_them(tiny_bert, kept, tmp_path):
+    from inlay.exchange import import_file
+
+    store, versions = kept
+    for name, version in versions.items():
+        path = store.export(version.reference, tmp_path)
+        assert import_file(path, name, Store(tmp_path / "other"), lambda asked: tiny_bert).digest == version.digest

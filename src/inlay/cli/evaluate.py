@@ -13,7 +13,7 @@ import typer
 
 from inlay import serving
 from inlay.cli import flags, screen
-from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.backbone import check_device_name, open_stored
 from inlay.cli.output import open_rows
 from inlay.cli.rooms import data, model, training
 from inlay.cli.screen import Column, Rate, numbers
@@ -85,7 +85,7 @@ def evaluate(
     rows = _read_rows(data, config, version, manifest)
     serving.check_confidence(min_confidence, manifest.kind)
     # 3. score them, in int8 too if that is asked for
-    frozen = open_backbone(backbone or manifest.backbone["name"], device)
+    frozen = open_stored(backbone, manifest.backbone["name"], kept, device)
     found = _evaluate(kept, version, manifest, rows, frozen)
     if found.found.num_lost:
         lost = screen.count(found.found.num_lost, "word")
@@ -130,7 +130,7 @@ def _evaluate(
 ) -> Evaluation:
     serving.check_backbone(version, manifest, frozen)
     tensors = store.load(version, manifest=manifest).tensors
-    spec = model.SlotSpec.from_stored(manifest.method, manifest.head)
+    spec = serving.read_slot(manifest, frozen)
     model.check_slot(spec, frozen)
     judge_split = training.judge_split  # imported now: that takes a second, which is no part of the rate
     done = 0

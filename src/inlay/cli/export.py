@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbone import open_backbone
+from inlay.cli.backbone import open_stored
 from inlay.cli.flags import BackboneOption, JsonOption, StoreOption, open_store
 from inlay.cli.rooms import exchange
 from inlay.errors import BadConfig, UnknownName
@@ -74,7 +74,7 @@ def _export_folder(
 ) -> tuple[dict[str, Any], str]:
     """Write a version as a folder of another library; return what was written, as data and in words."""
     target = output or Path(f"{version.name}-{format_name}")
-    opened = open_backbone(backbone or str(kept.manifest(version).backbone["name"]), "cpu")
+    opened = open_stored(backbone, kept.manifest(version).backbone["name"], kept, "cpu")
     folder = exchange.export_folder(version.reference, kept, opened, format_name, target)
     files = {name: len(content) for name, content in folder.files.items()}
     about = {"version": version.reference, "folder": str(target), "files": files, "notes": list(folder.notes)}
@@ -88,7 +88,7 @@ def _export_graph(
     if output is None:
         raise BadConfig("`--format onnx` writes a folder", "name it with `--output DIR`")
     versions = [kept.resolve(reference) for reference in references]
-    opened = open_backbone(backbone or kept.manifest(versions[0]).backbone["name"], "cpu")
+    opened = open_stored(backbone, kept.manifest(versions[0]).backbone["name"], kept, "cpu")
     with screen.working("tracing and checking the graph"):
         made = exchange.export_onnx(kept, references, opened, output)
     names = [version.reference for version in made.versions]

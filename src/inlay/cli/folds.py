@@ -82,12 +82,13 @@ def describe_report(report: Mapping[str, Any], task: data.Task) -> str:
 
 def describe_mean(about: Mapping[str, Any], means: Mapping[str, float], metric: str) -> str:
     """Describe the mean over folds with its standard error; `about` is the version's entry."""
-    return f"{metric} {screen.score(means[metric])} ± {screen.score(about['standard_error'][metric])}"
+    return f"{metric} {screen.score(means[metric])} ± {screen.score(about['standard_error'].get(metric))}"
 
 
 def describe_pooled(about: Mapping[str, Any], metric: str) -> str:
     """Describe the score of all rows left out."""
-    found, rows = about["pooled"][metric], screen.count(about["num_rows"], "row")
+    found = about["pooled"].get(metric, dict.fromkeys(("value", "low", "high")))
+    rows = screen.count(about["num_rows"], "row")
     span = f"{screen.score(found['low'])} to {screen.score(found['high'])}"
     return f"{screen.score(found['value'])} over all {rows} left out (95% interval {span})"
 

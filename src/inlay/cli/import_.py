@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbone import open_backbone
+from inlay.cli.backbone import open_stored
 from inlay.cli.flags import JsonOption, StoreOption, open_store
 from inlay.cli.rooms import exchange
 from inlay.errors import BadConfig
@@ -22,7 +22,11 @@ def import_(
     name: Annotated[str | None, typer.Option("--name", help="call the task this; default: its own name")] = None,
     backbone: Annotated[
         str | None,
-        typer.Option("--backbone", metavar="NAME", help="what a folder was trained on; default: the one it names"),
+        typer.Option(
+            "--backbone",
+            metavar="NAME",
+            help="what it was trained on; default: the one it names, if known",
+        ),
     ] = None,
     labels: Annotated[
         str | None, typer.Option("--labels", metavar="A,B", help="a folder's labels in order; default: its own")
@@ -39,13 +43,14 @@ def import_(
     """Add an exported file, or a folder of AdapterHub or PEFT, to the store."""
     kept = open_store(store)
     if not path.is_dir():
-        for option, value in (("--backbone", backbone), ("--labels", labels), ("--kind", kind)):
+        for option, value in (("--max-length", max_length), ("--labels", labels), ("--kind", kind)):
             if value is not None:
                 raise BadConfig(f"`{option}` is for folders; a file has it inside", f"leave `{option}` out")
-        version, notes = kept.import_(path, name), tuple[str, ...]()
+        version = exchange.import_file(path, name, kept, lambda stored: open_stored(backbone, stored, kept, "cpu"))
+        notes: tuple[str, ...] = ()
     else:
         wishes = exchange.Wishes(name, None if labels is None else split_list(labels), kind, max_length)
-        opened = open_backbone(backbone or exchange.named_backbone(path), "cpu")
+        opened = open_stored(backbone, "" if backbone else exchange.named_backbone(path), kept, "cpu")
         imported = exchange.import_folder(path, opened, kept, wishes)
         version, notes = imported.version, (f"made by {imported.library} for {imported.base}", *imported.notes)
     if json:

@@ -15,7 +15,7 @@ import typer
 
 from inlay import serving
 from inlay.cli import flags, screen
-from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.backbone import check_device_name, open_stored
 from inlay.cli.output import Writer, open_rows, standard_rows
 from inlay.cli.rooms import data
 from inlay.cli.screen import Rate
@@ -75,9 +75,10 @@ def predict(
     asked.check()
     device = flags.check_precision(precision, device)
     # 2. find the task's version: it says whether lines of stdin are pairs
+    kept = flags.open_store(store)
     pool = serving.EnginePool(
-        flags.open_store(store),
-        lambda name: open_backbone(backbone or name, device),
+        kept,
+        lambda name: open_stored(backbone, name, kept, device),
         task=task,
         file=file if asked.is_file else None,
         min_confidence=min_confidence,

@@ -206,7 +206,7 @@ def describe_settings(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> 
         if value is None or value == () or value == usual.get(name):
             continue
         if isinstance(value, tuple):
-            value = "+".join(value)
+            value = "+".join(map(str, value))
         elif isinstance(value, float):
             value = f"{value:.4g}"
         shown.append(f"{name.replace('_', ' ')} {value}")

@@ -11,6 +11,7 @@ from inlay.cli.flags import JsonOption, StoreOption, TaskArgument, open_store
 from inlay.cli.folds import describe_mean, describe_pooled
 from inlay.cli.rooms import data
 from inlay.cli.screen import numbers
+from inlay.errors import InlayError
 from inlay.settings import MethodConfig
 from inlay.store import Manifest, Version, VersionInfo
 
@@ -27,8 +28,15 @@ def show(
     kept = open_store(store)
     version = kept.resolve(task)
     manifest = kept.manifest(version)
-    sidecar = kept.sidecar(version)
-    infos = kept.versions(version.name)
+    damaged: list[tuple[str, InlayError]] = []
+    infos = kept.versions(version.name, lambda version, error: damaged.append((version.reference, error)))
+    sidecar = None
+    try:
+        sidecar = kept.sidecar(version)
+    except InlayError as error:  # the version stands without it
+        damaged.append((f"the sidecar of {version.reference}", error))
+    for what, reason in damaged:
+        screen.log(f"{what} cannot be read: {reason}", "yellow")
     info = next(item for item in infos if item.version == version)
     if json:
         about = {"reference": version.reference, "digest": version.digest, "size_bytes": info.size_bytes}

@@ -40,7 +40,7 @@ def suggest(
     """
     check_device_name(device)
     kept, config = open_store(store), run.resolve()
-    if not kept.ledger():
+    if not kept.ledger(lambda version, error: None):
         raise Missing(f"no tasks in {kept.root} yet", "train some first: `inlay train mail.csv --task mail`")
     task = load_task(config)
     backbone = open_backbone(config.backbone, device)

@@ -17,11 +17,14 @@ def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
     The last line is the total as a multiple of the backbone, beside what full fine-tuning would need.
     """
     kept = open_store(store)
-    ledger = kept.ledger()
+    damaged: list[dict[str, str | None]] = []
+    ledger = kept.ledger(lambda version, error: damaged.append({"version": version.reference, **error.to_json()}))
     entries, totals = [_describe_task(task) for task in ledger], _total(ledger)
     if json:
-        screen.emit_json({"store": str(kept.root), "tasks": entries, "backbones": totals})
+        screen.emit_json({"store": str(kept.root), "tasks": entries, "backbones": totals, "damaged": damaged})
         return
+    for item in damaged:
+        screen.log(f"{item['version']} cannot be read: {item['message']}; {item['hint']}", "yellow")
     if not ledger:
         screen.log(f"no tasks in {kept.root} yet")
         screen.log("train the first: inlay train mail.csv --task mail", "dim")

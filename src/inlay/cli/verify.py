@@ -9,7 +9,7 @@ import typer
 
 from inlay import serving
 from inlay.cli import screen
-from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.backbone import check_device_name, open_stored
 from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.rooms import model
 from inlay.cli.screen import Column
@@ -34,12 +34,18 @@ def verify(
     check_device_name(device)
     kept = open_store(store)
     versions: list[Version] = []
+    checks: list[serving.Check] = []  # a reference that cannot be read costs only its own version
+
+    def hear(version: Version, error: InlayError) -> None:
+        checks.append(serving.Check(version, problem=str(error)))
+
     for reference in references or ():
-        named = [kept.resolve(reference)] if "@" in reference else [info.version for info in kept.versions(reference)]
+        is_one = "@" in reference
+        named = [kept.resolve(reference)] if is_one else [info.version for info in kept.versions(reference, hear)]
         versions += [version for version in named if version not in versions]
     if not references:
-        versions = [info.version for task in kept.ledger() for info in task.versions]
-    checks = [] if not versions else _check_all(kept, versions, backbone, device)
+        versions = [info.version for task in kept.ledger(hear) for info in task.versions]
+    checks += [] if not versions else _check_all(kept, versions, backbone, device)
     fallen = [check for check in checks if not check.stands]
     if json:
         described = [
@@ -75,7 +81,7 @@ def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, 
             checks[version] = serving.Check(version, problem=str(error))
     for name, members in groups.items():
         try:
-            frozen = open_backbone(name, device)
+            frozen = open_stored(backbone, name, store, device)
             checks |= {check.version: check for check in _check_on(frozen, store, members)}
         except InlayError as error:
             checks |= {version: serving.Check(version, problem=str(error)) for version in members}

@@ -184,6 +184,8 @@ def open_hub(name: str, config: DataConfig) -> Source:
     except ImportError:
         raise Missing("the library `datasets` is not installed", "pip install 'inlay[hub]'") from None
     title, _, variant = name.partition(":")
+    if hasattr(datasets, "config"):  # before version 4 it asked on stdin whether to run a set's own code
+        datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False
     try:
         parts = datasets.load_dataset(title, variant or None)
     except (OSError, ValueError) as error:

@@ -31,8 +31,8 @@ from inlay.model import (
     find_head,
     infer_canonically,
 )
-from inlay.serving import check_backbone
-from inlay.store import Manifest, Probe, Store, Version, legal_name
+from inlay.serving import check_backbone, check_whole, read_slot
+from inlay.store import Loaded, Manifest, Probe, Store, Version, legal_name
 from inlay.training import current_commit, describe_backbone, encode_rows
 
 OWN = "inlay.json"
@@ -121,6 +121,22 @@ def named_backbone(folder: Path) -> str:
     return {entry.hub: name for name, entry in BUILT_IN.items()}.get(str(base), str(base))
 
 
+def import_file(path: Path, name: str | None, store: Store, open_backbone: Callable[[str], Backbone]) -> Version:
+    """Add the version in a file that `Store.export` wrote, once it was built and proved on its backbone.
+
+    `open_backbone` opens the backbone that the file names, and decides whether it may.
+    """
+
+    def check(loaded: Loaded, version: Version) -> None:
+        named = loaded.manifest.backbone["name"]
+        backbone = open_backbone(named)
+        check_whole(loaded, version, backbone)
+        if backbone.name not in BUILT_IN:
+            store.register_backbone(named, backbone.name)
+
+    return store.import_(path, name, check)
+
+
 def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes) -> Imported:
     """Publish the task in another library's folder as a version on `backbone`."""
     format_name = find_format(folder)
@@ -149,6 +165,8 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
         "commit": current_commit(),
         "environment": canonical_environment(),
     }
+    if backbone.name not in BUILT_IN:
+        store.register_backbone(backbone.name)
     version = store.publish(str(name), foreign.tensors, manifest, sidecar)
     return Imported(version, foreign.library, foreign.base, (*foreign.notes, *notes))
 
@@ -256,7 +274,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
     loaded = store.load(version)
     manifest = loaded.manifest
     check_backbone(version, manifest, backbone)
-    spec = SlotSpec.from_stored(manifest.method, manifest.head)
+    spec = read_slot(manifest, backbone)
     base = BUILT_IN[backbone.name].hub if backbone.name in BUILT_IN else backbone.name
     task = TaskToExport(version.name, spec.method, spec.head, tuple(manifest.labels), loaded.tensors, base)
     folder = FORMATS[format_name].write(task, backbone.anatomy)

@@ -51,7 +51,7 @@ from inlay.model import (
     pair_features,
 )
 from inlay.model import head as head_part
-from inlay.serving import check_backbone, find_reading
+from inlay.serving import check_backbone, find_reading, read_slot
 from inlay.store import Manifest, Store, Version
 
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
@@ -128,7 +128,7 @@ def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[G
             raise BadConfig(f"`{version.reference}` is named twice", "name every version once: its place is its id")
         loaded = store.load(version)
         check_backbone(version, loaded.manifest, backbone)
-        spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
+        spec = read_slot(loaded.manifest, backbone)
         check_spec(version.reference, spec)
         tasks.append(GraphTask(version, loaded.manifest, spec, loaded.tensors))
     if not tasks:

@@ -221,7 +221,7 @@ def predict_left_out(vectors: np.ndarray, targets: np.ndarray) -> tuple[np.ndarr
 def _choose(store: Store, backbone: Backbone, references: Sequence[str] | None) -> list[Version]:
     if references is not None:
         return [store.resolve(reference) for reference in references]
-    latest = [task.latest for task in store.ledger()]
+    latest = [task.latest for task in store.ledger(lambda version, error: None)]  # damaged ones start nothing
     return [info.version for info in latest if info.summary.backbone["fingerprint"] == backbone.fingerprint]
 
 

@@ -52,6 +52,7 @@ from inlay.model.heads.inference import (
     infer_vectors,
 )
 from inlay.model.heads.readout import apply_heads, pair_features
+from inlay.model.heads.stored_heads import check_labels, read_head
 from inlay.model.kernels import fold_residual, launch
 from inlay.model.kernels.launch import GraphRecorder, is_out_of_memory
 from inlay.model.kernels.select import Gather, pick_numbered
@@ -121,6 +122,7 @@ __all__ = [
     "canonical_backbone",
     "canonical_environment",
     "check_int8",
+    "check_labels",
     "check_slot",
     "check_spec",
     "collate",
@@ -153,6 +155,7 @@ __all__ = [
     "pair_features",
     "pick_numbered",
     "quantize",
+    "read_head",
     "resolve_method",
     "round_up_tokens",
     "scales_input",

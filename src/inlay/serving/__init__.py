@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from inlay.serving.engine import Engine, check_backbone, find_reading
     from inlay.serving.pool import EnginePool
     from inlay.serving.precision import Drift, is_changed
-    from inlay.serving.verification import Check, verify
+    from inlay.serving.slots import read_slot
+    from inlay.serving.verification import Check, check_whole, verify
 
 __getattr__ = import_lazily(
     __name__,
@@ -30,7 +31,8 @@ __getattr__ = import_lazily(
         "inlay.serving.engine": ("Engine", "check_backbone", "find_reading"),
         "inlay.serving.pool": ("EnginePool",),
         "inlay.serving.precision": ("Drift", "is_changed"),
-        "inlay.serving.verification": ("Check", "verify"),
+        "inlay.serving.slots": ("read_slot",),
+        "inlay.serving.verification": ("Check", "check_whole", "verify"),
     },
 )
 
@@ -45,8 +47,10 @@ __all__ = [
     "answer_words",
     "check_backbone",
     "check_confidence",
+    "check_whole",
     "describe_answer",
     "find_reading",
     "is_changed",
+    "read_slot",
     "verify",
 ]

@@ -22,7 +22,6 @@ from inlay.locks import FairLock
 from inlay.model import (
     Backbone,
     Bank,
-    HeadSpec,
     Output,
     Row,
     SlotSpec,
@@ -31,10 +30,12 @@ from inlay.model import (
     find_head,
     find_precision,
     make_rows,
+    read_head,
 )
 from inlay.serving.answers import Answer, Request, Resolved, VersionLookup, check_confidence
 from inlay.serving.passes import Passes
 from inlay.serving.precision import Drift, measure_drift
+from inlay.serving.slots import read_slot
 from inlay.store import Manifest, Store, Version
 
 
@@ -146,7 +147,7 @@ class Engine:
         manifest = manifest or self.store.manifest(version)
         check_backbone(version, manifest, self.backbone)
         tensors = self.store.load(version, manifest=manifest).tensors
-        spec = SlotSpec.from_stored(manifest.method, manifest.head)
+        spec = read_slot(manifest, self.backbone)
         check_slot(spec, self._bank.backbone)
         if not self._free:
             coldest = self._hot.popitem(last=False)[1]
@@ -273,7 +274,7 @@ def _phrase(item: _Checked, state: HotVersion | InlayError, output: Output | Non
 def find_reading(manifest: Manifest) -> Reading:
     """Return the way a version's rows become windows of tokens."""
     stride = {"stride": int(manifest.extra["stride"])} if "stride" in manifest.extra else {}
-    head = HeadSpec(**manifest.head)
+    head = read_head(manifest.head)
     return Reading(head.layout, manifest.max_length, prompt=head.prompt, pairs=head.pairs, **stride)
 
 

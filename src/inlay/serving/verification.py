@@ -7,16 +7,17 @@ the check says which it used.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from inlay.data import KINDS, Split, encode_split
-from inlay.errors import InlayError
+from inlay.data import KINDS, METRICS, Split, encode_split
+from inlay.errors import InlayError, StoreDamaged
 from inlay.model import (
     Backbone,
+    Bank,
     SlotSpec,
     canonical_backbone,
     canonical_environment,
@@ -27,12 +28,15 @@ from inlay.model import (
 )
 from inlay.serving.answers import Request
 from inlay.serving.engine import Engine, check_backbone, find_reading
-from inlay.store import Store, Version
+from inlay.serving.slots import read_slot
+from inlay.store import Loaded, Manifest, Store, Version
 
 CANONICAL_TOLERANCE = 1e-4
 """tolerance of canonical answers on another machine or with other libraries, as a share of the largest logit"""
 ENGINE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """the same for answers in a mixed batch, by the backbone's precision"""
+_MOST_PROBES = 64
+_ROUNDING = 1e-6
 _MixedAnswers = dict[str, list[Tensor] | InlayError]
 """reference -> the answers to the version's probes in a batch of all versions, or the error that took their place"""
 
@@ -107,6 +111,7 @@ def _check(
     store.check(version)
     manifest = store.manifest(version)
     check_backbone(version, manifest, backbone)
+    spec = read_slot(manifest, backbone)
     in_batch = mixed.get(version.reference, [])
     if isinstance(in_batch, InlayError):
         raise in_batch
@@ -117,13 +122,8 @@ def _check(
     if not manifest.probes:  # then its bytes are all that can be proved
         return Check(version)
     # 2. the probes' answers now, alone on the canonical path
-    plain, probes = canonical_backbone(backbone), manifest.probes
-    texts = [probe.text for probe in probes]
-    pairs = [probe.pair or "" for probe in probes] if manifest.extra.get("pairs") else None
-    encoded = encode_split(plain.tokenizer, Split(texts, pairs, None, []), find_reading(manifest))
-    spec = SlotSpec.from_stored(manifest.method, manifest.head)
-    logits = infer_canonically(plain, spec, tensors, make_rows(encoded))
-    alone = [output.flat for output in collect_outputs(encoded, logits, texts)]
+    probes = manifest.probes
+    alone = _answer_alone(manifest, spec, tensors, backbone)
     # 3. how far they are from the published ones
     expected = [torch.tensor(probe.logits) for probe in probes]
     is_exact = (store.sidecar(version) or {}).get("environment") == environment
@@ -146,6 +146,61 @@ def _check(
     ):
         problem = "a probe gets another label in a mixed batch"
     return Check(version, is_exact, canonical, through, problem)
+
+
+def check_whole(loaded: Loaded, version: Version, backbone: Backbone) -> None:
+    """Refuse a version from outside that does not fit its backbone, contradicts itself or gives other answers.
+
+    It is built and its probes are answered, as `verify` would, before anything of it is in a store.
+    """
+    manifest, tensors = loaded.manifest, loaded.tensors
+    # 1. its slot: the head, the reading, the tensors
+    check_backbone(version, manifest, backbone)
+    spec = read_slot(manifest, backbone)
+    for name, tensor in tensors.items():
+        if not bool(tensor.isfinite().all()):
+            raise StoreDamaged(f"the tensor `{name}` holds values that are no numbers")
+    Bank(backbone, 1).put(0, spec, tensors)
+    # 2. what the manifest says of it
+    if not manifest.num_parameters <= sum(tensor.numel() for tensor in tensors.values()):
+        raise StoreDamaged(f"`num_parameters` is {manifest.num_parameters:,}, more than its tensors have")
+    _check_metrics(manifest)
+    # 3. the probes, and their answers
+    if len(manifest.probes) > _MOST_PROBES:
+        raise StoreDamaged(f"{len(manifest.probes)} probes, more than {_MOST_PROBES}")
+    for probe in manifest.probes:
+        if not probe.text.strip() or (probe.pair is None) == bool(manifest.extra.get("pairs")):
+            raise StoreDamaged("a probe is not a row as the version reads them")
+    expected = [torch.tensor(probe.logits) for probe in manifest.probes]
+    difference = _difference(expected, _answer_alone(manifest, spec, tensors, backbone))
+    if not difference <= CANONICAL_TOLERANCE:
+        raise StoreDamaged(f"a probe's canonical answer is off by {difference:.2g} of its size")
+
+
+def _check_metrics(manifest: Manifest) -> None:
+    """Refuse a metric that its kind of task does not have, and scores that no metric can have."""
+    if manifest.metric not in KINDS[manifest.kind].metrics:
+        raise StoreDamaged(f"the metric `{manifest.metric}` is none of a {manifest.kind} task")
+    if manifest.higher_is_better != METRICS[manifest.metric].higher_is_better:
+        raise StoreDamaged(f"`higher_is_better` is `{manifest.higher_is_better}` for `{manifest.metric}`")
+    for split, scores in manifest.metrics.items():
+        for name, value in scores.items():
+            is_share = name in METRICS and METRICS[name].higher_is_better  # or a correlation
+            if value < (-1 - _ROUNDING if is_share else 0) or (is_share and value > 1 + _ROUNDING):
+                raise StoreDamaged(f"the {split} {name} is {value:g}, which it cannot be")
+
+
+def _answer_alone(
+    manifest: Manifest, spec: SlotSpec, tensors: Mapping[str, Tensor], backbone: Backbone
+) -> list[Tensor]:
+    """Return the answers to a version's probes on the canonical path."""
+    plain, texts = canonical_backbone(backbone), [probe.text for probe in manifest.probes]
+    if not texts:
+        return []
+    pairs = [probe.pair or "" for probe in manifest.probes] if manifest.extra.get("pairs") else None
+    encoded = encode_split(plain.tokenizer, Split(texts, pairs, None, []), find_reading(manifest))
+    logits = infer_canonically(plain, spec, tensors, make_rows(encoded))
+    return [output.flat for output in collect_outputs(encoded, logits, texts)]
 
 
 def _difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> float:

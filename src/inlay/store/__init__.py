@@ -6,11 +6,12 @@ Importing this room, and listing what is in a store, imports neither torch nor n
 from __future__ import annotations
 
 from inlay.store.files import DRAFT_PREFIX, locked, make_directory, sync_directory, write_atomically, write_once
-from inlay.store.format import Manifest, Probe, Version, VersionInfo, legal_name
-from inlay.store.store import Store, TaskInfo
+from inlay.store.format import Manifest, Probe, TaskInfo, Version, VersionInfo, legal_name
+from inlay.store.store import Loaded, Store
 
 __all__ = [
     "DRAFT_PREFIX",
+    "Loaded",
     "Manifest",
     "Probe",
     "Store",

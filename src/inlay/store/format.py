@@ -8,6 +8,7 @@ imported only by the two functions that turn tensors into bytes and back.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import json
 import math
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from inlay.errors import BadConfig, BadData, StoreDamaged, Unsupported
+from inlay.store.json_values import check_nested, is_nested, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORMAT = 1
+REFERENCE_FORMAT = 2  # 1 did not say which version it was the reference of, and had no seal
+_TWO = 2  # classes, which one threshold divides
 _MAX_JSON_BYTES = 100_000_000  # what safetensors allows a header; anything larger is damage or malice
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SELECTOR = re.compile(r"best|[1-9][0-9]{0,8}")
@@ -105,7 +109,11 @@ class Manifest:
         _check_format(tree, where)
         if isinstance(tree.get("probes"), list):
             tree["probes"] = [_read_probe(probe, where) for probe in tree["probes"]]
-        return _read_fields(cls, tree, where)
+        manifest = _read_fields(cls, tree, where)
+        cuts, num_labels = manifest.head.get("thresholds"), len(manifest.labels)
+        if cuts is not None and len(cuts) != (1 if num_labels == _TWO else num_labels) and len(cuts) != num_labels:
+            raise StoreDamaged(f"{where}: {len(cuts)} thresholds for {num_labels} labels")
+        return manifest
 
 
 @dataclass(frozen=True)
@@ -130,6 +138,14 @@ class Summary:
         shared: dict[str, Any] = {name: vars(manifest)[name] for name in cls.__annotations__ if name != "num_labels"}
         return cls(num_labels=len(manifest.labels), **shared)
 
+    def to_tree(self) -> dict[str, Any]:
+        """Return it as JSON data."""
+        return {**vars(self), "metrics": _write_metrics(self.metrics)}
+
+    def matches(self, manifest: Manifest) -> bool:
+        """Tell whether it is what a manifest says."""
+        return _dump(self.to_tree()) == _dump(Summary.of(manifest).to_tree())
+
     def score(self, metric: str) -> float | None:
         """Return the dev value of a metric, or None if there is none to compare."""
         value = self.metrics.get("dev", {}).get(metric)
@@ -146,21 +162,62 @@ class VersionInfo:
     summary: Summary
 
     def to_json(self) -> str:
-        """Return the content of a reference file. The file's path has the name and the number."""
-        summary = {**vars(self.summary), "metrics": _write_metrics(self.summary.metrics)}
-        tree = {"digest": self.version.digest, "published_at": self.published_at, "size_bytes": self.size_bytes}
-        return _dump({"format": FORMAT, **tree, "summary": summary})
+        """Return the content of a reference file, sealed: whatever of it changes, the seal does not fit any more."""
+        tree = {
+            "format": REFERENCE_FORMAT,
+            "name": self.version.name,
+            "number": self.version.number,
+            "digest": self.version.digest,
+            "published_at": self.published_at,
+            "size_bytes": self.size_bytes,
+            "summary": self.summary.to_tree(),
+        }
+        return _dump({**tree, "seal": _seal(tree)})
 
     @classmethod
     def from_json(cls, text: bytes, where: str, name: str, number: int) -> VersionInfo:
-        """Read the reference file of `name` and `number`."""
+        """Read the reference file of `name` and `number`; refuse one that is another version's, or was changed."""
         tree = parse_json(text, where)
-        _check_format(tree, where)
+        _check_format(tree, where, REFERENCE_FORMAT)
+        if tree["format"] > 1:
+            if tree.pop("seal", None) != _seal(tree):
+                raise StoreDamaged(f"{where}: this is not what was written: it does not fit its seal")
+            owner = (tree.pop("name", None), tree.pop("number", None))
+            if owner != (name, number):
+                raise StoreDamaged(f"{where}: this is the reference of `{owner[0]}@{owner[1]}`")
         reference = _read_fields(_Reference, tree, where)
         if not is_digest(reference.digest):
             raise StoreDamaged(f"{where}: `{reference.digest}` is not a digest")
         summary = _read_fields(Summary, reference.summary, where)
         return cls(Version(name, number, reference.digest), reference.published_at, reference.size_bytes, summary)
+
+
+@dataclass(frozen=True)
+class TaskInfo:
+    """A task in the ledger, with its versions, oldest first; there is at least one."""
+
+    name: str
+    versions: tuple[VersionInfo, ...]
+
+    @property
+    def latest(self) -> VersionInfo:
+        """Return the version that `NAME` alone means."""
+        return self.versions[-1]
+
+    @property
+    def best(self) -> VersionInfo | None:
+        """Return the version that `NAME@best` means; None if no version has a dev score to compare.
+
+        It is the first with the best dev value of the latest version's metric, among versions with the same dev rows.
+        """
+        latest = self.latest.summary
+        sign = 1 if latest.higher_is_better else -1
+        scored = [
+            (sign * score, -info.version.number, info)
+            for info in self.versions
+            if info.summary.dev_digest == latest.dev_digest and (score := info.summary.score(latest.metric)) is not None
+        ]
+        return max(scored, key=lambda item: item[:2])[2] if scored else None
 
 
 @dataclass(frozen=True)
@@ -223,13 +280,18 @@ def encode_object(tensors: Mapping[str, Tensor], manifest: Manifest) -> bytes:
 
 def decode_tensors(content: bytes, where: str) -> dict[str, Tensor]:
     """Return the tensors of an object."""
+    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load
 
     try:
-        return load(content)
+        tensors = load(content)
     except SafetensorError as error:
         raise StoreDamaged(f"{where}: not a safetensors file: {error}") from None
+    for name, tensor in tensors.items():
+        if tensor.dtype != torch.float32:
+            raise StoreDamaged(f"{where}: tensor `{name}` is {tensor.dtype}, not torch.float32")
+    return tensors
 
 
 def read_manifest(file: BinaryIO, size_bytes: int, where: str) -> Manifest:
@@ -292,7 +354,10 @@ def read_export(path: Path) -> Export:
     _check_format(task, f"{path}: task.json")
     if task.keys() != {"format", "name", "digest"} or not all(isinstance(task[key], str) for key in ("name", "digest")):
         raise BadData("task.json: must have a name and a digest, nothing else", path=path)
-    sidecar = parse_json(entries["sidecar.json"], f"{path}: sidecar.json") if "sidecar.json" in entries else None
+    sidecar = None
+    if "sidecar.json" in entries:
+        sidecar = parse_json(entries["sidecar.json"], f"{path}: sidecar.json")
+        check_nested(sidecar, "sidecar", f"{path}: sidecar.json")
     return Export(task["name"], task["digest"], entries["object.safetensors"], sidecar)
 
 
@@ -313,29 +378,25 @@ def _check_entries(archive: zipfile.ZipFile, path: Path) -> None:
             raise BadData(f"{entry.filename} claims {entry.file_size:,} bytes, which cannot be", path=path)
 
 
-def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
-    """Parse a JSON object; anything else is `StoreDamaged`."""
-    try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise StoreDamaged(f"{where}: not JSON: {error}") from None
-    if not isinstance(tree, dict):
-        raise StoreDamaged(f"{where}: not a JSON object")
-    return tree
-
-
 def _dump(value: Any) -> str:
     """Return canonical JSON: sorted, compact, ASCII (so that any text of a dataset can be written), no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _check_format(tree: Mapping[str, Any], where: str) -> None:
+def _seal(tree: Mapping[str, Any]) -> str:
+    try:
+        return hashlib.sha256(_dump(tree).encode()).hexdigest()
+    except (ValueError, RecursionError):  # a number beyond floats, or nesting beyond reason: nothing that was written
+        return ""
+
+
+def _check_format(tree: Mapping[str, Any], where: str, newest: int = FORMAT) -> None:
     number = tree.get("format")
     if type(number) is not int or number < 1:
         raise StoreDamaged(f"{where}: its format is `{number}`, which does not exist")
-    if number > FORMAT:
+    if number > newest:
         raise Unsupported(
-            f"{where}: written in format {number}; this Inlay reads up to {FORMAT}", "upgrade: `pip install -U inlay`"
+            f"{where}: written in format {number}; this Inlay reads up to {newest}", "upgrade: `pip install -U inlay`"
         )
 
 
@@ -361,8 +422,13 @@ def _read_fields(kind: type[T], tree: Mapping[str, Any], where: str) -> T:
     for name, annotation in annotations.items():
         if type(tree[name]) not in _JSON_TYPES[annotation]:
             raise StoreDamaged(f"{where}: `{name}` is {type(tree[name]).__name__}, not {annotation}")
-    if not all(isinstance(label, str) for label in tree.get("labels", ())):
-        raise StoreDamaged(f"{where}: a label is not a string")
+        if annotation == "int" and tree[name] < 0:
+            raise StoreDamaged(f"{where}: `{name}` is {tree[name]}, which is below 0")
+        if is_nested(name):
+            check_nested(tree[name], name, where)
+    labels = tree.get("labels", [])
+    if not all(isinstance(label, str) for label in labels) or len(set(labels)) < len(labels):
+        raise StoreDamaged(f"{where}: its labels are not texts, each there once")
     values = {**tree, "metrics": _read_metrics(tree["metrics"], where)} if "metrics" in annotations else tree
     try:
         return kind(**values)

@@ -14,21 +14,24 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import BadData, InlayError, Missing, StoreDamaged, UnknownName
+from inlay.errors import BadConfig, BadData, InlayError, Missing, StoreDamaged, UnknownName
 from inlay.store import format as form
 from inlay.store.files import DRAFT_PREFIX, locked, make_directory, sync_directory, write_atomically, write_once
-from inlay.store.format import Manifest, Summary, Version, VersionInfo
+from inlay.store.format import Manifest, Summary, TaskInfo, Version, VersionInfo
+from inlay.store.json_values import check_nested, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+OnDamage = Callable[[Version, InlayError], None]
+"""Called with a version whose reference cannot be read, its digest unknown, and why."""
 _ENTRY = re.compile(r"([1-9][0-9]{0,8})\.(json|removed)")
 _STALE_SECONDS = 3600
 _SETTLED_NS = 5_000_000_000  # longer than the resolution of any file system's timestamps
@@ -40,34 +43,6 @@ class Loaded:
 
     manifest: Manifest
     tensors: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class TaskInfo:
-    """A task in the ledger, with its versions, oldest first; there is at least one."""
-
-    name: str
-    versions: tuple[VersionInfo, ...]
-
-    @property
-    def latest(self) -> VersionInfo:
-        """Return the version that `NAME` alone means."""
-        return self.versions[-1]
-
-    @property
-    def best(self) -> VersionInfo | None:
-        """Return the version that `NAME@best` means; None if no version has a dev score to compare.
-
-        It is the first with the best dev value of the latest version's metric, among versions with the same dev rows.
-        """
-        latest = self.latest.summary
-        sign = 1 if latest.higher_is_better else -1
-        scored = [
-            (sign * score, -info.version.number, info)
-            for info in self.versions
-            if info.summary.dev_digest == latest.dev_digest and (score := info.summary.score(latest.metric)) is not None
-        ]
-        return max(scored, key=lambda item: item[:2])[2] if scored else None
 
 
 @dataclass(frozen=True)
@@ -117,7 +92,9 @@ class Store:
         the content already has one, the first stays.
         """
         form.check_name(name)
-        return self._add(name, form.encode_object(tensors, manifest), manifest, sidecar)
+        content = form.encode_object(tensors, manifest)
+        form.read_manifest(io.BytesIO(content), len(content), f"the manifest of `{name}`")  # or nobody could read it
+        return self._add(name, content, manifest, sidecar)
 
     def resolve(self, reference: str) -> Version:
         """Return the version that `NAME` (the latest), `NAME@3` or `NAME@best` means now.
@@ -144,20 +121,25 @@ class Store:
             return None
         return changed_ns if changed_ns is not None and time.time_ns() - changed_ns > _SETTLED_NS else None
 
-    def versions(self, name: str) -> list[VersionInfo]:
-        """Return the versions of a task, oldest first."""
-        numbers, _ = self._numbers(name)
-        infos = [self._info(name, number) for number in numbers]
-        if not any(infos):
-            raise self._unknown_task(name)
-        return [info for info in infos if info is not None]
+    def versions(self, name: str, on_damage: OnDamage | None = None) -> list[VersionInfo]:
+        """Return the versions of a task, oldest first.
 
-    def ledger(self) -> list[TaskInfo]:
-        """Return every task with its versions, by name. It opens only references, so a thousand tasks list at once."""
+        A reference that cannot be read is an error, or left out if `on_damage` is there to hear of it.
+        """
+        numbers, _ = self._numbers(name)
+        infos = self._readable(name, numbers, on_damage)
+        if not infos and not (numbers and on_damage):
+            raise self._unknown_task(name)
+        return infos
+
+    def ledger(self, on_damage: OnDamage | None = None) -> list[TaskInfo]:
+        """Return every task with its versions, by name. It opens only references, so a thousand tasks list at once.
+
+        A reference that cannot be read is an error, or left out if `on_damage` is there to hear of it.
+        """
         tasks = []
         for name in self._names():
-            infos = [self._info(name, number) for number in self._numbers(name)[0]]
-            versions = tuple(info for info in infos if info is not None)
+            versions = tuple(self._readable(name, self._numbers(name)[0], on_damage))
             if versions:
                 tasks.append(TaskInfo(name, versions))
         return tasks
@@ -172,7 +154,9 @@ class Store:
         """Return what is known of how a version was made (time, host, commit, machine), or None."""
         path = self._sidecar_path(version.digest)
         try:
-            return form.parse_json(path.read_bytes(), str(path))
+            tree = parse_json(path.read_bytes(), str(path))
+            check_nested(tree, "sidecar", str(path))
+            return tree
         except FileNotFoundError:
             return None
         except StoreDamaged as error:
@@ -193,11 +177,18 @@ class Store:
             return Loaded(manifest, form.decode_tensors(content, str(path)))
 
     def check(self, version: Version) -> None:
-        """Reread a version's bytes and raise `StoreDamaged` if they are not what was published."""
+        """Reread a version's bytes and reference, and raise `StoreDamaged` if they are not what was published."""
         path = self._object_path(version.digest)
         with self._explained(version), path.open("rb") as file:
             _check_digest(hashlib.file_digest(file, "sha256").hexdigest(), version.digest, path)
-        self.manifest(version)
+            size_bytes = os.fstat(file.fileno()).st_size
+        manifest, info = self.manifest(version), self._info(version.name, version.number)
+        if info is None:
+            raise self._unknown_version(version.name, version.number)
+        if (info.version.digest, info.size_bytes) != (version.digest, size_bytes) or not info.summary.matches(manifest):
+            path = self._reference_path(version.name, version.number)
+            hint = f"restore the file from a copy, or drop it: `inlay remove {version.reference}`"
+            raise StoreDamaged(f"{path}: it says of `{version.reference}` what its object does not", hint)
 
     def remove(self, reference: str) -> list[Version]:
         """Drop one version (`NAME@3`) or all of a task (`NAME`). Bytes stay until `gc`; numbers are not used again."""
@@ -230,6 +221,23 @@ class Store:
                 path.unlink(missing_ok=True)
         return GcReport(len(objects), len(sidecars), len(drafts), freed_bytes, paths, dry_run)
 
+    def register_backbone(self, name: str, here: str | None = None) -> None:
+        """Keep that the user named a backbone: versions that name it may have it loaded, as `here` (or the same)."""
+        content = json.dumps({"format": 1, "here": here or name, "name": name}, sort_keys=True).encode()
+        path = self._backbone_path(name)
+        if not path.is_file() or path.read_bytes() != content:
+            with self._locked(exclusive=False):
+                write_atomically(path, content)
+
+    def find_backbone(self, name: str) -> str | None:
+        """Return what a backbone that the user named is called here; None if only stored data name it."""
+        path = self._backbone_path(name)
+        with suppress(FileNotFoundError, StoreDamaged):  # damage is as if it had not been named: it is asked for again
+            known = parse_json(path.read_bytes(), str(path))
+            if known.get("name") == name and isinstance(known.get("here"), str):
+                return str(known["here"])
+        return None
+
     def export(self, reference: str, path: Path | str) -> Path:
         """Write a version as one file and return its path. A folder gets `NAME.inlay`; a missing folder is not made."""
         version, path = self.resolve(reference), Path(path)
@@ -245,10 +253,13 @@ class Store:
             write_atomically(target, export.to_bytes())
         return target
 
-    def import_(self, path: Path | str, name: str | None = None) -> Version:
+    def import_(
+        self, path: Path | str, name: str | None = None, check: Callable[[Loaded, Version], None] | None = None
+    ) -> Version:
         """Add the version in an exported file, under its own name or another; a damaged file is refused.
 
-        If the name already has a version of this content, that version is returned.
+        If the name already has a version of this content, that version is returned. `check` is given what would be
+        added, and refuses what only its backbone can tell, as `inlay.exchange.import_file` does.
         """
         path = Path(path)
         try:
@@ -265,6 +276,12 @@ class Store:
             raise BadData(f"its task has an illegal name, `{export.name}`", "import it with `--name NAME`", path=path)
         name = export.name if name is None else name
         form.check_name(name)
+        if check is not None:
+            try:
+                loaded = Loaded(manifest, form.decode_tensors(export.content, "object.safetensors"))
+                check(loaded, Version(name, 1, export.digest))
+            except (StoreDamaged, BadConfig) as error:
+                raise BadData(error.message, "export it again from the store it came from", path=path) from None
         return self._add(name, export.content, manifest, export.sidecar)
 
     def _add(self, name: str, content: bytes, manifest: Manifest, sidecar: Mapping[str, Any] | None) -> Version:
@@ -327,10 +344,15 @@ class Store:
         """Return the numbers a name has, and those it had, in order. An illegal name has none."""
         found: dict[str, list[int]] = {"json": [], "removed": []}
         if form.is_name(name):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                for entry in os.listdir(f"{self.root}/tasks/{name}"):
-                    if match := _ENTRY.fullmatch(entry):
-                        found[match[2]].append(int(match[1]))
+            try:
+                entries = os.listdir(f"{self.root}/tasks/{name}")
+            except (FileNotFoundError, NotADirectoryError):
+                entries = []
+            except OSError as error:
+                message = f"{self.root}/tasks/{name}: cannot be read: {error.strerror}"
+                raise StoreDamaged(message, "make the folder readable, or restore it from a copy") from None
+            for match in filter(None, map(_ENTRY.fullmatch, entries)):
+                found[match[2]].append(int(match[1]))
         return sorted(found["json"]), sorted(found["removed"])
 
     def _info(self, name: str, number: int) -> VersionInfo | None:
@@ -342,9 +364,23 @@ class Store:
             return VersionInfo.from_json(content, where, name, number)
         except FileNotFoundError:
             return None
-        except StoreDamaged as error:
+        except (StoreDamaged, OSError) as error:
             hint = f"restore the file from a copy, or drop it: `inlay remove {name}@{number}`; other versions stand"
-            raise StoreDamaged(error.message, hint) from None
+            message = f"{where}: cannot be read: {error.strerror}" if isinstance(error, OSError) else error.message
+            raise StoreDamaged(message, hint) from None
+
+    def _readable(self, name: str, numbers: Sequence[int], on_damage: OnDamage | None) -> list[VersionInfo]:
+        """Read the references that can be read; the others are raised, or handed to `on_damage`."""
+        infos = []
+        for number in numbers:
+            try:
+                if info := self._info(name, number):
+                    infos.append(info)
+            except InlayError as error:
+                if on_damage is None:
+                    raise
+                on_damage(Version(name, number, ""), error)
+        return infos
 
     def _readable_or_blank(self, name: str, number: int) -> Version:
         """Return a version, with an empty digest if its reference is damaged: damage must not block others."""
@@ -371,8 +407,12 @@ class Store:
         return UnknownName("version", f"{name}@{number}", (), hint=f"{fate}versions of `{name}`: {there}")
 
     def _stray_drafts(self) -> list[Path]:
-        # Writers below these three folders hold the lock, so while we hold it exclusively, no draft has a writer.
-        strays = [path for folder in ("objects", "tasks", "sidecars") for path in _drafts_under(self.root / folder)]
+        # Writers below these folders hold the lock, so while we hold it exclusively, no draft has a writer.
+        strays = [
+            path
+            for folder in ("objects", "tasks", "sidecars", "backbones")
+            for path in _drafts_under(self.root / folder)
+        ]
         # Runs are written without the lock, perhaps from another machine, so only their age tells.
         for path in (*_drafts_under(self.root / "runs"), *_drafts_under(self.root / "budgets")):
             with suppress(FileNotFoundError):
@@ -385,6 +425,9 @@ class Store:
 
     def _sidecar_path(self, digest: str) -> Path:
         return self.root / "sidecars" / f"{digest}.json"
+
+    def _backbone_path(self, name: str) -> Path:
+        return self.root / "backbones" / f"{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()}.json"
 
     def _reference_path(self, name: str, number: int) -> Path:
         return self.root / "tasks" / name / f"{number}.json"

@@ -2,7 +2,8 @@
 
 Its files are carried by a package on the package index, lie in a folder, or are on a model hub; nothing is fetched for
 a name that is built in or a folder. Invariants: files that cannot be read are an error that names the folder, and a
-folder without a tokenizer is refused.
+folder without a tokenizer is refused. Code that comes with files is never run, and files that name others (an adapter's
+base, a tokenizer on the hub) bring none of them in.
 
 Which embeddings of a text-to-text backbone are one is not left to transformers, whose versions differ: some tie what a
 config calls untied, and a state dict loaded into a model whose output layer is its embedding overwrites that without a
@@ -38,6 +39,8 @@ from inlay.processes import current_process
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 _INPUTS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _OUTPUT = "lm_head.weight"
+_OFFLINE = {"trust_remote_code": False, "local_files_only": True}
+"""With what transformers reads a folder: it neither runs code of it (nor asks on stdin whether to) nor fetches more"""
 _TIED_BY_DEFAULT = ("t5",)  # as the first T5 was; those after it have an output layer of their own
 
 
@@ -135,31 +138,56 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise Unsupported(f"`{folder}` holds no backbone that transformers can read: {first_line(error)}") from None
-    family = find_family(config.model_type)
+    family = find_family(_read_model_type(folder))
     register_attention()
     try:
         weight_files(folder)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             loader = getattr(transformers, family.loader)
-            model = loader.from_pretrained(folder, dtype=dtype, attn_implementation=family.implementation)
+            model = loader.from_pretrained(
+                folder, dtype=dtype, attn_implementation=family.implementation, weights_only=True, **_OFFLINE
+            )
             if family.decoder is not None:
                 tie_embeddings(model, folder)
             # Without its files transformers would make a tokenizer that knows no word, and say nothing.
             if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
                 raise Missing(f"no tokenizer in `{folder}`", f"it needs one of: {', '.join(TOKENIZER_FILES)}")
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_OFFLINE)
         return Backbone(name, folder, model.to(device), tokenizer)
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        _refuse_code(folder, error)
         raise StoreDamaged(
             f"the files of the backbone `{name}` in `{folder}` cannot be read: {first_line(error)}",
             "a download may have been cut short: fetch the folder again",
+        ) from None
+
+
+def _read_model_type(folder: Path) -> str:
+    """Read the family's name off a folder's config; refuse a folder that would bring in code or another backbone."""
+    import transformers
+
+    if (folder / "adapter_config.json").is_file():  # transformers would load what that names in the folder's place
+        raise Unsupported(
+            f"`{folder}` holds an adapter, not a backbone: it has an `adapter_config.json`",
+            "name the backbone it belongs to; `inlay import` reads adapters",
+        )
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, **_OFFLINE)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _refuse_code(folder, error)
+        raise Unsupported(f"`{folder}` holds no backbone that transformers can read: {first_line(error)}") from None
+    return str(config.model_type)
+
+
+def _refuse_code(folder: Path, error: Exception) -> None:
+    """Say it plainly if what stopped transformers is that a folder's files are to be read by code of its own."""
+    if "custom code" in str(error):
+        raise Unsupported(
+            f"the backbone in `{folder}` needs code that comes with its files, which Inlay never runs",
+            "use a backbone of a family that transformers has itself: `inlay backbone list`",
         ) from None
 
 

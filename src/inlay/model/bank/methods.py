@@ -26,10 +26,11 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase as fnmatch
 from typing import Any
 
-from inlay.errors import BadConfig, UnknownName, Unsupported
+from inlay.errors import BadConfig, StoreDamaged, UnknownName, Unsupported
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.sites import ATTENTION_LINEARS, Anatomy
 from inlay.model.heads.heads import HeadSpec
+from inlay.model.heads.stored_heads import read_head
 from inlay.model.kernels.bottleneck_weights import ACTIVATIONS
 from inlay.model.parts.bottleneck import BOTTLENECK, BottleneckPart, sharing_step
 from inlay.model.parts.head import HEAD
@@ -39,7 +40,7 @@ from inlay.model.parts.norms import NORMS, NormPart
 from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.model.parts.pal import PALS
 from inlay.model.parts.part import Part, ResolvedMethod, TensorSpec, adapted_layers
-from inlay.settings import MethodConfig
+from inlay.settings import MethodConfig, from_tree
 
 
 @dataclass(frozen=True)
@@ -226,14 +227,17 @@ class SlotSpec:
 
     @classmethod
     def from_stored(cls, method: Mapping[str, Any], head: Mapping[str, Any]) -> SlotSpec:
-        """The spec a version's manifest describes."""
-        try:
-            config, spec = MethodConfig(**method), HeadSpec(**head)
-        except TypeError as error:
+        """The spec a version's manifest describes; values that no slot can have are refused."""
+        unknown = method.keys() - {item.name for item in dataclasses.fields(MethodConfig)}
+        if unknown:
             raise Unsupported(
-                f"the version has a setting this Inlay does not know: {error}", "it was made by a newer Inlay: upgrade"
-            ) from None
-        return cls.of(config, spec)
+                f"the version has a setting this Inlay does not know: `method.{min(unknown)}`",
+                "it was made by a newer Inlay: upgrade",
+            )
+        try:
+            return cls.of(from_tree(MethodConfig, method, "method."), read_head(head))
+        except (BadConfig, UnknownName) as error:
+            raise StoreDamaged(f"the version's method cannot be: {error.message}") from None
 
     def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
         """The slot's tensors, in a fixed order."""

@@ -22,6 +22,7 @@ import numpy as np
 from inlay.data import METRICS, Split, encode_split, find_layout
 from inlay.errors import Diverged, UnknownName
 from inlay.model import (
+    BUILT_IN,
     Backbone,
     canonical_backbone,
     canonical_environment,
@@ -101,6 +102,8 @@ def publish(
         "commit": current_commit(),
         "environment": canonical_environment(),
     }
+    if backbone.name not in BUILT_IN:
+        store.register_backbone(backbone.name)
     return store.publish(name or run.task.name, result.tensors, manifest, sidecar)
 
 

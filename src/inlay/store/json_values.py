@@ -1,0 +1,109 @@
+"""JSON that the store reads: numbers that are numbers, and values that commands can rely on.
+
+Whatever is not what it should be is `StoreDamaged`, with the file and the value: it may be bit rot, or be crafted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from inlay.errors import StoreDamaged
+
+_MAX_DIGITS = 20  # of a whole number: what every counter holds
+_NUMBER, _MAYBE_NUMBER = (int, float), (int, float, type(None))
+# What commands rely on inside a manifest's objects. `?` ends a key that may be missing, `*` is any key; keys that are
+# not here may be there too. What a method's and a head's values mean is known, and checked, where a slot is built.
+_NESTED: dict[str, Any] = {
+    "backbone": {
+        "name": (str,),
+        "fingerprint": (str,),
+        "num_parameters": (int,),
+        "family": (str,),
+        "exact_digest?": (str,),
+        "precision?": (str,),
+    },
+    "method": {"name": (str,), "size?": (int, type(None))},
+    "head": {"kind?": (str,), "pooling?": (str,), "thresholds?": ([_NUMBER], type(None))},
+    "extra": {
+        "pairs?": (bool,),
+        "merge_labels?": (bool,),
+        "stride?": (int,),
+        "from?": [{"reference": (str,), "digest": (str,)}],
+        "joint?": {"run": (str,), "method": (str,), "tasks": [(str,)]},
+        "folds?": {
+            "num_folds": (int,),
+            "num_rows": (int,),
+            "standard_error": {"*": _MAYBE_NUMBER},
+            "pooled": {"*": {"value": _MAYBE_NUMBER, "low": _MAYBE_NUMBER, "high": _MAYBE_NUMBER}},
+        },
+        "origin?": {"library?": (str,), "format?": (str,), "base?": (str,), "files?": {"*": (str,)}},
+    },
+    "sidecar": {
+        "published_at?": (str,),
+        "host?": (str,),
+        "seconds?": _NUMBER,
+        "commit?": (str, type(None)),
+        "peak_memory_bytes?": _MAYBE_NUMBER,
+        "environment?": {"*": (str,)},
+    },
+}
+
+
+def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
+    """Parse a JSON object; anything else is `StoreDamaged`."""
+    try:
+        tree = json.loads(text, parse_int=_parse_int, parse_float=_parse_float, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise StoreDamaged(f"{where}: not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise StoreDamaged(f"{where}: not a JSON object")
+    return tree
+
+
+def _parse_int(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"a whole number of {len(text)} digits")
+    return int(text)
+
+
+def _parse_float(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise ValueError(f"the number {text[:20]} is beyond floats")
+    return value
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def is_nested(name: str) -> bool:
+    """Return whether `check_nested` knows what lies under a name."""
+    return name in _NESTED
+
+
+def check_nested(value: Any, name: str, where: str, wanted: Any = None) -> None:
+    """Refuse a JSON value that is not as `_NESTED` has it under this name (or as `wanted`, inside of one)."""
+    wanted = _NESTED[name] if wanted is None else wanted
+    options = wanted if isinstance(wanted, tuple) else (wanted,)
+    if type(value) in options:
+        return
+    # Not a plain value: then it must be the list or the object that is among the options.
+    inner = next((option for option in options if type(option) is type(value)), None)
+    if isinstance(inner, list):
+        for item in value:
+            check_nested(item, name, where, inner[0])
+    elif isinstance(inner, dict):
+        _check_object(value, name, where, inner)
+    else:
+        raise StoreDamaged(f"{where}: `{name}` is `{str(value)[:80]}`, which it cannot be")
+
+
+def _check_object(value: dict[str, Any], name: str, where: str, wanted: dict[str, Any]) -> None:
+    for key, inner in wanted.items():
+        plain = key.removesuffix("?")
+        if key == plain != "*" and key not in value:
+            raise StoreDamaged(f"{where}: `{name}` lacks `{key}`")
+        for own in value if key == "*" else {plain} & value.keys():
+            check_nested(value[own], f"{name}.{own}", where, inner)

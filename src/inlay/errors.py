@@ -120,6 +120,14 @@ class NotFinite(InlayError):
     http_status = 500
 
 
+class Unanswered(InlayError):
+    """A request that failed in a way nobody foresaw: the answer to it alone."""
+
+    code = "unanswered"
+    exit_status = 13
+    http_status = 500
+
+
 class LostProcess(InlayError):
     """A process of those that train together that died or stopped answering."""
 

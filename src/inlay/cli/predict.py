@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import sys
 import time
@@ -152,6 +153,8 @@ def _read_texts(texts: Sequence[str], pairs: Sequence[str]) -> Iterator[data.Inp
 
 
 def _read_lines(*, has_pairs: bool) -> Iterator[data.InputRow]:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is no text is the error of its line
     for number, line in enumerate(sys.stdin, start=1):
         line = line.rstrip("\r\n")
         if not line.strip():
@@ -167,7 +170,7 @@ def _join_chunks(chunks: Iterator[list[data.InputRow]]) -> Iterator[list[data.In
     num_letters = 0
     for chunk in chunks:
         window += chunk
-        num_letters += sum(len(row.text) + len(row.pair or "") for row in chunk)
+        num_letters += sum(row.num_letters for row in chunk)
         if len(window) >= WINDOW_ROWS or num_letters >= WINDOW_LETTERS:
             yield window
             window, num_letters = [], 0

@@ -8,6 +8,7 @@ their own names.
 from __future__ import annotations
 
 from inlay.data.calibration import calibration_error, fit_temperature, likeliest_temperature, tune_thresholds
+from inlay.data.columns import find_fault
 from inlay.data.encode import Encoded, describe, epoch_batches
 from inlay.data.findings import describe_suspects, describe_unknown, describe_unpredicted
 from inlay.data.kinds import (
@@ -81,6 +82,7 @@ __all__ = [
     "entity_types",
     "epoch_batches",
     "evaluate_report",
+    "find_fault",
     "find_kind",
     "find_kind_of_head",
     "find_label_errors",

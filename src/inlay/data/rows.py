@@ -33,6 +33,9 @@ from inlay.data.tags import Tagged, join_words, split_words, tag_words, to_iob2
 from inlay.errors import BadData
 from inlay.settings import DataConfig
 
+MOST_CELLS = 250_000_000
+"""cells of a table of label sets, 0 or 1 for every row and label: 1 GB of them"""
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -144,6 +147,9 @@ def is_side(value: Any) -> bool:
 
 def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.ndarray]:
     """The rows with good labels, and their targets; the others go to `bad`."""
+    if scheme.targets.num_dims == 2 and len(rows) * len(scheme.labels) > MOST_CELLS:
+        reason = f"{len(rows):,} rows with {len(scheme.labels):,} labels are a table of more than {MOST_CELLS:,} cells"
+        raise BadData(reason, "keep the labels that matter, or take fewer rows", path=rows.path)
     kept, targets = [], []
     for row, value in enumerate(rows.labels or []):
         try:
@@ -212,7 +218,7 @@ def _convert_spans(counts: Counter[str], text: Any, label: Any = None) -> Cells:
         return text, None, None
     try:
         spans = sorted((int(span["start"]), int(span["end"]), str(span["label"])) for span in label)
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         raise Fault("a span lacks start, end or label", 'write {"start": 0, "end": 4, "label": "PER"}') from None
     for start, end, _ in spans:
         if not 0 <= start < end <= len(text) or not text[start:end].strip():
@@ -233,7 +239,7 @@ def _convert_question(counts: Counter[str], text: Any, pair: Any, label: Any = _
         golds, was_searched = read_answers(label, start, pair if isinstance(pair, str) else "")
     except ValueError as error:
         raise Fault(str(error), "an answer is a part of its context, letter for letter") from None
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise Fault("the answers cannot be read", 'write [{"text": "…", "answer_start": 12}]') from None
     counts["answers without a place were taken where they first stand in the context"] += was_searched
     return text, pair, golds

@@ -51,6 +51,7 @@ def predict(
         ),
     ] = None,
     min_confidence: flags.ConfidenceOption = None,
+    keep_formulas: flags.FormulasOption = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="fail if any row could not be answered, not only if none could")
     ] = False,
@@ -92,7 +93,11 @@ def predict(
     try:
         if json or asked.is_file or output is not None:
             abstains = min_confidence is not None
-            target = open_rows(Path(str(output)), abstains=abstains) if to_file else standard_rows()
+            target = (
+                open_rows(Path(str(output)), abstains=abstains, keep_formulas=keep_formulas)
+                if to_file
+                else standard_rows()
+            )
             tally = _write_answers(windows, pool, target)
         else:
             tally = _show_answers(windows, pool)
@@ -221,7 +226,7 @@ def _show_answers(windows: Iterator[list[data.InputRow]], pool: serving.EnginePo
                 continue
             about = serving.describe_answer(answer)
             sure = f"  {about['probability']:.4f}" if "probability" in about else ""
-            screen.emit(f"{serving.answer_words(about)}{sure}  {screen.shorten(row.text, 60)}")
+            screen.emit(f"{screen.in_line(serving.answer_words(about))}{sure}  {screen.shorten(row.text, 60)}")
     return tally
 
 

@@ -19,6 +19,7 @@ from inlay.data.columns import (
     Columns,
     Fault,
     as_list,
+    find_fault,
     find_name,
     is_missing,
     list_columns,
@@ -128,6 +129,8 @@ def read_rows(table: Table, columns: Columns, bad: BadRows) -> Rows:
             texts[row] = read_text(texts[row], columns.text)
             if pairs is not None:
                 pairs[row] = read_text(pairs[row], str(columns.pair))
+            if labels is not None:
+                _check_label(labels[row], str(columns.label))
             if sides is not None:
                 if not is_side(sides[row]):
                     reason = f"`{sides[row]}` in column `{columns.split}` is no side"
@@ -138,6 +141,16 @@ def read_rows(table: Table, columns: Columns, bad: BadRows) -> Rows:
         else:
             kept.append(row)
     return Rows(path, texts, pairs, labels, table.lines, sides).take(kept)
+
+
+def _check_label(cell: Any, column: str) -> None:
+    """Refuse a label that cannot be written to a file."""
+    if isinstance(cell, str):
+        fault = find_fault(cell)
+        if fault is not None:
+            raise Fault(f"{fault.reason} in column `{column}`", fault.hint)
+    for item in as_list(cell) or ():
+        _check_label(item, column)
 
 
 def is_side(value: Any) -> bool:

@@ -478,3 +478,21 @@ def test_recipe_in_the_docs_reads_a_version_without_inlay(store, make_manifest, 
     exec(recipe, names)
     assert Manifest.from_json(json.dumps(names["manifest"])) == make_manifest()
     assert torch.equal(names["tensors"]["head.weight"], make_tensors()["head.weight"])
+
+
+def test_an_unknown_name_among_thousands_opens_only_the_tasks_that_its_error_shows(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    for number in range(3000):
+        (tmp_path / "tasks" / f"task-{number:04}").mkdir(parents=True)
+        (tmp_path / "tasks" / f"task-{number:04}" / "1.json").touch()
+    opened = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: (opened.append(folder), listdir(folder))[1])
+    with pytest.raises(UnknownName) as raised:
+        store.resolve("tsk-2999")
+    assert raised.value.hint == "did you mean `task-2999`?"
+    with pytest.raises(UnknownName) as raised:
+        store.resolve("nothing")
+    assert raised.value.hint.startswith("known: task-0000, task-0001, ")
+    assert raised.value.hint.endswith("task-0019 …")
+    assert len(opened) < 60

@@ -6,9 +6,12 @@ says what is wrong with which value, in lower case; the hint says what to do nex
 
 from __future__ import annotations
 
+import bisect
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
+
+MOST_COMPARED = 1000  # names that an unknown one is compared with
 
 
 class InlayError(Exception):
@@ -44,6 +47,12 @@ class InlayError(Exception):
         return {"code": self.code, "message": self.message, "hint": self.hint}
 
 
+def find_close(name: str, known: list[str], most: int) -> list[str]:
+    """Find the names most like an unknown one. Of thousands, only its neighbours in the (sorted) list are compared."""
+    place = max(0, bisect.bisect(known, name) - MOST_COMPARED // 2) if len(known) > MOST_COMPARED else 0
+    return difflib.get_close_matches(name[:200], known[place : place + MOST_COMPARED], n=most)
+
+
 class UnknownName(InlayError):
     """A name that is not known: of a method, a family, a task, a column."""
 
@@ -53,7 +62,7 @@ class UnknownName(InlayError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str], hint: str | None = None) -> None:
         known = sorted(known)
-        close = difflib.get_close_matches(name, known, n=1)
+        close = find_close(name, known, 1)
         if hint is None:
             listed = ", ".join(known[:20]) + (" …" if len(known) > 20 else "")
             hint = f"did you mean `{close[0]}`?" if close else f"known: {listed or 'none yet'}"
@@ -117,6 +126,14 @@ class NotFinite(InlayError):
 
     code = "not-finite"
     exit_status = 12
+    http_status = 500
+
+
+class Unanswered(InlayError):
+    """A request that failed in a way nobody foresaw: the answer to it alone."""
+
+    code = "unanswered"
+    exit_status = 13
     http_status = 500
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -309,3 +311,60 @@ def test_task_of_pairs_reads_two_texts_from_options_lines_and_columns(
     ended = inlay("evaluate", "pairs", "single.csv")
     assert ended.status == 4
     assert "the rows are single texts" in ended.err
+
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"]
+PLAIN = ["-1.5", "+47 123", "a=b", "1e-5", "-3E+8", ".5", "'x", "free prize"]
+
+
+def read_cells(path: Path) -> list[list[str]]:
+    """The cells of a table as they were written: a TSV has no quotes."""
+    with path.open(newline="") as file:
+        return list(csv.reader(file)) if path.suffix == ".csv" else [line.rstrip("\n").split("\t") for line in file]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_table_has_no_cell_that_a_spreadsheet_runs(inlay: Inlay, mail: Mail, tmp_path: Path, suffix: str) -> None:
+    rows = [{"text": text, "=2+2": f'"{text}'} for text in (*FORMULAS, *PLAIN)]
+    path, out = tmp_path / "in.jsonl", tmp_path / f"out{suffix}"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = ("predict", "mail", "--input", path, "--text", "text", "-o", out)
+    assert inlay(*asked).status == 0
+    written = read_cells(out)
+    assert written[0][:2] == ["text", "'=2+2"]
+    for text, row in zip((*FORMULAS, *PLAIN), written[1:], strict=True):
+        is_tame = text in PLAIN and text != "+47 123"
+        expected = text if is_tame else f"'{text}"
+        assert row[0] == (expected if suffix == ".csv" else expected.replace("\t", " ").replace("\r", " "))
+        assert row[1][0] not in "=+-@\t\r" or text in ("-1.5", "-3E+8")
+    assert inlay(*asked, "--keep-formulas").status == 0
+    assert read_cells(out)[1][0] == "=1+1"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_half_a_character_never_kills_an_output_file(inlay: Inlay, mail: Mail, tmp_path: Path, suffix: str) -> None:
+    path, out = tmp_path / "in.jsonl", tmp_path / f"out{suffix}"
+    rows = [
+        {"text": "free prize"},
+        {"text": "win", "more": "\ud83d"},
+        {"text": "x\udc80"},
+        {"text": "a", "task": "\ud800"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ended = inlay("predict", "mail", "--input", path, "-o", out)
+    assert ended.status == 0, ended.err
+    assert len(out.read_text(encoding="utf8").splitlines()) == (4 if suffix == ".jsonl" else 5)
+    if suffix == ".jsonl":
+        lines = [json.loads(line) for line in out.read_text(encoding="utf8").splitlines()]
+        assert lines[1]["more"] == "\ud83d"
+        assert ["error" in line for line in lines] == [False, False, True, True]
+    assert [json.loads(line).keys() >= {"text"} for line in inlay("predict", "mail", "--input", path).out.splitlines()]
+
+
+def test_a_byte_on_stdin_that_is_no_text_is_the_error_of_its_line(mail: Mail) -> None:
+    asked = [sys.executable, "-m", "inlay", "predict", "mail", "--json"]
+    environment = {**os.environ, "INLAY_HOME": str(mail.store), "PYTHONUTF8": "1"}
+    done = subprocess.run(asked, input=b"free prize\nbad \xff\nhome\n", capture_output=True, env=environment)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert ["error" in line for line in lines] == [False, True, False], done.stderr
+    assert "half a character" in lines[1]["error"]["message"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 
 from inlay.cli import screen
 from inlay.cli.screen import Column
+from inlay.errors import BadData
 
 
 class Terminal(io.StringIO):
@@ -162,3 +164,47 @@ def test_runs_that_train_one_at_a_time_are_not_called_together(num_seats: int, t
     settings = SimpleNamespace(checkpointing=False, token_budget=512)
     queue = SimpleNamespace(waiting=[0, 0], runs=[0] * 6)
     assert _describe_cohort(SimpleNamespace(num_seats=num_seats, queue=queue, settings=settings)).startswith(told)  # type: ignore[arg-type]
+
+
+EVIL = "a\x1b[2Jb\rc\x9b1md\u202ee\udc80"
+TOLD = r"a\x1b[2Jb\x0dc\u009b1md\u202ee\udc80"
+
+
+def test_data_cannot_move_the_cursor_or_turn_letters_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    monkeypatch.setenv("NO_COLOR", "1")
+    screen.emit(EVIL)
+    screen.log(EVIL, "red")
+    screen.detail(EVIL)
+    screen.emit_table([Column(EVIL)], [[f"{EVIL}\n{EVIL}"]])
+    screen.emit_pairs({"labels": f"{EVIL}\nfaked"})
+    screen.print_error(BadData(EVIL, EVIL, path=EVIL))
+    with screen.Meter(EVIL) as meter:
+        meter.log(EVIL)
+    shown = terminal.getvalue()
+    assert not set("\x1b\r\x9b\u202e\udc80") & set(shown)
+    assert shown.count(TOLD) == 11
+    assert rf"{TOLD}\n{TOLD}" in shown
+    assert rf"{TOLD}\nfaked" in shown
+
+
+def test_a_moving_bar_shows_data_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "120")
+    with screen.Meter("[red]task[/]\x1b]0;title\x07") as meter:
+        meter.update(1, "[/nothing]", total=2)
+        meter.log("\x1b]0;title\x07")
+    with screen.working("[/loading]\x07"):
+        pass
+    shown = terminal.getvalue()
+    assert r"[red]task[/]\x1b]0;title\x07" in shown
+    assert "[/nothing]" in shown
+    assert r"[/loading]\x07" in shown
+    assert "\x07" not in shown
+
+
+def test_json_with_control_characters_is_the_same_json(capsys: pytest.CaptureFixture[str]) -> None:
+    screen.emit_json({"label": EVIL}, indent=None)
+    out = capsys.readouterr().out
+    assert not set("\x9b\u202e\udc80") & set(out)
+    assert json.loads(out) == {"label": EVIL}

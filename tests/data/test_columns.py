@@ -1,5 +1,7 @@
 """Columns recognised by name, kinds inferred, cells read or refused with a reason."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -160,3 +162,19 @@ def test_text_is_kept_as_it_is():
 def test_bad_text_says_why(value, reason):
     with pytest.raises(Fault, match=reason):
         read_text(value, "text")
+
+
+def test_a_number_too_large_for_a_float_is_a_label_and_no_number():
+    cells = [10**400, -(10**400), 1, "2"]
+    assert infer_kind(cells) == "classify"
+    assert str(10**400) in find_scheme(cells, DataConfig()).labels
+    with pytest.raises(Fault, match="non-numeric target"):
+        Scheme("regress", ()).read(10**400)
+
+
+def test_a_label_is_found_at_once_among_a_hundred_thousand():
+    names = tuple(f"label {number}" for number in range(100_000))
+    scheme = Scheme("classify", names)
+    began = time.perf_counter()
+    assert [scheme.index(name) for name in names] == list(range(len(names)))
+    assert time.perf_counter() - began < 5

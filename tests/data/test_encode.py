@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from inlay.data.encode import describe, encode, encode_apart, epoch_batches
+from inlay.data.encode import chunks, describe, encode, encode_apart, epoch_batches
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e", "f"]
 
@@ -292,3 +292,11 @@ def test_no_pairs_to_read_apart_are_no_windows():
     assert list(encode_apart(ROBERTA_LIKE, [], [], 5)) == []
     ((_, nothing, _),) = encode_apart(ROBERTA_LIKE, ["a"], ["b"], 5)
     assert nothing is None
+
+
+def test_rows_are_handed_to_the_tokenizer_by_their_letters_where_they_are_long():
+    texts = ["a" * 900_000] * 5 + ["b"] * 1200
+    taken = list(chunks(texts, None, None))
+    assert [texts[row] for chunk in taken for row in range(*chunk.indices(len(texts)))] == texts
+    assert max(sum(map(len, texts[chunk])) for chunk in taken) <= 2_000_000
+    assert [len(texts[chunk]) for chunk in chunks(["b"] * 1200, ["c"] * 1200, None)] == [500, 500, 200]

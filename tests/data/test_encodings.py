@@ -82,3 +82,14 @@ def test_binary_file_is_refused(tmp_path, content):
     with pytest.raises(BadData, match=r"data\.csv:\d: a binary file") as caught:
         find_encoding(write(tmp_path, content))
     assert "unpack" in caught.value.hint
+
+
+@pytest.mark.parametrize("encoding", ["punycode", "idna", "unicode_escape", "raw_unicode_escape", "undefined", "a\0b"])
+def test_an_encoding_that_no_file_has_is_refused(tmp_path, encoding):
+    with pytest.raises(BadConfig, match=r"`data\.encoding` is"):
+        find_encoding(write(tmp_path, b"text,label\na_b,x\n"), encoding)
+
+
+def test_utf_16_without_its_mark_is_a_wrong_encoding(tmp_path):
+    with pytest.raises(BadData, match="wrong encoding: not utf-16"):
+        find_encoding(write(tmp_path, b"text,label\na,x\n"), "utf-16")

@@ -328,3 +328,16 @@ def test_levels_are_scored_as_scikit_learn_scores_them():
     report = evaluate_report("ordinal", tuple("12345"), true, predicted)
     for found in report.metrics.values():
         assert found.low < found.value < found.high
+
+
+def test_a_report_of_many_thousand_labels_is_made_without_their_square():
+    generator = np.random.default_rng(0)
+    num_labels, num_rows = 40_000, 500
+    targets, predictions = (generator.integers(num_labels, size=num_rows) for _ in range(2))
+    predictions[:200] = targets[:200]
+    outputs = np.zeros((num_rows, num_labels), dtype=np.float32)
+    outputs[np.arange(num_rows), predictions] = 1
+    report = evaluate_report("classify", tuple(map(str, range(num_labels))), targets, outputs, num_resamples=20)
+    assert report.metrics["accuracy"].value == pytest.approx((predictions == targets).mean())
+    assert report.confusion is None
+    assert sum(label.support for label in report.labels) == num_rows

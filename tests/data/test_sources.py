@@ -1,5 +1,6 @@
 """Readers: exact lines, every bad row named, and streams of any length."""
 
+import csv
 import json
 import sys
 import tracemalloc
@@ -299,3 +300,73 @@ def test_places_are_kept_so_that_rows_are_found_from_any_folder(tmp_path, monkey
     assert (kept.source, kept.root) == ("glue/cola", str(tmp_path / "sets"))
     assert keep_places(DataConfig(source="hub:imdb")) == DataConfig(source="hub:imdb")
     assert keep_places(DataConfig()) == DataConfig()
+
+
+def test_a_first_line_longer_than_a_csv_field_may_be_is_read(tmp_path):
+    csv.field_size_limit(131_072)  # Python's own, as in a new process
+    table = read_table(write(tmp_path, "a.csv", f"text,{'n' * 200_000}\na,1\n"))
+    assert table.rows == [["a", "1"]]
+
+
+@pytest.mark.parametrize(
+    "line", ['{"text": "b", "label": ' + "1" * 5000 + "}", '{"text": "b", "label": [[[[' + "[" * 9999]
+)
+def test_json_that_python_will_not_parse_is_the_error_of_its_row(line, tmp_path):
+    path = write(tmp_path, "a.jsonl", f'{{"text": "a", "label": "x"}}\n{line}\n{{"text": "c", "label": "y"}}\n')
+    table = read_table(path, SKIP)
+    assert [row[0] for row in table.rows] == ["a", "c"]
+    assert [fault.line for fault in table.faults] == [2]
+
+
+def test_a_squad_document_with_a_number_of_thousands_of_digits_is_refused(tmp_path):
+    path = write(tmp_path, "a.json", '{"data": [{"title": ' + "1" * 5000 + ', "paragraphs": []}]}')
+    with pytest.raises(BadData, match="no SQuAD document"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("at", [0.3, 0.5, 0.7])
+def test_a_damaged_page_of_a_parquet_file_is_an_error_that_names_it(at, tmp_path):
+    path = tmp_path / "a.parquet"
+    frame = pd.DataFrame(
+        {"text": [f"row {row} {row * 7919 % 1000}" for row in range(5000)], "label": ["x", "y"] * 2500}
+    )
+    frame.to_parquet(path, compression="zstd")
+    content = bytearray(path.read_bytes())
+    start = int(len(content) * at * 0.7)
+    content[start : start + 400] = bytes(byte ^ 0xFF for byte in content[start : start + 400])
+    path.write_bytes(content)
+    with pytest.raises(BadData, match=r"a\.parquet: no readable Parquet file"):
+        read_table(path)
+    with pytest.raises(BadData, match=r"a\.parquet"):
+        list(stream_rows(path, isolate=True))
+
+
+@pytest.mark.parametrize("use_dictionary", [True, False])
+def test_a_small_parquet_file_that_unpacks_to_a_gigabyte_is_refused_in_little_memory(use_dictionary, tmp_path):
+    path = tmp_path / "a.parquet"
+    frame = pd.DataFrame({"text": ["a" * 1_000_000] * 300, "label": ["x"] * 300})
+    frame.to_parquet(path, compression="zstd", use_dictionary=use_dictionary)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(BadData, match="unpacks to more than 100,000,000 letters"):
+        read_table(path)
+    with pytest.raises(BadData, match="unpacks"):
+        list(stream_rows(path, isolate=True))
+
+
+def test_parquet_values_that_repeat_and_nest_are_read_as_they_are(tmp_path):
+    path = tmp_path / "a.parquet"
+    rows = {"text": ["a", "a", None], "labels": [["x", "y"], [], None], "more": [{"k": "v"}, None, {"k": "w"}]}
+    pd.DataFrame(rows).to_parquet(path)
+    assert read_table(path).rows == [["a", ["x", "y"], {"k": "v"}], ["a", [], None], [None, None, {"k": "w"}]]
+
+
+def test_a_text_of_millions_of_letters_is_the_error_of_its_row(tmp_path):
+    path = write(tmp_path, "a.csv", f"text\ngood\n{'a ' * 600_000}\ngood\n")
+    (rows,) = stream_rows(path, isolate=True)
+    assert [row.error is None for row in rows] == [True, False, True]
+    assert "a text of 1,200,000 letters, but a row may have 1,000,000" in rows[1].error.message
+
+
+def test_chunks_of_long_rows_are_small(tmp_path):
+    path = write(tmp_path, "a.jsonl", (json.dumps({"text": "a" * 900_000, "other": "b" * 900_000}) + "\n") * 12)
+    assert [len(chunk) for chunk in stream_rows(path)] == [3, 3, 3, 3]

@@ -427,3 +427,16 @@ def test_answers_that_cannot_be_told_apart_or_are_of_no_label_are_refused(tmp_pa
     assert "for a `regress` task" in refuse(numbers, BadConfig, answers=("1=2",)).message
     odd = write(tmp_path, "odd.csv", [f"text {n},{'a=b' if n % 2 else 'a'}" for n in range(40)])
     assert load(odd, answers=("a=x", "a=b=y")).written == ("x", "y")
+
+
+@pytest.mark.parametrize("label", ['"\\udc80am"', '["a", "\\ud83d"]'])
+def test_half_a_character_in_a_label_is_the_error_of_its_row(label, tmp_path):
+    rows = [
+        f'{{"text": "row {row}", "label": {"[" * (label[0] == "[")}"{"ab"[row % 2]}"{"]" * (label[0] == "[")}}}'
+        for row in range(20)
+    ]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join([*rows, f'{{"text": "bad", "label": {label}}}']))
+    with pytest.raises(BadData, match=r"a\.jsonl:21: half a character \(a lone surrogate\) in column `label`"):
+        load_task(DataConfig(source=str(path)), "t")
+    assert load_task(DataConfig(source=str(path), on_bad_row="skip"), "t").labels == ("a", "b")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pickle
 from typing import Any
@@ -351,3 +352,62 @@ def test_family_that_a_format_cannot_express_is_refused(case, backbone_of, publi
         export_folder("task", store, backbone_of(family), format_name, tmp_path / "folder")
     assert raised.value.hint
     assert isinstance(raised.value, Unsupported)
+
+
+@pytest.mark.parametrize(
+    ("file", "setting", "value"),
+    [
+        ("head_config.json", ("config",), "soft"),
+        ("head_config.json", ("config",), []),
+        ("head_config.json", ("config", "label2id"), 3),
+        ("head_config.json", ("config", "label2id"), {"a": None, "b": "x", "c": []}),
+        ("head_config.json", ("config", "label2id"), {"a": 0, "b": 1, "\ud800": 2}),
+        ("adapter_config.json", ("config", "architecture"), [1]),
+        ("adapter_config.json", ("config", "scaling"), 10**400),
+        ("inlay.json", ("max_length",), True),
+        ("inlay.json", ("max_length",), -1),
+        ("inlay.json", ("thresholds",), [10**400]),
+        ("inlay.json", ("pairs",), "no"),
+        ("inlay.json", ("labels",), [1, None, {}]),
+        ("inlay.json", ("labels",), ["a", "b", "\udc80"]),
+    ],
+    ids=range(13),
+)
+def test_a_setting_of_an_odd_type_is_refused(file, setting, value, folder, tiny_bert):
+    path = folder / file
+    tree = part = json.loads(path.read_text())
+    for key in setting[:-1]:
+        part = part[key]
+    part[setting[-1]] = value
+    path.write_text(json.dumps(tree))
+    refuse(folder, tiny_bert, InlayError, ".")
+
+
+def test_what_no_reader_foresaw_is_an_error_that_names_the_folder(folder, tiny_bert, monkeypatch):
+    def fail(*given: Any) -> Any:
+        raise AttributeError("'bool' object has no attribute 'get'")
+
+    monkeypatch.setitem(FORMATS, "adapterhub", dataclasses.replace(FORMATS["adapterhub"], read=fail))
+    refuse(folder, tiny_bert, BadData, r"folder: its settings cannot be read: AttributeError")
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_tensor_declared_larger_than_its_file_is_refused_without_room_being_made(is_zip, folder, tiny_bert):
+    path = folder / "pytorch_adapter.bin"
+    tensors = torch.load(path, weights_only=True) if path.is_file() else {}
+    (folder / "adapter.safetensors").unlink(missing_ok=True)
+    name = next(iter(tensors), "bert.x")
+    torch.save({**tensors, name: torch.zeros(1).expand(1 << 42)}, path, _use_new_zipfile_serialization=is_zip)
+    refuse(folder, tiny_bert, BadData, "declare")
+
+
+def test_a_storage_of_terabytes_is_refused_before_it_is_made(folder, tiny_bert, monkeypatch):
+    path = folder / "pytorch_adapter.bin"
+    torch.save({"bert.x": torch.zeros(7919)}, path, _use_new_zipfile_serialization=False)
+    (folder / "adapter.safetensors").unlink(missing_ok=True)
+    content = path.read_bytes()
+    number = b"M" + (7919).to_bytes(2, "little")  # BININT2, of the storage and of the tensor
+    assert content.count(number) >= 2
+    path.write_bytes(content.replace(number, b"\x8a\x06" + (1 << 44).to_bytes(6, "little")))
+    monkeypatch.setattr(torch, "load", lambda *given, **settings: pytest.fail("room was made"))
+    refuse(folder, tiny_bert, BadData, "declares more than the file holds")

@@ -15,6 +15,7 @@ from inlay.errors import WrongBackbone
 from inlay.model import SlotSpec, load_backbone
 from inlay.model.heads.heads import HeadSpec
 from inlay.serving import Engine, Request
+from inlay.serving import engine as engine_module
 from inlay.serving.verification import _difference, verify
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
@@ -375,3 +376,81 @@ def test_a_name_that_changed_just_now_has_no_stamp(tiny_bert, publish_random, tm
     os.utime(tmp_path / "tasks" / "task", (long_ago, long_ago))
     assert store.stamp("task") == store.stamp("task@1") == store.stamp("task@best") is not None
     assert store.stamp("nope") is store.stamp("../tasks/task") is None
+
+
+class Odd:
+    """A text that is none, and breaks whoever looks at it."""
+
+    def __len__(self) -> int:
+        raise RuntimeError("odd")
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (Request("two", "half a \ud83d character"), "bad-data"),
+        (Request("two", b"bytes"), "bad-data"),  # type: ignore[arg-type]
+        (Request("two", Odd()), "bad-data"),  # type: ignore[arg-type]
+        (Request("two", "a " * 5_000_000), "bad-data"),
+        (Request(7, "why"), "bad-data"),  # type: ignore[arg-type]
+        (Request(["two"], "why"), "bad-data"),  # type: ignore[arg-type]
+        (Request(None, "why"), "bad-data"),  # type: ignore[arg-type]
+        (Request("t" * 5_000_000, "why"), "bad-data"),
+        (Request("two\0", "why"), "unknown-name"),
+        (Request("\ud800", "why"), "unknown-name"),
+        (Request("two", "why", min_confidence="much"), "bad-config"),  # type: ignore[arg-type]
+        (Request("two", "why", min_confidence=math.nan), "bad-config"),
+        (Request("two", "why", min_confidence=10**400), "bad-config"),
+        (Request("two", "why", min_confidence=True), "bad-config"),
+    ],
+    ids=range(14),
+)
+def test_whatever_is_wrong_with_a_request_is_its_own_error(request_, code, tiny_bert, kept):
+    store, _ = kept
+    good, bad, also_good = Engine(tiny_bert, store).predict([Request("two", "good"), request_, Request("five", "bad")])
+    assert good.error is None
+    assert also_good.error is None
+    assert bad.error.code == code
+    assert bad.error.hint
+    assert len(bad.error.message) < 300
+
+
+def test_an_odd_second_text_is_the_error_of_its_request(tiny_bert, toy_pairs, tmp_path):
+    store = Store(tmp_path)
+    train_and_publish(tiny_bert, toy_pairs("pairs"), store)
+    requests = [Request("pairs", "good", pair) for pair in ("bad", 7, "\udc80", "a" * 3_000_000)]
+    answers = Engine(tiny_bert, store).predict(requests)
+    assert [answer.error is None for answer in answers] == [True, False, False, False]
+
+
+def test_a_reference_that_cannot_be_read_is_the_error_of_its_requests(tiny_bert, kept, monkeypatch):
+    store, _ = kept
+    resolve = Store.resolve
+
+    def fail(self, name):
+        if name == "five":
+            raise PermissionError(13, "Permission denied", "tasks/five/1.json")
+        return resolve(self, name)
+
+    monkeypatch.setattr(Store, "resolve", fail)
+    good, bad = Engine(tiny_bert, store).predict([Request("two", "why"), Request("five", "why")])
+    assert good.error is None
+    assert bad.error.code == "store-damaged"
+    assert bad.error.message == "tasks/five/1.json: cannot be read: Permission denied"
+
+
+def test_what_nobody_foresaw_fails_one_request_and_not_its_batch(tiny_bert, kept, monkeypatch):
+    store, _ = kept
+    encode = engine_module.encode_split
+
+    def fail(tokenizer, split, reading):
+        if "poison" in split.texts:
+            raise RuntimeError("no such thing")
+        return encode(tokenizer, split, reading)
+
+    monkeypatch.setattr(engine_module, "encode_split", fail)
+    requests = [Request("two", text) for text in ("good", "bad", "poison", "why", "seven")]
+    answers = Engine(tiny_bert, store).predict(requests)
+    assert [answer.error is None for answer in answers] == [True, True, False, True, True]
+    assert answers[2].error.code == "unanswered"
+    assert "RuntimeError: no such thing" in answers[2].error.message

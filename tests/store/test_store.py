@@ -533,3 +533,21 @@ def test_a_damaged_reference_costs_only_its_own_version(store, make_manifest, ma
     assert store.versions("mail", lambda version, error: heard.append((version.reference, error))) == []
     assert [reference for reference, _ in heard] == ["mail@1", "mail@1"]
     assert all(isinstance(error, InlayError) and str(path) in error.message for _, error in heard)
+
+
+def test_an_unknown_name_among_thousands_opens_only_the_tasks_that_its_error_shows(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    for number in range(3000):
+        (tmp_path / "tasks" / f"task-{number:04}").mkdir(parents=True)
+        (tmp_path / "tasks" / f"task-{number:04}" / "1.json").touch()
+    opened = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda folder: (opened.append(folder), listdir(folder))[1])
+    with pytest.raises(UnknownName) as raised:
+        store.resolve("tsk-2999")
+    assert raised.value.hint == "did you mean `task-2999`?"
+    with pytest.raises(UnknownName) as raised:
+        store.resolve("nothing")
+    assert raised.value.hint.startswith("known: task-0000, task-0001, ")
+    assert raised.value.hint.endswith("task-0019 …")
+    assert len(opened) < 60

@@ -55,6 +55,7 @@ def evaluate(
     errors: Annotated[
         Path | None, typer.Option("--errors", metavar="FILE", help="write the rows it got wrong as CSV, TSV or JSONL")
     ] = None,
+    keep_formulas: flags.FormulasOption = False,
     min_confidence: flags.ConfidenceOption = None,
     backbone: flags.BackboneOption = None,
     device: flags.DeviceOption = "auto",
@@ -100,7 +101,7 @@ def evaluate(
     if min_confidence is not None:
         found = _leave_out_unsure(found, min_confidence)
     if errors is not None:
-        num_wrong = _write_mistakes(found, errors)
+        num_wrong = _write_mistakes(found, errors, keep_formulas=keep_formulas)
         screen.log(f"wrote {screen.count(num_wrong, 'mistake')} to {errors}")
     if json:
         about = {"task": version.name, "version": version.reference, "metric": manifest.metric}
@@ -254,7 +255,7 @@ def _put_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: 
     screen.emit_table([Column("true \\ predicted", is_flexible=True), *heads], rows)
 
 
-def _write_mistakes(judged: Evaluation, path: Path) -> int:
+def _write_mistakes(judged: Evaluation, path: Path, *, keep_formulas: bool) -> int:
     """Write the rows the version got wrong, in their order; for numbers every row, the worst first."""
     rows = judged.split
     labels = (*judged.manifest.labels, *rows.unseen)
@@ -267,6 +268,6 @@ def _write_mistakes(judged: Evaluation, path: Path) -> int:
             row = {"line": rows.lines[position], "text": rows.texts[position], **pair, **mistake}
             is_number = outcome.value is not None
             found.append((-abs(mistake["predicted"] - mistake["label"]) if is_number else position, row))
-    with open_rows(path) as writer:
+    with open_rows(path, keep_formulas=keep_formulas) as writer:
         writer.write_plain([row for _, row in sorted(found, key=lambda item: item[0])])
     return len(found)

@@ -151,6 +151,13 @@ ConfidenceOption = Annotated[
     float | None,
     typer.Option("--min-confidence", metavar="P", help="give no answer less sure than this probability, from 0 to 1"),
 ]
+FormulasOption = Annotated[
+    bool,
+    typer.Option(
+        "--keep-formulas",
+        help="write cells of CSV and TSV as they are, even if a spreadsheet would run them as formulas",
+    ),
+]
 PrecisionOption = Annotated[
     str,
     typer.Option(

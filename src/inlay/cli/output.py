@@ -3,6 +3,8 @@
 A file is written to a draft beside it and gets its name when it is whole. If the user stops the program, the windows
 that were written whole stay, under a name that says so. In a table, one column holds what the task found: the label,
 the labels (joined with `|`), the number, the entities or the text. JSONL keeps these apart and has every probability.
+
+A spreadsheet runs a cell that begins like a formula, whoever wrote it. In CSV and TSV such a cell begins with `'`.
 """
 
 from __future__ import annotations
@@ -10,16 +12,21 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from inlay.cli.screen import printable
 from inlay.errors import BadConfig, InlayError
 from inlay.serving import Answer, answer_cell, describe_answer
 
 Record = Mapping[str, Any]
+# The beginning of a formula; a TSV has no quotes of its own, so a spreadsheet takes off those of a cell.
+_FORMULA = {".csv": re.compile(r"[=+\-@\t\r\n]"), ".tsv": re.compile(r'"*[=+\-@\t\r\n]')}
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _ADDED = ("label", "probability", "error")
 
 
@@ -30,8 +37,9 @@ class Writer:
     `settled` has the number of rows in windows that were written whole, and the byte where they end.
     """
 
-    def __init__(self, stream: TextIO, suffix: str, *, abstains: bool = False) -> None:
+    def __init__(self, stream: TextIO, suffix: str, *, abstains: bool = False, keep_formulas: bool = False) -> None:
         self._stream, self._suffix = stream, suffix
+        self._formula = None if keep_formulas else _FORMULA.get(suffix)
         self._added = (*_ADDED, "abstained") if abstains else _ADDED
         self._columns: tuple[str, ...] | None = None
         self.left_out: dict[str, None] = {}
@@ -70,13 +78,22 @@ class Writer:
             self._put([_cell(record.get(name)) for name in columns])
 
     def _put_line(self, record: Record) -> None:
-        self._stream.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+        self._stream.write(printable(json.dumps(record, ensure_ascii=False, default=str)) + "\n")
 
     def _put(self, cells: Sequence[str]) -> None:
+        cells = [self._tame(cell) for cell in cells]
         if self._suffix == ".csv":
-            csv.writer(self._stream, lineterminator="\n").writerow(cells)
+            # Python's writer leaves a lone carriage return unquoted, and readers would begin a row after it.
+            quoting = csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL
+            csv.writer(self._stream, lineterminator="\n", quoting=quoting).writerow(cells)
         else:  # a TSV is raw, as GLUE's are: it has no quotes, so a cell cannot hold a tab or a line end
             self._stream.write("\t".join(" ".join(cell.splitlines()).replace("\t", " ") for cell in cells) + "\n")
+
+    def _tame(self, cell: str) -> str:
+        """Return a cell that no spreadsheet runs; a plain number such as -1.5 is none."""
+        if self._formula is None or self._formula.match(cell) is None or _NUMBER.fullmatch(cell):
+            return cell
+        return f"'{cell}"
 
 
 def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:
@@ -85,21 +102,21 @@ def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def open_rows(target: Path, *, abstains: bool = False) -> Iterator[Writer]:
+def open_rows(target: Path, *, abstains: bool = False, keep_formulas: bool = False) -> Iterator[Writer]:
     """Open a writer to a file that appears when the block ends without an error, and not otherwise.
 
     After Ctrl-C the rows answered so far are kept as `NAME.partial.SUFFIX`. `abstains` adds a column that says which
-    rows were not sure enough to be answered.
+    rows were not sure enough to be answered; `keep_formulas` leaves cells as they are. Half a character is written out.
     """
     suffix = target.suffix.lower()
     if suffix not in (".csv", ".tsv", ".jsonl"):
         raise BadConfig(f"`{target}` does not end in .csv, .tsv or .jsonl", "name the output .csv, .tsv or .jsonl")
     draft = target.with_name(f".draft-{os.getpid()}-{target.name}")
     try:
-        stream = draft.open("w", encoding="utf8", newline="")
+        stream = draft.open("w", encoding="utf8", errors="backslashreplace", newline="")
     except OSError as error:
         raise InlayError(f"cannot write `{target}`: {error.strerror}", "choose another path") from None
-    writer = Writer(stream, suffix, abstains=abstains)
+    writer = Writer(stream, suffix, abstains=abstains, keep_formulas=keep_formulas)
     try:
         with stream:
             yield writer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import sys
 import time
@@ -50,6 +51,7 @@ def predict(
         ),
     ] = None,
     min_confidence: flags.ConfidenceOption = None,
+    keep_formulas: flags.FormulasOption = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="fail if any row could not be answered, not only if none could")
     ] = False,
@@ -92,7 +94,11 @@ def predict(
     try:
         if json or asked.is_file or output is not None:
             abstains = min_confidence is not None
-            target = open_rows(Path(str(output)), abstains=abstains) if to_file else standard_rows()
+            target = (
+                open_rows(Path(str(output)), abstains=abstains, keep_formulas=keep_formulas)
+                if to_file
+                else standard_rows()
+            )
             tally = _write_answers(windows, pool, target)
         else:
             tally = _show_answers(windows, pool)
@@ -153,6 +159,8 @@ def _read_texts(texts: Sequence[str], pairs: Sequence[str]) -> Iterator[data.Inp
 
 
 def _read_lines(*, has_pairs: bool) -> Iterator[data.InputRow]:
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is no text is the error of its line
     for number, line in enumerate(sys.stdin, start=1):
         line = line.rstrip("\r\n")
         if not line.strip():
@@ -168,7 +176,7 @@ def _join_chunks(chunks: Iterator[list[data.InputRow]]) -> Iterator[list[data.In
     num_letters = 0
     for chunk in chunks:
         window += chunk
-        num_letters += sum(len(row.text) + len(row.pair or "") for row in chunk)
+        num_letters += sum(row.num_letters for row in chunk)
         if len(window) >= WINDOW_ROWS or num_letters >= WINDOW_LETTERS:
             yield window
             window, num_letters = [], 0
@@ -219,7 +227,7 @@ def _show_answers(windows: Iterator[list[data.InputRow]], pool: serving.EnginePo
                 continue
             about = serving.describe_answer(answer)
             sure = f"  {about['probability']:.4f}" if "probability" in about else ""
-            screen.emit(f"{serving.answer_words(about)}{sure}  {screen.shorten(row.text, 60)}")
+            screen.emit(f"{screen.in_line(serving.answer_words(about))}{sure}  {screen.shorten(row.text, 60)}")
     return tally
 
 

@@ -1,7 +1,8 @@
 """Output of the commands: data to stdout, everything else to stderr, the same words with and without colour.
 
 Tables are laid out here and not by rich, which needs a second for a thousand rows; rich draws the moving bars. Colour
-and moving bars need a terminal, and NO_COLOR switches colour off; elsewhere the same lines are printed plain.
+and moving bars need a terminal, and NO_COLOR switches colour off; elsewhere the same lines are printed plain. Control
+characters in what is printed (labels, texts, names of files) are written out: data cannot colour or overwrite a line.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from inlay.errors import InlayError
 
 PLAIN_SECONDS = 10.0  # seconds between the lines that replace a moving bar without a terminal
+# Control characters but tab and line end, those that turn the direction of letters, and halves of characters.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _STYLES = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 
 
@@ -67,8 +71,27 @@ def is_main_process() -> bool:
     return current_process().is_first
 
 
-def emit(text: str = "") -> None:
+def printable(text: str) -> str:
+    """Return a text with its control characters written out, such as `\\x1b`. What was JSON is the same JSON."""
+    return text if text.isprintable() else _CONTROLS.sub(_write_out, text)
+
+
+def _write_out(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 32 else f"\\u{code:04x}"
+
+
+def in_line(text: str) -> str:
+    """Return a printable text with its line ends written out too."""
+    return printable(text).replace("\n", "\\n")
+
+
+def emit(text: str = "", style: str = "") -> None:
     """Print a line of data to stdout."""
+    _put(paint(printable(text), style, sys.stdout))
+
+
+def _put(text: str) -> None:
     if is_main_process():
         print(text, file=sys.stdout)
 
@@ -82,13 +105,13 @@ def emit_json(value: Any, *, indent: int | None = 2) -> None:
 def log(text: str = "", style: str = "") -> None:
     """Print a line that is not data to stderr."""
     if is_main_process():
-        print(paint(text, style, sys.stderr), file=sys.stderr, flush=True)
+        print(paint(printable(text), style, sys.stderr), file=sys.stderr, flush=True)
 
 
 def detail(text: str) -> None:
     """Print a detail of the line before to stderr, indented; on a terminal it is wrapped and keeps its indent."""
     if is_main_process():
-        print(_hang("  ", text, sys.stderr), file=sys.stderr, flush=True)
+        print(_hang("  ", printable(text), sys.stderr), file=sys.stderr, flush=True)
 
 
 def print_error(error: InlayError, *, as_json: bool = False) -> None:
@@ -101,9 +124,9 @@ def print_error(error: InlayError, *, as_json: bool = False) -> None:
         return
     rank = os.environ.get("RANK", "0")  # not parsed: the error may be that it is not a number
     who = "" if rank == "0" or "WORLD_SIZE" not in os.environ else f"process {rank}: "
-    print(f"{who}{paint('error:', 'red', sys.stderr)} {error.message}", file=sys.stderr)
+    print(f"{who}{paint('error:', 'red', sys.stderr)} {printable(error.message)}", file=sys.stderr)
     if error.hint:
-        print(f"{paint('hint:', 'cyan', sys.stderr)} {error.hint}", file=sys.stderr)
+        print(f"{paint('hint:', 'cyan', sys.stderr)} {printable(error.hint)}", file=sys.stderr)
 
 
 def paint(text: str, style: str, stream: TextIO) -> str:
@@ -120,12 +143,14 @@ def is_terminal(stream: TextIO) -> bool:
 def emit_table(titles: Sequence[Column | str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table to stdout: at most as wide as the terminal, or whole if there is none."""
     columns = [Column(title) if isinstance(title, str) else title for title in titles]
+    columns = [column._replace(title=in_line(column.title)) for column in columns]
+    rows = [[in_line(cell) for cell in row] for row in rows]
     widths = [max([_width(column.title), *(_width(row[i]) for row in rows)]) for i, column in enumerate(columns)]
     if is_terminal(sys.stdout):
         widths = _fit(columns, widths, shutil.get_terminal_size().columns)
-    emit(paint(_line(columns, widths, [column.title for column in columns]), "bold", sys.stdout))
+    emit(_line(columns, widths, [column.title for column in columns]), "bold")
     rule = "─" if (sys.stdout.encoding or "").lower().startswith("utf") else "-"
-    emit(paint("  ".join(rule * width for width in widths), "dim", sys.stdout))
+    emit("  ".join(rule * width for width in widths), "dim")
     emit("\n".join(_line(columns, widths, row) for row in rows))
 
 
@@ -134,8 +159,8 @@ def emit_pairs(pairs: Mapping[str, Any]) -> None:
     width = max(map(len, pairs), default=0)
     for name, value in pairs.items():
         indent = f"{name.ljust(width)}  "
-        lines = _hang(indent, str(value), sys.stdout)
-        emit(paint(indent, "dim", sys.stdout) + lines.removeprefix(indent))
+        lines = _hang(indent, in_line(str(value)), sys.stdout)
+        _put(paint(indent, "dim", sys.stdout) + lines.removeprefix(indent))
 
 
 def count(number: int, noun: str = "") -> str:
@@ -243,8 +268,11 @@ def working(text: str) -> Iterator[None]:
         yield
         return
     from rich.console import Console
+    from rich.text import Text
 
-    with Console(stderr=True, highlight=False).status(f"{text} …", spinner="dots", spinner_style="cyan"):
+    with Console(stderr=True, highlight=False).status(
+        Text(f"{printable(text)} …"), spinner="dots", spinner_style="cyan"
+    ):
         yield
 
 
@@ -288,16 +316,16 @@ class Meter:
 
             Meter.current = self
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=None, style="bright_black", complete_style="cyan", finished_style="cyan"),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[text]}"),
+                TextColumn("{task.fields[text]}", markup=False),
                 TimeRemainingColumn(compact=True, elapsed_when_finished=True),
                 console=Console(stderr=True, highlight=False),
                 transient=True,
                 expand=True,
             )
-            self._bar.add_task(self.title, total=self.total, text="")
+            self._bar.add_task(printable(self.title), total=self.total, text="")
             self._bar.start()
         return self._bar
 
@@ -306,7 +334,8 @@ class Meter:
         self.done, self.title, self.total = done, title or self.title, total or self.total
         bar = self._find_bar()
         if bar is not None:
-            bar.update(bar.task_ids[0], completed=done, total=self.total, description=self.title, text=text)
+            shown, about = printable(self.title), printable(text)
+            bar.update(bar.task_ids[0], completed=done, total=self.total, description=shown, text=about)
         elif time.monotonic() - self._spoke >= PLAIN_SECONDS:
             of = f"/{self.total:,}" if self.total else ""
             self.log(f"{self.title}  {done:,}{of}  {text}".rstrip())
@@ -321,7 +350,7 @@ class Meter:
         if bar is None:
             self.log(title)
         else:
-            bar.update(bar.task_ids[0], description=title, text=_Clock())
+            bar.update(bar.task_ids[0], description=printable(title), text=_Clock())
 
     def log(self, text: str, style: str = "") -> None:
         """Print a line that stays, above the bar."""
@@ -329,7 +358,7 @@ class Meter:
         if self._bar is None:
             log(text, style)
         else:
-            self._bar.console.print(text, style=style or None, markup=False, highlight=False, soft_wrap=True)
+            self._bar.console.print(printable(text), style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
 def _hang(indent: str, text: str, stream: TextIO) -> str:

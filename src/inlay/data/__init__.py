@@ -14,6 +14,7 @@ from inlay.data.calibration import (
     negative_log_likelihood,
     tune_thresholds,
 )
+from inlay.data.columns import find_fault
 from inlay.data.encode import Encoded, describe, epoch_batches
 from inlay.data.findings import describe_suspects, describe_unknown, describe_unpredicted
 from inlay.data.kinds import (
@@ -87,6 +88,7 @@ __all__ = [
     "entity_types",
     "epoch_batches",
     "evaluate_report",
+    "find_fault",
     "find_kind",
     "find_kind_of_head",
     "find_label_errors",

@@ -6,6 +6,7 @@ A cell that cannot be used raises a `Fault` with the reason; the caller, who kno
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,9 @@ import numpy as np
 from inlay.errors import BadData
 from inlay.settings import DataConfig
 
+MOST_LETTERS = 1_000_000
+"""letters of a text at most: tokenizers need a second and 100 MB for them, and keep a few hundred tokens"""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # Names are compared in lower case; earlier ones are preferred. Where both columns of a pair are there, the pair wins
 # over a single text: reading only one half of a pair would be silently wrong.
 PAIR_NAMES = (
@@ -130,12 +134,23 @@ def read_text(value: Any, column: str) -> str:
     if is_missing(value):
         raise Fault(f"empty text in column `{column}`", "fill it in or remove the row")
     if isinstance(value, str):
-        if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-            raise Fault(f"half a character (a lone surrogate) in column `{column}`", "write the text again as utf-8")
+        fault = find_fault(value)
+        if fault is not None:
+            raise Fault(f"{fault.reason} in column `{column}`", fault.hint)
         return value
     if isinstance(value, int | float):
         return name_label(value)
     raise Fault(f"column `{column}` holds a {type(value).__name__}, not a text", "name another column with `--text`")
+
+
+def find_fault(text: str) -> Fault | None:
+    """Find why no tokenizer should be given a text: half a character in it, or more letters than any row needs."""
+    if len(text) > MOST_LETTERS:
+        reason = f"a text of {len(text):,} letters, but a row may have {MOST_LETTERS:,}"
+        return Fault(reason, "cut it into several rows: a task reads only as many tokens as its `max_length`")
+    if not text.isascii() and _SURROGATE.search(text):
+        return Fault("half a character (a lone surrogate)", "write the text again as utf-8")
+    return None
 
 
 def is_missing(value: Any) -> bool:
@@ -158,7 +173,7 @@ def read_number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # 10**400 is no float
         return None
     return number if math.isfinite(number) else None
 

@@ -20,6 +20,9 @@ from inlay.locks import lock_of
 CHUNK_ROWS = 500
 """Rows handed to the tokenizer at once: enough for all its threads, few enough that its objects stay in the cache."""
 
+CHUNK_LETTERS = 2_000_000
+"""letters handed to the tokenizer at once, where rows are long: its objects are a hundred times as large"""
+
 
 class Pieces(Sequence[np.ndarray]):
     """A flat array as the sequence of its pieces: views, made when they are asked for."""
@@ -258,13 +261,21 @@ def to_offsets(lengths: Sequence[int]) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
-def chunks(num_rows: int, progress: Callable[[int], None] | None) -> Iterator[slice]:
+def chunks(
+    texts: Sequence[str], pairs: Sequence[str] | None, progress: Callable[[int], None] | None
+) -> Iterator[slice]:
     """The rows of one call of the tokenizer after the other; `progress` hears how many are done after each."""
-    for start in range(0, num_rows, CHUNK_ROWS):
-        stop = min(start + CHUNK_ROWS, num_rows)
+    start = 0
+    while start < len(texts):
+        stop = min(start + CHUNK_ROWS, len(texts))
+        lengths = [len(texts[row]) + (0 if pairs is None else len(pairs[row])) for row in range(start, stop)]
+        while stop > start + 1 and sum(lengths) > CHUNK_LETTERS:
+            stop = start + (stop - start + 1) // 2
+            del lengths[stop - start :]
         yield slice(start, stop)
         if progress is not None:
             progress(stop)
+        start = stop
 
 
 def encode(
@@ -281,7 +292,7 @@ def encode(
     `with_offsets` keeps the place of each token in the (single) text; special tokens have the place 0 to 0.
     """
     pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
-    for chunk in chunks(len(texts), progress):
+    for chunk in chunks(texts, pairs, progress):
         own = None if pairs is None else pairs[chunk]
         encodings = tokenize(tokenizer, texts[chunk], own, cut, with_offsets=with_offsets)
         pile.add(encodings, with_places=with_offsets)
@@ -302,7 +313,7 @@ def encode_apart(
     pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
     firsts: list[int] = []
     lengths: list[int] = []
-    for chunk in chunks(len(texts), progress):
+    for chunk in chunks(texts, pairs, progress):
         sides = [tokenize(tokenizer, side[chunk], None, cut) for side in (texts, pairs)]
         rows = list(zip(*sides, strict=True))
         pile.add([text for row in rows for text in row])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,11 +124,16 @@ class Scheme:
         """Return targets as one array."""
         return self.targets.collect(targets, len(self.labels))
 
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each label: there may be many thousands."""
+        return {label: number for number, label in enumerate(self.labels)}
+
     def index(self, name: str) -> int:
         """Return the number of a label; one that is not known is a `Fault`."""
         try:
-            return self.labels.index(name)
-        except ValueError:
+            return self.numbers[name]
+        except KeyError:
             shown = ", ".join(self.labels[:30]) + (", …" if len(self.labels) > 30 else "")
             raise Fault(f"unseen label `{name}`", f"known labels: {shown}") from None
 

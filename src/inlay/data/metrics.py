@@ -26,6 +26,7 @@ from inlay.data.squad import Gold, has_unanswerable, score_answer
 from inlay.data.tags import count_rows, entity_types, has_seqeval, require_seqeval
 from inlay.errors import BadConfig, NotFinite, UnknownName
 
+MOST_CONFUSED = 1000  # labels of a confusion matrix at most: its cells are their square
 CHUNK_CELLS = 2_000_000  # cells of the resampled weights held at a time
 
 
@@ -313,7 +314,7 @@ def evaluate_report(
     if isinstance(sample, Weighted | Means):
         return Report(kind, len(targets), intervals)
     confusion = None
-    if KINDS[kind].is_classifier:
+    if KINDS[kind].is_classifier and len(labels) <= MOST_CONFUSED:
         confusion = tuple(tuple(row) for row in _confuse(predictions, targets, len(labels)).tolist())
     scored = entity_types(labels) if KINDS[kind].sample == "tags" else labels
     precision, recall = _ratio(sample.hits, sample.predicted), _ratio(sample.hits, sample.support)
@@ -340,9 +341,10 @@ def _sum_up(kind: str, predictions: Any, targets: np.ndarray, num_labels: int, l
     if summing is not None:
         return summing(predictions, targets, labels)(np.ones(len(targets)))
     num_labels = max(num_labels, 2, int(max(predictions.max(initial=0), targets.max(initial=0))) + 1)
-    confusion = _confuse(predictions, targets, num_labels)
-    hits = confusion.diagonal()
-    return Counts(hits, confusion.sum(axis=1), confusion.sum(axis=0), hits.sum(), len(targets))
+    hits, support, proposed = (
+        np.bincount(part, minlength=num_labels) for part in (targets[predictions == targets], targets, predictions)
+    )
+    return Counts(hits, support, proposed, hits.sum(), len(targets))
 
 
 def _count_sets(predictions: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Counts:
@@ -404,15 +406,27 @@ def _resample(
             counts = np.bincount(drawn.ravel(), minlength=size * num_rows)  # how often each row counts
             yield summing(counts.reshape(size, num_rows).astype(np.float64))
         return
-    confusion = _confuse(predictions, targets, len(labels))
-    true, predicted = np.nonzero(confusion)
-    shares = confusion[true, predicted] / max(num_rows, 1)
-    numbers = np.arange(len(labels))
-    is_true = (true[:, None] == numbers).astype(np.float64)
-    is_predicted = (predicted[:, None] == numbers).astype(np.float64)
-    draws = generator.multinomial(num_rows, shares, size=num_resamples).astype(np.float64)
-    hits = draws @ (is_true * is_predicted)
-    yield Counts(hits, draws @ is_true, draws @ is_predicted, hits.sum(axis=-1), num_rows)
+    # Only cells with rows: of many labels, the whole confusion would not fit in memory.
+    cells, counts = np.unique(targets.astype(np.int64) * len(labels) + predictions, return_counts=True)
+    true, predicted = np.divmod(cells, len(labels))
+    is_hit = true == predicted
+    chunk_size = max(1, CHUNK_CELLS // max(len(cells), len(labels)))
+    for start in range(0, num_resamples, chunk_size):
+        size = min(chunk_size, num_resamples - start)
+        draws = generator.multinomial(num_rows, counts / max(num_rows, 1), size=size).astype(np.float64)
+        hits = _sum_by(true[is_hit], draws[:, is_hit], len(labels))
+        support, proposed = (_sum_by(side, draws, len(labels)) for side in (true, predicted))
+        yield Counts(hits, support, proposed, hits.sum(axis=-1), num_rows)
+
+
+def _sum_by(labels: np.ndarray, draws: np.ndarray, num_labels: int) -> np.ndarray:
+    """Sum draws [resamples, cells] by the label of each cell."""
+    sums = np.zeros((len(draws), num_labels))
+    order = np.argsort(labels, kind="stable")
+    found, starts = np.unique(labels[order], return_index=True)
+    if len(found):
+        sums[:, found] = np.add.reduceat(draws[:, order], starts, axis=1)
+    return sums
 
 
 def _f1_by_label(sample: Counts) -> np.ndarray:

@@ -14,7 +14,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,6 +83,7 @@ def _missing_file(path: Path) -> Missing:
 
 
 def _open_csv(path: Path, encoding: str, names: Names) -> Stream:
+    csv.field_size_limit(2**31 - 1)  # the default refuses texts over 128 KiB
     # The delimiter that gives the header the most columns; a comma where none does.
     line = _first_line(path, encoding)
     delimiter = max(",;\t", key=lambda delimiter: len(next(csv.reader([line], delimiter=delimiter), [])))
@@ -112,7 +113,7 @@ def _open_json(path: Path, encoding: str, names: Names) -> Stream:
         file.seek(0)
         try:
             records = list(read_squad(json.load(file)))
-        except (json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             reason = f"no SQuAD document: {type(error).__name__}: {error}"
             raise BadData(reason, "write it as SQuAD's own files are, or as JSON lines", path=path) from None
     note = f"{path.name}: SQuAD's format; a line is a question's number"
@@ -160,17 +161,84 @@ def _open_parquet(path: Path, encoding: str, names: Names) -> Stream:
     import pyarrow
     from pyarrow import parquet
 
+    unreadable = (pyarrow.ArrowException, OSError, ValueError, OverflowError, NotImplementedError)
+
+    def refuse(error: Exception) -> BadData:
+        return BadData(f"no readable Parquet file: {error}", "write it again, or use CSV or JSONL", path=path)
+
     try:
         file = parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        raise BadData(f"no readable Parquet file: {error}", "write it again, or use CSV or JSONL", path=path) from None
+        # Values that repeat are kept once until they are asked for, a few rows at a time.
+        leaves = [file.schema.column(index) for index in range(len(file.schema))]
+        texts = [leaf.path for leaf in leaves if leaf.logical_type.type == "STRING"]
+        file.close()
+        file = parquet.ParquetFile(path, read_dictionary=texts)
+    except unreadable as error:
+        raise refuse(error) from None
+    growth = _Growth(path)
+    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+    for group in groups:
+        growth.check(
+            max((group.column(index).total_uncompressed_size for index in range(group.num_columns)), default=0)
+        )
 
     def records() -> Iterator[dict[str, Any]]:
-        with file:
-            for batch in file.iter_batches(batch_size=1024):
-                yield from batch.to_pylist()
+        try:
+            with file:
+                for batch in file.iter_batches(batch_size=1024):
+                    num_rows = max(1, BATCH_BYTES // max(1, batch.nbytes))
+                    for start in range(0, len(batch), num_rows):
+                        columns = [_unpack(column.slice(start, num_rows)) for column in batch.columns]
+                        for record in pyarrow.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist():
+                            growth.add(count_letters(record))
+                            yield record
+        except unreadable as error:
+            raise refuse(error) from None
 
     return Stream(Header(str(path), tuple(file.schema_arrow.names), None), enumerate(records(), start=1))
+
+
+def _unpack(column: Any) -> Any:
+    return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
+
+
+BATCH_BYTES = 64_000_000
+"""bytes that rows of a Parquet file become at once at most, if the largest value is in each of them"""
+FREE_LETTERS = 100_000_000
+"""letters that any file may unpack to"""
+MOST_GROWTH = 100
+"""times its own size that a larger file may unpack to"""
+
+
+class _Growth:
+    """What a packed file unpacks to: a few kB may be made to hold many GB, which is refused in time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._seen = path, 0
+        self._most = max(FREE_LETTERS, MOST_GROWTH * path.stat().st_size)
+
+    def add(self, num_letters: int) -> None:
+        self._seen += num_letters
+        self.check(self._seen)
+
+    def check(self, size: int) -> None:
+        """Refuse this many letters or bytes, if the file is too small for them."""
+        if size > self._most:
+            reason = f"it unpacks to more than {self._most:,} letters, from {self._path.stat().st_size:,} bytes"
+            raise BadData(reason, "if they are meant, write the rows as CSV or JSONL", path=self._path)
+
+
+def count_letters(record: Mapping[str, Any]) -> int:
+    """Return the letters of a record's cells, those of lists in them too."""
+    return sum(_count_cell(cell) for cell in record.values())
+
+
+def _count_cell(cell: Any) -> int:
+    if isinstance(cell, str | bytes):
+        return len(cell)
+    if isinstance(cell, list | tuple):
+        return sum(map(_count_cell, cell))
+    return sum(map(_count_cell, cell.values())) if isinstance(cell, Mapping) else 1
 
 
 READERS: dict[str, Callable[[Path, str, Names], Stream]] = {
@@ -201,7 +269,7 @@ def _first_line(path: Path, encoding: str) -> str:
 
 
 def _split_quoted(path: Path, encoding: str, delimiter: str) -> Cells:
-    csv.field_size_limit(2**31 - 1)  # the default refuses texts over 128 KiB
+    csv.field_size_limit(2**31 - 1)
     with path.open(encoding=encoding, newline="") as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
         while True:
@@ -279,8 +347,8 @@ def _parse_json(path: Path, encoding: str) -> Iterator[Record]:
             continue
         try:
             record = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            reason = "JSON nested too deeply"
+        except (ValueError, RecursionError) as error:  # a ValueError alone is a number of thousands of digits
+            reason = "JSON nested too deeply" if isinstance(error, RecursionError) else "a number of too many digits"
             if isinstance(error, json.JSONDecodeError):
                 near = line[max(0, error.pos - 20) : error.pos + 20].strip()
                 reason = f"no JSON: {error.msg.lower()} in column {error.colno}, near `{near}`"
@@ -336,13 +404,18 @@ _UNPACK = "give a text file (CSV, TSV, JSONL) or Parquet; unpack a compressed on
 _HIGH_CONTROLS = bytes(range(0x80, 0xA0))
 
 
+# Python's encodings of host names and of its own source code: no file is written in them.
+_NO_FILE_ENCODINGS = {"undefined", "punycode", "idna", "unicode_escape", "unicode-escape", "raw-unicode-escape"}
+
+
 def _check_given(path: Path, encoding: str) -> Encoding:
     try:
         "".encode(encoding)
-    except LookupError:
-        raise BadConfig(
-            f"`data.encoding` is `{encoding}`", "it must be a text encoding such as utf-8 or latin-1"
-        ) from None
+        name = codecs.lookup(encoding).name
+    except (LookupError, ValueError):
+        name = "undefined"
+    if name in _NO_FILE_ENCODINGS:
+        raise BadConfig(f"`data.encoding` is `{encoding}`", "it must be a text encoding such as utf-8 or latin-1")
     trouble = _scan(path, encoding)
     if trouble is not None:
         hint = "leave the encoding out to have it found"
@@ -350,7 +423,7 @@ def _check_given(path: Path, encoding: str) -> Encoding:
     with path.open("rb") as file:
         is_marked = file.read(3) == codecs.BOM_UTF8
     # A mark read as utf-8 would become an invisible first letter of the first column's name.
-    return Encoding("utf-8-sig" if is_marked and codecs.lookup(encoding).name == "utf-8" else encoding)
+    return Encoding("utf-8-sig" if is_marked and name == "utf-8" else encoding)
 
 
 def _scan(path: Path, encoding: str) -> tuple[str, int] | None:
@@ -369,6 +442,8 @@ def _scan(path: Path, encoding: str) -> tuple[str, int] | None:
             line += _count_lines(read[: error.start].decode(encoding, errors="replace"))
             place = position - len(held) + error.start
             return f"byte 0x{read[error.start]:02x} at position {place}, line {line}", line
+        except UnicodeError as error:  # utf-16 without the mark that it must begin with
+            return str(error), line
         if "\0" in text:
             line += _count_lines(text[: text.index("\0")])
             raise BadData("a binary file (it has NUL bytes)", _UNPACK, path=path, line=line)

@@ -19,6 +19,7 @@ from inlay.data.columns import (
     Columns,
     Fault,
     as_list,
+    find_fault,
     find_name,
     is_missing,
     list_columns,
@@ -32,6 +33,9 @@ from inlay.data.squad import read_answers
 from inlay.data.tags import Tagged, join_words, split_words, tag_words, to_iob2
 from inlay.errors import BadData
 from inlay.settings import DataConfig
+
+MOST_CELLS = 250_000_000
+"""cells of a table of label sets, 0 or 1 for every row and label: 1 GB of them"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +129,8 @@ def read_rows(table: Table, columns: Columns, bad: BadRows) -> Rows:
             texts[row] = read_text(texts[row], columns.text)
             if pairs is not None:
                 pairs[row] = read_text(pairs[row], str(columns.pair))
+            if labels is not None:
+                _check_label(labels[row], str(columns.label))
             if sides is not None:
                 if not is_side(sides[row]):
                     reason = f"`{sides[row]}` in column `{columns.split}` is no side"
@@ -137,6 +143,16 @@ def read_rows(table: Table, columns: Columns, bad: BadRows) -> Rows:
     return Rows(path, texts, pairs, labels, table.lines, sides).take(kept)
 
 
+def _check_label(cell: Any, column: str) -> None:
+    """Refuse a label that cannot be written to a file."""
+    if isinstance(cell, str):
+        fault = find_fault(cell)
+        if fault is not None:
+            raise Fault(f"{fault.reason} in column `{column}`", fault.hint)
+    for item in as_list(cell) or ():
+        _check_label(item, column)
+
+
 def is_side(value: Any) -> bool:
     """Whether a cell is one of the words for train, dev and test."""
     return isinstance(value, str) and value.strip().lower() in SIDES
@@ -144,6 +160,9 @@ def is_side(value: Any) -> bool:
 
 def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.ndarray]:
     """The rows with good labels, and their targets; the others go to `bad`."""
+    if scheme.targets.num_dims == 2 and len(rows) * len(scheme.labels) > MOST_CELLS:
+        reason = f"{len(rows):,} rows with {len(scheme.labels):,} labels are a table of more than {MOST_CELLS:,} cells"
+        raise BadData(reason, "keep the labels that matter, or take fewer rows", path=rows.path)
     kept, targets = [], []
     for row, value in enumerate(rows.labels or []):
         try:
@@ -212,7 +231,7 @@ def _convert_spans(counts: Counter[str], text: Any, label: Any = None) -> Cells:
         return text, None, None
     try:
         spans = sorted((int(span["start"]), int(span["end"]), str(span["label"])) for span in label)
-    except (TypeError, KeyError, ValueError):
+    except (TypeError, KeyError, ValueError, OverflowError):
         raise Fault("a span lacks start, end or label", 'write {"start": 0, "end": 4, "label": "PER"}') from None
     for start, end, _ in spans:
         if not 0 <= start < end <= len(text) or not text[start:end].strip():
@@ -233,7 +252,7 @@ def _convert_question(counts: Counter[str], text: Any, pair: Any, label: Any = _
         golds, was_searched = read_answers(label, start, pair if isinstance(pair, str) else "")
     except ValueError as error:
         raise Fault(str(error), "an answer is a part of its context, letter for letter") from None
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise Fault("the answers cannot be read", 'write [{"text": "…", "answer_start": 12}]') from None
     counts["answers without a place were taken where they first stand in the context"] += was_searched
     return text, pair, golds

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from inlay.data.columns import SIDES, Columns, Fault, Header, find_columns, read_text
-from inlay.data.readers import READERS, SKIP_HINT, Names, open_file
+from inlay.data.readers import READERS, SKIP_HINT, Names, count_letters, open_file
 from inlay.errors import BadData, InlayError, Missing
 from inlay.settings import DataConfig
 
+CHUNK_LETTERS = 4_000_000
+"""letters of a chunk of rows, after which it ends"""
 TASK_COLUMN = "task"
 WAYS_IN = "a file, a folder, glue/NAME, extra/NAME or hub:NAME"
 _NAMED = ("glue/", "extra/", "hub:")  # prefixes of names that are not files or folders
@@ -68,6 +70,11 @@ class InputRow:
     record: Mapping[str, Any] | None = None  # the original columns, to be written beside the answer
     error: InlayError | None = None
 
+    @property
+    def num_letters(self) -> int:
+        """The letters of all its columns."""
+        return count_letters(self.record or {})
+
 
 def keep_places(config: DataConfig) -> DataConfig:
     """The same rows, found from any folder: files by their whole paths, sets by the folder they are in now."""
@@ -111,7 +118,7 @@ def read_table(
 def stream_rows(
     path: str | Path, config: DataConfig = DataConfig(), *, chunk_size: int = 1024, isolate: bool = False
 ) -> Iterator[list[InputRow]]:
-    """The rows of a file to predict, in chunks, in constant memory.
+    """The rows of a file to predict, in chunks, in constant memory: a chunk is smaller where its rows are long.
 
     Text and pair columns are those of `config` or recognised by name; a column `task` says which task answers the row.
     A bad row stops the stream, or with `isolate` comes as an `InputRow` with its `error`; a quoted field that never
@@ -120,7 +127,7 @@ def stream_rows(
     stream = open_file(path, config.encoding)
     header, columns = stream.header, None
     chunk: list[InputRow] = []
-    num_rows = 0
+    num_rows = num_letters = 0
     for line, record in stream.records:
         num_rows += 1
         if columns is None and isinstance(record, dict):
@@ -133,9 +140,10 @@ def stream_rows(
         if row.error is not None and not isolate:
             raise row.error
         chunk.append(row)
-        if len(chunk) == chunk_size:
+        num_letters += row.num_letters
+        if len(chunk) == chunk_size or num_letters >= CHUNK_LETTERS:
             yield chunk
-            chunk = []
+            chunk, num_letters = [], 0
     if chunk:
         yield chunk
     if not num_rows:

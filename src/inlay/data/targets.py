@@ -289,7 +289,7 @@ def split_labels(value: Any, scheme: Scheme) -> list[str]:
         return [name_label(item) for item in items]
     if isinstance(value, str):
         name = value.strip()
-        if scheme.separator is None or name in scheme.labels:
+        if scheme.separator is None or name in scheme.numbers:
             return [name] if name else []
         return [piece.strip() for piece in name.split(scheme.separator) if piece.strip()]
     if is_missing(value):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -244,10 +245,11 @@ def _find_answers(scheme: Scheme, given: Sequence[str]) -> tuple[str, ...]:
             raise UnknownName("label in `data.answers`", item.partition("=")[0], scheme.labels)
         found[label] = item[len(label) + 1 :].strip()
     texts = tuple(found.values())
-    twice = next((text for text in texts if texts.count(text) > 1 or not text), None)
+    counts = Counter(texts)
+    twice = next((text for text in texts if counts[text] > 1 or not text), None)
     if twice is not None:
         raise BadConfig(
-            f"`data.answers` writes `{twice}` for {texts.count(twice)} of the labels {', '.join(scheme.labels)}",
+            f"`data.answers` writes `{twice}` for {counts[twice]} of the labels {', '.join(scheme.labels)}",
             "give each label a text of its own",
         )
     return () if texts == scheme.labels else texts
@@ -432,6 +434,8 @@ def _digest_rows(head: Iterable[str], splits: dict[str, Split]) -> str:
         state.update(json.dumps([side, len(split), split.pairs is not None, *split.unseen]).encode())
         assert split.targets is not None
         pairs = split.pairs if split.pairs is not None else [""] * len(split)
-        for text, pair, target in zip(split.texts, pairs, split.targets.tolist(), strict=True):
+        # Sets of labels row by row: as lists they are ten times as large.
+        targets = split.targets.tolist() if split.targets.ndim == 1 else map(np.ndarray.tolist, split.targets)
+        for text, pair, target in zip(split.texts, pairs, targets, strict=True):
             state.update(json.dumps([text, pair, target]).encode())
     return state.hexdigest()

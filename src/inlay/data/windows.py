@@ -157,7 +157,7 @@ def _encode_contexts(tokenizer: Any, split: Split, reading: Reading, progress: P
     pile = Pile(tokenizer)
     owners: list[int] = []
     is_context: list[np.ndarray] = []
-    for chunk in chunks(len(split), progress):
+    for chunk in chunks(split.texts, split.pairs, progress):
         questions = _cut_texts(tokenizer, split.texts[chunk], longest)
         rows = tokenize(tokenizer, questions, split.pairs[chunk], cut, with_offsets=True)
         windows = [[row, *row.overflowing] for row in rows]
@@ -217,7 +217,7 @@ def _encode_joined(tokenizer: Any, split: Split, reading: Reading, progress: Pro
         return _encode_whole(tokenizer, split, reading, progress)
     first, second = PAIR_WORDS
     pile, cut, num_truncated = Pile(tokenizer), Truncation(reading.max_length), 0
-    for chunk in chunks(len(split), progress):
+    for chunk in chunks(split.texts, split.pairs, progress):
         texts = [reading.prompt + first + text for text in split.texts[chunk]]
         pairs = [second + pair for pair in split.pairs[chunk]]
         rows = tokenize(tokenizer, texts, pairs, cut, with_offsets=True)

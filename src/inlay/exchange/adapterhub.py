@@ -114,7 +114,7 @@ def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
     architecture = inner.get("architecture") or "bottleneck"
     if architecture == "lora" and inner.get("composition_mode", "add") == "scale":
         architecture = "ia3"
-    if architecture not in _ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         raise Unsupported(
             f"the architecture `{architecture}` of AdapterHub",
             "Inlay reads bottleneck adapters (double_seq_bn, seq_bn, par_bn), lora and ia3",
@@ -152,7 +152,7 @@ def _read_settings(config: Mapping[str, Any], weights: foreign.Weights, path: Pa
         # Before version 2 of its predecessor, `gelu` meant the tanh form.
         inner["non_linearity"] = {"gelu": "gelu_new", "gelu_orig": "gelu"}[inner["non_linearity"]]
     # LoRA of adapters before 1.1 was trained with the factor 1, whatever alpha says; the library mends it on load.
-    match = re.match(r"adapters\.(\d+)\.(\d+)", str(config.get("version", "")))
+    match = re.match(r"adapters\.(\d{1,9})\.(\d{1,9})", str(config.get("version", "")))
     if match is not None and (int(match[1]), int(match[2])) < (1, 1):
         inner["alpha"] = inner.get("r", 1)
     return inner

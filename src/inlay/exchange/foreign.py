@@ -10,23 +10,24 @@ and places. Both come together exactly: zero columns change no answer, nor does 
 from __future__ import annotations
 
 import json
-import math
 import os
+import pickletools
 import shutil
 import struct
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from inlay.data import CLASSIFICATION, KINDS, find_kind_of_head
+from inlay.data import CLASSIFICATION, KINDS, find_fault, find_kind_of_head
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.model import (
     BOTTLENECK,
@@ -137,8 +138,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_number(tree: Mapping[str, Any], key: str, default: float) -> float:
     value = tree.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise BadData(f"`{key}` is `{value}`, which is no number", "save the adapter again")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not abs(value) < 1e300:  # nor NaN, nor what no float holds
+        raise BadData(f"`{key}` is `{str(value)[:40]}`, which is no number", "save the adapter again")
     return float(value)
 
 
@@ -158,7 +160,13 @@ def read_weights(folder: Path, names: Sequence[str]) -> Weights:
     if path is None:
         raise BadData(f"no weights: neither `{names[0]}` nor `{names[1]}`", "save the adapter again", path=folder)
     tensors = _load_safetensors(path) if path.suffix == ".safetensors" else _load_pickled(path)
+    size_bytes = path.stat().st_size
     for name, tensor in tensors.items():
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise BadData(f"the tensor `{name}` is no plain one", "save plain tensors only", path=path)
+        # A pickle may declare any size, and show one number a trillion times.
+        if tensor.numel() * tensor.element_size() > size_bytes:
+            raise BadData(f"the tensor `{name}` is declared larger than the file", "copy or save it again", path=path)
         if not tensor.is_floating_point():
             raise BadData(f"the tensor `{name}` holds {tensor.dtype}", "save it as floating point", path=path)
         if not torch.isfinite(tensor).all():
@@ -177,7 +185,7 @@ def _load_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 _UNREADABLE = (
-    *(UnpicklingError, struct.error, RuntimeError, OSError, EOFError),
+    *(UnpicklingError, zipfile.BadZipFile, struct.error, RuntimeError, OSError, EOFError),
     *(ValueError, LookupError, AttributeError, TypeError, AssertionError),
 )
 """the errors of torch's loader on bytes that are not a file of named tensors"""
@@ -187,6 +195,7 @@ def _load_pickled(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file:
             start = file.read(2)
+        _check_declared(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, of pickle protocols it did not write
             tensors = torch.load(path, map_location="cpu", weights_only=True)
@@ -204,6 +213,34 @@ def _load_pickled(path: Path) -> dict[str, Tensor]:
     ):
         raise BadData("it holds something else than named tensors", "save plain tensors only", path=path)
     return tensors
+
+
+_PICKLED_MAGIC = 0x1950A86A20F9469CFC6C
+"""the number that torch's files of before 2020 begin with; it is no size"""
+
+
+def _check_declared(path: Path) -> None:
+    """Refuse a file that declares more than it holds, before torch makes room for it."""
+    size_bytes = path.stat().st_size
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            is_larger = sum(item.file_size for item in archive.infolist()) > size_bytes  # torch packs nothing
+    else:
+        with path.open("rb") as file:
+            is_larger = any(
+                isinstance(value, int) and abs(value) > max(size_bytes, 1 << 20) and value != _PICKLED_MAGIC
+                for value in _first_values(file)
+            )
+    if is_larger:
+        raise BadData("it declares more than the file holds", "copy or save it again", path=path)
+
+
+def _first_values(file: BinaryIO) -> Iterator[Any]:
+    """Yield the arguments of the pickles that a file of torch's begins with: magic, version, machine, tensors, keys."""
+    with suppress(ValueError):  # the loader says what is wrong with it
+        for _ in range(5):
+            for _, value, _ in pickletools.genops(file):
+                yield value
 
 
 @dataclass(frozen=True)
@@ -301,6 +338,8 @@ def take_flexible_head(
 ) -> tuple[HeadSpec, dict[str, Tensor]]:
     """Take the head of AdapterHub's model classes: dropout and a linear layer, or two with an activation between."""
     inner, width = config["config"], backbone.hidden_size
+    if not isinstance(inner, Mapping):
+        raise BadData(f"the head's `config` is `{str(inner)[:40]}`, not settings", "save the adapter again")
     head_type = inner.get("head_type")
     if head_type not in HEAD_TYPES.values():
         known = ", ".join(dict.fromkeys(HEAD_TYPES.values()))
@@ -338,7 +377,11 @@ def read_labels(ids: Any, num_outputs: int) -> tuple[str, ...]:
     """Read the labels of a `label2id`, in order; none where it names none."""
     if not ids or num_outputs == 1:
         return ()
-    if not isinstance(ids, Mapping) or sorted(ids.values()) != list(range(num_outputs)):
+    if not isinstance(ids, Mapping) or not all(type(number) is int for number in ids.values()):
+        raise BadData(f"`label2id` is `{str(ids)[:40]}`, not labels with numbers", "name them with `--labels`")
+    if any(find_fault(label) is not None for label in ids):
+        raise BadData("`label2id` names labels with half a character", "name them with `--labels`")
+    if sorted(ids.values()) != list(range(num_outputs)):
         raise BadData(f"`label2id` names {len(ids)} labels for {num_outputs} outputs", "name them with `--labels`")
     return tuple(sorted(ids, key=lambda label: ids[label]))
 

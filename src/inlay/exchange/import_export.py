@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from inlay.data import KINDS, METRICS, Split, resolve_metric
+from inlay.data import KINDS, METRICS, Split, find_fault, resolve_metric
 from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
 from inlay.exchange.foreign import Folder, Foreign, TaskToExport, drafted, dump_json, read_json
@@ -145,7 +145,7 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
             f"an import to the backbone `{backbone.name}`, which writes its answers",
             "its tasks have no head to come with: train it here, or name an encoder with `--backbone`",
         )
-    foreign = FORMATS[format_name].read(folder, backbone)
+    foreign = _read_foreign(folder, format_name, backbone)
     own = _read_own(folder / OWN)
     if own.get("fingerprint") not in (None, backbone.fingerprint):
         raise WrongBackbone(
@@ -171,6 +171,15 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
     return Imported(version, foreign.library, foreign.base, (*foreign.notes, *notes))
 
 
+def _read_foreign(folder: Path, format_name: str, backbone: Backbone) -> Foreign:
+    """Read another library's folder; a setting of a type that no such library writes is an error that names it."""
+    try:
+        return FORMATS[format_name].read(folder, backbone)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise BadData(f"its settings cannot be read: {reason}", "save the adapter again", path=folder) from error
+
+
 _OWN_TYPES: dict[str, type] = {
     "name": str,
     "kind": str,
@@ -180,6 +189,7 @@ _OWN_TYPES: dict[str, type] = {
     "fingerprint": str,
     "temperature": float,
     "thresholds": list,
+    "pairs": bool,
 }
 
 
@@ -187,11 +197,18 @@ def _read_own(path: Path) -> dict[str, Any]:
     """Read the settings that Inlay's own export noted about the task; none where another library wrote the folder."""
     own = read_json(path) if path.is_file() else {}
     for key, kind in _OWN_TYPES.items():
-        if key in own and not isinstance(own[key], kind):
-            raise BadData(f"`{key}` is `{own[key]}`", "delete the file: the folder can do without it", path=path)
+        if key in own and type(own[key]) is not kind:  # True is no number
+            raise BadData(
+                f"`{key}` is `{str(own[key])[:40]}`", "delete the file: the folder can do without it", path=path
+            )
     if not 0 < own.get("temperature", 1.0) < math.inf:
         raise BadData(f"`temperature` is `{own['temperature']}`", "it must be above 0, or left out", path=path)
-    return {**own, "labels": [str(label) for label in own.get("labels", ())]}
+    if own.get("max_length", 4) < 4:
+        raise BadData(f"`max_length` is `{own['max_length']}`", "it must be 4 or more, or left out", path=path)
+    for label in own.get("labels", ()):
+        if not isinstance(label, str) or find_fault(label) is not None:
+            raise BadData(f"`labels` has `{ascii(label)[:40]}`", "each must be a text", path=path)
+    return {**own, "labels": own.get("labels", [])}
 
 
 def _describe(
@@ -246,7 +263,7 @@ def _choose_head(head: HeadSpec, own: dict[str, Any], wishes: Wishes) -> HeadSpe
     if cuts is None or kind != own.get("kind"):  # thresholds are of the kind they were tuned for
         return dataclasses.replace(head, kind=kind, temperature=temperature, thresholds=None)
     expected = 1 if KINDS[kind].is_classifier else head.num_outputs
-    if len(cuts) != expected or not all(isinstance(cut, int | float) and math.isfinite(cut) for cut in cuts):
+    if len(cuts) != expected or not all(type(cut) in (int, float) and abs(cut) < 1e300 for cut in cuts):
         raise BadData(f"`thresholds` are `{cuts}`", f"they must be {expected} numbers, or left out")
     return dataclasses.replace(head, kind=kind, temperature=temperature, thresholds=tuple(map(float, cuts)))
 

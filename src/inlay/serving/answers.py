@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import BadConfig, InlayError, Unsupported
+from inlay.errors import BadConfig, BadData, InlayError, StoreDamaged, Unanswered, Unsupported
 from inlay.store import Manifest, Store, Version
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from inlay.model import Outcome
 
+_LONGEST_NAME = 200  # letters of a task's name and what follows it
 _MOST_KNOWN = 10_000  # names whose version is remembered
 
 
@@ -73,11 +75,15 @@ class VersionLookup:
 
         `found` has the names of a call, which mean one thing all through it; a new name is added.
         """
+        if not isinstance(task, str):
+            raise BadData(f"the task is a `{type(task).__name__}`, not a name", "give the task's name as a text")
+        if len(task) > _LONGEST_NAME:
+            raise BadData(f"a task's name of {len(task):,} letters", "`inlay tasks` lists the tasks there are")
         if task not in found:
             try:
                 found[task] = self._resolve(task)
-            except InlayError as error:
-                found[task] = error
+            except Exception as error:  # a reference that cannot be read is the error of who asked for it
+                found[task] = as_error(error)
         answer = found[task]
         if isinstance(answer, InlayError):
             raise answer
@@ -99,12 +105,31 @@ class VersionLookup:
         return resolved
 
 
+def as_error(error: Exception) -> InlayError:
+    """Return what went wrong with a request as an error of ours.
+
+    It has no traceback, which would keep all requests alive for as long as the answer is.
+    """
+    if isinstance(error, InlayError):
+        return error.with_traceback(None)
+    if isinstance(error, OSError):
+        where = "" if error.filename is None else f"{error.filename}: "
+        hint = "make it readable, or restore it from a copy; `inlay doctor` looks through the store"
+        return StoreDamaged(f"{where}cannot be read: {error.strerror or error}", hint)
+    words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    return Unanswered(f"no answer: {words}", "ask it alone; if it fails again, please report it as a fault of Inlay")
+
+
 def check_confidence(min_confidence: float | None, kind: str | None = None) -> None:
     """Refuse a threshold that is not a probability, and any threshold for a kind of task without confidences."""
     if min_confidence is None:
         return
+    if isinstance(min_confidence, bool) or not isinstance(min_confidence, Real):
+        reason = f"`--min-confidence` is a `{type(min_confidence).__name__}`, not a number"
+        raise BadConfig(reason, "give a probability from 0 to 1")
     if not 0 <= min_confidence <= 1:
-        raise BadConfig(f"`--min-confidence` is `{min_confidence:g}`", "give a probability from 0 to 1")
+        shown = f"{min_confidence:g}" if abs(min_confidence) < 1e300 else "too large"
+        raise BadConfig(f"`--min-confidence` is `{shown}`", "give a probability from 0 to 1")
     if kind is not None:
         from inlay.model import find_head
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from inlay.data import Reading, Split, encode_split
+from inlay.data import Reading, Split, encode_split, find_fault
 from inlay.errors import BadData, InlayError, NotFinite, WrongBackbone
 from inlay.locks import FairLock
 from inlay.model import (
@@ -32,7 +32,7 @@ from inlay.model import (
     make_rows,
     read_head,
 )
-from inlay.serving.answers import Answer, Request, Resolved, VersionLookup, check_confidence
+from inlay.serving.answers import Answer, Request, Resolved, VersionLookup, as_error, check_confidence
 from inlay.serving.passes import Passes
 from inlay.serving.precision import Drift, measure_drift
 from inlay.serving.slots import read_slot
@@ -162,6 +162,8 @@ class Engine:
         found = self._lookup.find(request.task, versions)
         if not isinstance(request.text, str) or not request.text.strip():
             raise BadData("the text is empty", "give a text with at least one character that is not white space")
+        _check_text(request.text, "text")
+        _check_text(request.pair, "second text")
         wants_pair = bool(found.manifest.extra.get("pairs"))
         if wants_pair != (request.pair is not None):
             has, wants = ("one text", "a pair") if wants_pair else ("a pair", "one text")
@@ -185,6 +187,16 @@ class Engine:
         return (items for _, items in groups)
 
     def _answer(self, group: list[_Checked]) -> list[Answer]:
+        """Answer the requests of a group. What fails in a way nobody foresaw is halved until it is one request."""
+        try:
+            return self._answer_together(group)
+        except Exception as error:  # the border: whatever a request does to us is the answer to it alone
+            if len(group) == 1:
+                return [Answer(group[0].request.task, error=as_error(error))]
+        middle = len(group) // 2
+        return self._answer(group[:middle]) + self._answer(group[middle:])
+
+    def _answer_together(self, group: list[_Checked]) -> list[Answer]:
         """Answer the requests of a group: load their versions, then send all their rows through shared batches."""
         # 1. load the versions; one that cannot be loaded is an error for its own requests
         states: dict[str, HotVersion | InlayError] = {}
@@ -248,6 +260,17 @@ class Engine:
             found = collect_outputs(encoded, list(itertools.islice(logits, len(encoded))), texts)
             outputs |= dict(zip(indices, found, strict=True))
         return outputs
+
+
+def _check_text(text: str | None, name: str) -> None:
+    """Refuse a text that no tokenizer should be given."""
+    if text is None:
+        return
+    if not isinstance(text, str):
+        raise BadData(f"the {name} is a `{type(text).__name__}`, not a text", "give it as a text")
+    fault = find_fault(text)
+    if fault is not None:
+        raise BadData(f"the {name}: {fault.reason}", fault.hint)
 
 
 def _phrase(item: _Checked, state: HotVersion | InlayError, output: Output | None) -> Answer:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inlay.errors import BadData, InlayError
-from inlay.serving.answers import Answer, Request, Resolved, VersionLookup
+from inlay.serving.answers import Answer, Request, Resolved, VersionLookup, as_error
 from inlay.store import Store
 
 if TYPE_CHECKING:
@@ -76,8 +76,8 @@ class EnginePool:
                 backbone = self._check(row, task, versions).manifest.backbone["name"]
                 request = Request(task, row.text, row.pair, self._min_confidence)
                 groups.setdefault(backbone, []).append((position, request))
-            except InlayError as error:
-                answers[position] = self._fail(row, task, error)
+            except Exception as error:  # whatever happens to a row is its own answer
+                answers[position] = self._fail(row, task, as_error(error))
         # 2. answer each group by its engine
         for backbone, items in groups.items():
             requests = [request for _, request in items]
@@ -140,7 +140,7 @@ class EnginePool:
             )
             larger.on_compile = self._on_compile
             self._engines[backbone] = larger
-        except InlayError as error:
-            self._engines[backbone] = error
+        except Exception as error:
+            self._engines[backbone] = as_error(error)
         self.loading_s += time.perf_counter() - began
         return self._engines[backbone]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -21,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay.errors import BadConfig, BadData, InlayError, Missing, StoreDamaged, UnknownName
+from inlay.errors import BadConfig, BadData, InlayError, Missing, StoreDamaged, UnknownName, find_close
 from inlay.store import format as form
 from inlay.store.files import DRAFT_PREFIX, locked, make_directory, sync_directory, write_atomically, write_once
 from inlay.store.format import Manifest, Summary, TaskInfo, Version, VersionInfo
@@ -62,6 +63,7 @@ class Store:
 
     def __init__(self, root: Path | str | None = None) -> None:
         self.root = Path(root or os.environ.get("INLAY_HOME") or "~/.inlay").expanduser()
+        self._listed: tuple[int, list[str]] | None = None  # the tasks' names, and when they last changed
 
     @staticmethod
     def check_name(name: str) -> None:
@@ -333,8 +335,14 @@ class Store:
 
     def _names(self) -> list[str]:
         try:
+            changed_ns = os.stat(self.root / "tasks").st_mtime_ns
+            if self._listed is not None and self._listed[0] == changed_ns:
+                return list(self._listed[1])
             with os.scandir(self.root / "tasks") as entries:
-                return sorted(entry.name for entry in entries if form.is_name(entry.name) and entry.is_dir())
+                names = sorted(entry.name for entry in entries if form.is_name(entry.name) and entry.is_dir())
+            if time.time_ns() - changed_ns > _SETTLED_NS:  # else another change might get the same time
+                self._listed = (changed_ns, names)
+            return list(names)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -390,12 +398,14 @@ class Store:
         return Version(name, number, "")
 
     def _unknown_task(self, name: str) -> InlayError:
-        names = [known for known in self._names() if self._numbers(known)[0]]
-        hint = None
-        if form.legal_name(name) in names:
-            hint = f"did you mean `{form.legal_name(name)}`?"
+        names, near, hint = self._names(), form.legal_name(name), None
+        if near in names and self._numbers(near)[0]:
+            hint = f"did you mean `{near}`?"
         elif self._numbers(name)[1]:
             hint = "all its versions were removed; train or import it again"
+        # Only as many tasks are opened as the error shows: there may be thousands, and as many requests that ask.
+        likely = dict.fromkeys([*find_close(name, names, 3), *names])
+        names = list(itertools.islice((known for known in likely if self._numbers(known)[0]), 21))
         return UnknownName("task", name, names, hint=hint)
 
     def _unknown_version(self, name: str, number: int) -> InlayError:

@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.errors import BadData, InlayError, Missing, StoreDamaged, UnknownName
 from inlay.store import format as form
-from inlay.store.files import DRAFT_PREFIX, locked, make_directory, sync_directory, write_atomically, write_once
+from inlay.store.files import (
+    DRAFT_PREFIX,
+    is_abandoned,
+    locked,
+    make_directory,
+    sync_directory,
+    write_atomically,
+    write_once,
+)
 from inlay.store.format import Manifest, Summary, Version, VersionInfo
 
 if TYPE_CHECKING:
@@ -373,10 +381,11 @@ class Store:
     def _stray_drafts(self) -> list[Path]:
         # Writers below these three folders hold the lock, so while we hold it exclusively, no draft has a writer.
         strays = [path for folder in ("objects", "tasks", "sidecars") for path in _drafts_under(self.root / folder)]
-        # Runs are written without the lock, perhaps from another machine, so only their age tells.
+        # Runs are written without the lock, perhaps from another machine. Their writers hold the drafts themselves;
+        # those of an older Inlay do not, so only what is old as well is taken for left.
         for path in (*_drafts_under(self.root / "runs"), *_drafts_under(self.root / "budgets")):
             with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS and is_abandoned(path):
                     strays.append(path)
         return strays
 
@@ -393,7 +402,7 @@ class Store:
     def _locked(self, *, exclusive: bool) -> Iterator[None]:
         with _writing(self.root, _ELSEWHERE):
             make_directory(self.root)
-            with locked(self.root / "lock", exclusive=exclusive):
+            with locked(self.root / "lock", exclusive=exclusive, in_turn=True):
                 yield
 
     @contextmanager

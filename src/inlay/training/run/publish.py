@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import platform
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -36,6 +39,7 @@ from inlay.training.recipe.cross_validation import FoldScores
 from inlay.training.run.run import DIVERGED, PROBE_HEAD, Result, Run, Trained, is_finished, read_tensors
 
 NUM_PROBES = 8
+_GIT_SECONDS = 5.0
 _TWICE = 2
 _LAST = 3  # last epochs that are compared with as many before them
 _LEAST = 0.005  # smallest gain worth the time
@@ -131,11 +135,22 @@ def _make_probes(run: Run, result: Result, backbone: Backbone) -> list[Probe]:
 
 
 def current_commit() -> str:
-    """Return the commit of the Inlay checkout in use, or "" for an installed package."""
+    """Return the commit of the Inlay checkout in use, or "" for an installed package, or if git does not answer."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
-    except OSError:
+        # To a file and in a session of its own: what git started may hold a pipe open when git itself has been killed.
+        with TemporaryFile() as said:
+            git = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+            try:
+                git.wait(_GIT_SECONDS)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(git.pid, signal.SIGKILL)
+            said.seek(0)
+            return said.read().decode(errors="replace").strip()
+    except (OSError, subprocess.SubprocessError):
         return ""
 
 

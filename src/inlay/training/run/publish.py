@@ -145,9 +145,10 @@ def current_commit() -> str:
             )
             try:
                 git.wait(_GIT_SECONDS)
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(git.pid, signal.SIGKILL)
+            except BaseException:
+                os.killpg(git.pid, signal.SIGKILL)
+                git.wait()
+                raise
             said.seek(0)
             return said.read().decode(errors="replace").strip()
     except (OSError, subprocess.SubprocessError):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from inlay.serving.engine import Engine, check_backbone, find_reading
     from inlay.serving.pool import EnginePool
     from inlay.serving.precision import Drift, is_changed
-    from inlay.serving.verification import Check, verify
+    from inlay.serving.verification import Check, ProbeRow, verify
 
 __getattr__ = import_lazily(
     __name__,
@@ -30,7 +30,7 @@ __getattr__ = import_lazily(
         "inlay.serving.engine": ("Engine", "check_backbone", "find_reading"),
         "inlay.serving.pool": ("EnginePool",),
         "inlay.serving.precision": ("Drift", "is_changed"),
-        "inlay.serving.verification": ("Check", "verify"),
+        "inlay.serving.verification": ("Check", "ProbeRow", "verify"),
     },
 )
 
@@ -40,6 +40,7 @@ __all__ = [
     "Drift",
     "Engine",
     "EnginePool",
+    "ProbeRow",
     "Request",
     "answer_cell",
     "answer_words",

@@ -14,11 +14,12 @@ from inlay.store.files import (
     write_atomically,
     write_once,
 )
-from inlay.store.format import Manifest, Probe, Version, VersionInfo, legal_name
+from inlay.store.format import HASHED, Manifest, Probe, Version, VersionInfo, legal_name
 from inlay.store.store import Store, TaskInfo
 
 __all__ = [
     "DRAFT_PREFIX",
+    "HASHED",
     "Manifest",
     "Probe",
     "Store",

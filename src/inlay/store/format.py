@@ -8,6 +8,7 @@ imported only by the two functions that turn tensors into bytes and back.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import io
 import json
 import math
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORMAT = 1
+HASHED = "hashed_probes"
+"""the entry of a manifest's `extra` with probes whose rows are not kept: `row`, a hash, and `logits`"""
 _MAX_JSON_BYTES = 100_000_000  # what safetensors allows a header; anything larger is damage or malice
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SELECTOR = re.compile(r"best|[1-9][0-9]{0,8}")
@@ -55,6 +58,10 @@ class Probe:
     text: str
     pair: str | None
     logits: tuple[float, ...]
+
+    def hash_row(self, salt: str) -> str:
+        """Return what a hashed probe keeps of its row: with the row at hand it can be found again, not read."""
+        return hashlib.sha256(_dump([salt, self.text, self.pair]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,7 @@ from inlay.training.run.plan import (
 )
 from inlay.training.run.publish import (
     PreparedRun,
+    check_probes,
     check_trained,
     current_commit,
     describe_backbone,
@@ -142,6 +143,7 @@ __all__ = [
     "answer_slot",
     "available_bytes",
     "check_method",
+    "check_probes",
     "check_trained",
     "choose_slots",
     "count_answered",

@@ -32,13 +32,15 @@ from inlay.model import (
     infer_canonically,
     make_rows,
 )
-from inlay.store import Manifest, Probe, Store, Version
+from inlay.store import HASHED, Manifest, Probe, Store, Version
 from inlay.training.cohort.member import PROBE
 from inlay.training.evaluate import score_probe, score_split
 from inlay.training.recipe.cross_validation import FoldScores
 from inlay.training.run.run import DIVERGED, PROBE_HEAD, Result, Run, Trained, is_finished, read_tensors
 
 NUM_PROBES = 8
+PROBES = ("rows", "hashed", "none")
+"""what a version keeps of the dev rows that prove it: the rows themselves, hashes of them, or nothing"""
 _GIT_SECONDS = 5.0
 _TWICE = 2
 _LAST = 3  # last epochs that are compared with as many before them
@@ -53,12 +55,14 @@ def publish(
     name: str | None = None,
     *,
     folds: FoldScores | None = None,
+    probes: str = "rows",
 ) -> Version:
     """Add a run's best weights to the store under `name` (the task's own by default).
 
     Scores the test rows, where there are some, and answers the probe rows on the canonical path. `folds` is what the
-    run's cross-validation came to, which the version keeps.
+    run's cross-validation came to, which the version keeps. `probes` is one of `PROBES`.
     """
+    check_probes(probes)
     if not result.tensors:
         raise Diverged(
             f"run `{run.id}` has no weights to publish: {result.message or result.status}",
@@ -78,6 +82,11 @@ def publish(
         extra["joint"] = dict(run.origin)
     if folds is not None:
         metrics["folds"], extra["folds"] = folds.means, folds.to_manifest()
+    kept = () if probes == "none" else tuple(_make_probes(run, result, canonical_backbone(backbone)))
+    if probes == "hashed":
+        extra[HASHED] = [
+            {"row": probe.hash_row(run.id), "logits": [value.hex() for value in probe.logits]} for probe in kept
+        ]
     spec = result.spec(run)
     manifest = Manifest(
         kind=run.task.kind,
@@ -93,7 +102,7 @@ def publish(
         backbone=describe_backbone(backbone),
         run_id=run.id,
         num_parameters=run.spec.count_parameters(backbone.anatomy),
-        probes=tuple(_make_probes(run, result, canonical_backbone(backbone))),
+        probes=kept if probes == "rows" else (),
         config=dataclasses.asdict(run.config.train),
         extra=extra,
     )
@@ -106,6 +115,12 @@ def publish(
         "environment": canonical_environment(),
     }
     return store.publish(name or run.task.name, result.tensors, manifest, sidecar)
+
+
+def check_probes(probes: str) -> None:
+    """Refuse what is no way to keep probes."""
+    if probes not in PROBES:
+        raise UnknownName("way to keep probes", probes, PROBES)
 
 
 def describe_backbone(backbone: Backbone) -> dict[str, Any]:
@@ -164,6 +179,8 @@ class PreparedRun:
     store: Store
     own_folder: Path | None = None
     """the parent of its run folder, if that is not the store's `runs/`"""
+    probes: str = "rows"
+    """what its version keeps of the rows that prove it, one of `PROBES`"""
 
     @property
     def runs_folder(self) -> Path:
@@ -191,7 +208,8 @@ def publish_result(
 ) -> Version:
     """Put a run's best weights in the store, with the scores of its cross-validation, if there was one."""
     check_trained(result)
-    return publish(prepared.run, result, prepared.backbone, prepared.store, name, folds=folds)
+    run, backbone, store = prepared.run, prepared.backbone, prepared.store
+    return publish(run, result, backbone, store, name, folds=folds, probes=prepared.probes)
 
 
 def report_run(prepared: PreparedRun, result: Result, version: Version | None) -> dict[str, Any]:

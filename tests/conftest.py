@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # else threads, and so last bits,
 os.environ["INLAY_CACHE_BYTES"] = "0"  # tests leave nothing in the user's cache
 os.environ.pop("INLAY_HOME", None)
 _DATA = os.environ.pop("INLAY_DATA", None)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a shell, where tests of Ctrl-C run too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module", autouse=True)

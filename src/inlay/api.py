@@ -131,15 +131,24 @@ def fit(
 
 
 def publish(
-    run: Run | JointRun, result: Result, backbone: Backbone, store: Store | None = None, name: str | None = None
+    run: Run | JointRun,
+    result: Result,
+    backbone: Backbone,
+    store: Store | None = None,
+    name: str | None = None,
+    *,
+    probes: str = "rows",
 ) -> Version:
-    """Add a run's best weights to the store as an immutable version, with probes that prove it later."""
+    """Add a run's best weights to the store as an immutable version, with probes that prove it later.
+
+    They are a few dev rows, word for word; `probes="hashed"` keeps hashes of them, and `"none"` nothing.
+    """
     if isinstance(run, JointRun):
         raise BadConfig(
             f"a run of several tasks (`{', '.join(part.name for part in run.parts)}`) is published task by task",
             "`for item in materialize(run, result, backbone): publish(item.run, item.result, backbone)`",
         )
-    return training.publish(run, result, backbone, store or Store(), name)
+    return training.publish(run, result, backbone, store or Store(), name, probes=probes)
 
 
 class Engine(serving.Engine):

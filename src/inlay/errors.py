@@ -113,6 +113,22 @@ class StoreDamaged(InlayError):
     http_status = 500
 
 
+class DiskFull(InlayError):
+    """A file that found no room on its disk. What was there before still is."""
+
+    code = "disk-full"
+    exit_status = 13
+    http_status = 507
+
+
+class StoreBusy(InlayError):
+    """A lock that others held for longer than anybody waits for it."""
+
+    code = "store-busy"
+    exit_status = 14
+    http_status = 503
+
+
 class Diverged(InlayError):
     """A run whose loss became NaN or exploded."""
 

@@ -41,3 +41,34 @@ def test_verify_says_when_a_backbone_cannot_be_found(inlay: Inlay, mail: Mail, t
     assert found["mail@1"]["stands"]
     assert "no folder" in found["other@1"]["problem"]
     assert inlay("verify", "other", "--backbone", mail.backbone).status == 0, "the same backbone in another place"
+
+
+def test_a_task_of_private_texts_is_proved_by_hashes_once_its_rows_are_given_again(
+    inlay: Inlay, mail: Mail, tmp_path: Path
+) -> None:
+    train = ("train", mail.data, "--task", "mail", "--backbone", mail.backbone, "--epochs", 1, "--size", 4)
+    train += ("--max-length", 24, "--store", tmp_path)
+    for probes in ("hashed", "none"):
+        ended = inlay(*train, "--probes", probes, "--name", probes)
+        assert ended.status == 0, ended.err
+    # 1. nothing of the rows is in the file
+    texts = [line.split(",")[0] for line in Path(mail.data).read_text(encoding="utf8").splitlines()[1:]]
+    for path in (tmp_path / "objects").glob("??/*.safetensors"):
+        content = path.read_bytes()
+        assert not [text for text in texts if len(text) > 8 and text.encode() in content]
+    # 2. without the rows, bytes and backbone stand; with them the answers too
+    bare = inlay("verify", "--store", tmp_path, "--json").data["checks"]
+    assert [(check["stands"], check["num_probes"]) for check in bare] == [(True, 0), (True, 0)]
+    assert "no rows to answer" in inlay("verify", "--store", tmp_path).out
+    proved = inlay("verify", "--store", tmp_path, "--rows", mail.data, "--json")
+    assert proved.status == 0, proved.err
+    first, second = proved.data["checks"]
+    assert (first["version"], first["stands"], first["is_exact"]) == ("hashed@1", True, True)
+    assert first["num_probes"] > 1
+    assert second["num_probes"] == 0
+
+
+def test_an_unknown_way_to_keep_probes_is_refused_before_training(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    ended = inlay("train", mail.data, "--probes", "sometimes", "--store", tmp_path)
+    assert ended.status == 3
+    assert "hashed, none, rows" in ended.err

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inlay.errors import BadConfig, BadData, InlayError, Missing, StoreDamaged, UnknownName
-from inlay.store import Manifest, Store, Version
+from inlay.store import Manifest, Store, Version, write_atomically
 from inlay.store.format import Export, encode_object
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -58,6 +58,7 @@ def test_store_writes_safetensors_and_json_only(store, make_manifest, make_tenso
     digest = version.digest
     assert files_of(store).keys() == {
         "lock",
+        "lock.turn",
         "tasks/spam/1.json",
         f"objects/{digest[:2]}/{digest}.safetensors",
         f"sidecars/{digest}.json",
@@ -231,6 +232,26 @@ def test_remove_drops_the_reference_and_gc_the_bytes(store, make_manifest, make_
     assert store.sidecar(kept) == {"seconds": 1}
     with pytest.raises(UnknownName, match="it was removed"):
         store.load(gone)
+
+
+def test_gc_with_a_clock_ahead_leaves_the_drafts_of_living_writers(store, make_manifest, make_tensors, monkeypatch):
+    store.publish("spam", make_tensors(), make_manifest())
+    state, seen = store.root / "runs" / "cohorts" / "1" / "state.safetensors", []
+    sync = os.fsync
+
+    def collect(descriptor):
+        monkeypatch.setattr(os, "fsync", sync)
+        now = time.time()
+        with monkeypatch.context() as ahead:
+            ahead.setattr(time, "time", lambda: now + 5000)
+            seen.append(store.gc().paths)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    state.parent.mkdir(parents=True)
+    monkeypatch.setattr(os, "fsync", collect)
+    write_atomically(state, b"weights")
+    assert seen == [()]
+    assert state.read_bytes() == b"weights"
 
 
 def test_gc_leaves_fresh_drafts_of_runs_and_files_it_does_not_know(store, make_manifest, make_tensors):

@@ -113,13 +113,13 @@ def test_remove_and_gc_wait_for_a_writer_between_its_object_and_its_reference(tm
     root = tmp_path / "before"
     process = PROCESSES.Process(target=action, args=(root, make_manifest()))
     before = sorted(root.rglob("*"))
-    with locked(root / "lock", exclusive=False):
+    with locked(root / "lock", exclusive=False, in_turn=True):
+        with locked(root / "lock", exclusive=False, in_turn=True):
+            pass  # other writers do not wait, unless they come after one who waits to be alone
         process.start()
         process.join(0.5)
         assert process.is_alive()
         assert sorted(root.rglob("*")) == before
-        with locked(root / "lock", exclusive=False):
-            pass  # other writers do not wait
     process.join()
     assert process.exitcode == 0
     assert sorted(root.rglob("*")) != before

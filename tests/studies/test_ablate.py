@@ -17,7 +17,8 @@ from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.studies.ablate import list_spans, score_spans
 from inlay.training import fit, make_run
 from inlay.training.evaluate import encode_rows
-from inlay.training.run.run import Result, write_result, write_start, write_tensors
+from inlay.training.run.checked_files import write_tensors
+from inlay.training.run.run import Result, write_result, write_start
 
 QUIET = TrainConfig(epochs=1, batch_size=8, lr=3e-3, max_length=32, dropout=0.0, head_dropout=0.0, pooling="mean")
 

@@ -120,7 +120,7 @@ def test_two_processes_come_to_the_records_of_one_though_one_of_them_dies(tmp_pa
     # Long enough to be at work when the first steps are heard of, and one unit more than processes.
     longer = LONG.replace('["glue/cola"]', '["glue/cola", "glue/rte"]')
     plan, dirs = make_plan(tmp_path, backbone, longer), dirs_in(tmp_path)
-    stage = Saboteur(lambda: os.kill(started[0].process.pid, signal.SIGKILL))
+    stage = Saboteur(lambda: os.kill(next(each for each in started if each.unit).process.pid, signal.SIGKILL))
     result = conduct_in_jobs([plan], dirs, JOBS, progress=stage)
     assert len(started) == 3, "another took its place"
     assert f"ended with status {-signal.SIGKILL}" in stage.warnings[0]
@@ -428,3 +428,12 @@ def test_half_a_word_is_the_end_of_a_process():
     theirs.send(("rows", 3))
     theirs.send_bytes(b"half a w")
     assert list(worker_processes._receive(ours)) == [("rows", 3), ("gone", None)]
+
+
+def test_tests_of_ctrl_c_run_in_the_background_of_a_shell_too():
+    program = (
+        "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path.insert(0, sys.argv[1])\n"
+        "import conftest; assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    )
+    tests = str(Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-c", program, tests], check=True)

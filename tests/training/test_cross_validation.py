@@ -62,6 +62,7 @@ def test_a_fold_is_as_sure_as_it_was_right_about_the_rows_it_left_out(folded, ti
     for run in planned.runs:  # logits that are a hundred times as large change no answer
         path = tmp_path / run.id / LEFT_OUT
         content = json.loads(path.read_text())
+        del content["crc32"]  # as in files from before there were checksums
         path.write_text(json.dumps(content | {"outputs": (100 * np.array(content["outputs"])).tolist()}))
     found = judge_folds(planned, results, tiny_bert)
     start = 0

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 
 import pytest
 
 from inlay.errors import Diverged
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
-from inlay.training import PreparedRun, fit, make_run, publish, publish_result, report_run
+from inlay.training import PreparedRun, current_commit, fit, make_run, publish, publish_result, report_run
 from inlay.training.events import EpochEnded, RunEnded, ignore
+from inlay.training.run import publish as publishing
 
 CONFIG = RunConfig(method=MethodConfig(size=4), train=TrainConfig(batch_size=8, max_length=32, epochs=1, lr=5e-4))
 
@@ -63,3 +66,15 @@ def test_a_run_that_diverged_is_not_published(tiny_bert, toy_task, tmp_path):
     with pytest.raises(Diverged, match="diverged at step 2"):
         publish_result(prepared, diverged, name="other")
     assert [task.name for task in Store(tmp_path).ledger()] == [prepared.run.name]
+
+
+@pytest.mark.parametrize("script", ["sleep 60", "sleep 60 &\nexec sleep 60", "exit 1", "printf '\\377'"])
+def test_a_git_that_hangs_or_fails_does_not_stop_publishing(tmp_path, monkeypatch, script):
+    git = tmp_path / "git"
+    git.write_text(f"#!/bin/sh\n{script}\n")
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(publishing, "_GIT_SECONDS", 0.5)
+    began = time.monotonic()
+    assert current_commit() in ("", "\ufffd")
+    assert time.monotonic() - began < 20

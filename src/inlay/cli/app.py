@@ -6,6 +6,7 @@ A command's module is imported when the command is called, so that `--help` impo
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from inlay.cli import screen
-from inlay.errors import BadConfig, InlayError
+from inlay.errors import BadConfig, DiskFull, InlayError
 from inlay.processes import current_process
 from inlay.threads import spin_briefly
 
@@ -143,6 +144,8 @@ def _describe_usage(error: Any) -> str:
 
 def _describe_os_error(error: OSError) -> InlayError:
     where = "" if error.filename is None else f"`{screen.shorten(os.fsdecode(error.filename), 200)}`: "
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{where}{error.strerror}", "make room, or use another disk, and run the same command again")
     hint = "check that the file exists and that you may use it; `inlay --debug …` shows where it happened"
     return InlayError(f"{where}{error.strerror or error}", hint)
 

@@ -21,6 +21,14 @@ from inlay.store import Store
 
 NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
 PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
+ProbesOption = Annotated[
+    str,
+    typer.Option(
+        "--probes",
+        metavar="rows|hashed|none",
+        help="keep a few dev rows in the version to prove it, only hashes of them, or nothing",
+    ),
+]
 ResumeOption = Annotated[
     bool, typer.Option("--resume/--restart", help="go on where a stopped run left off, or begin it anew")
 ]
@@ -46,6 +54,7 @@ def train(
     show_examples: Annotated[int, typer.Option("--show-examples", metavar="N", help="print N encoded rows first")] = 0,
     folds: FoldsOption = None,
     publish: PublishOption = True,
+    probes: ProbesOption = "rows",
     name: NameOption = None,
     resume: ResumeOption = True,
     device: flags.DeviceOption = "auto",
@@ -59,6 +68,7 @@ def train(
     rows that are no test rows, which tells more than a few dev rows. With --budget several candidates train together,
     the worst are halved away, and the best goes on alone.
     """
+    training.check_probes(probes)
     spend = read_budget(budget, folds)
     opened = flags.open_store(store)
     asked = run.resolve(opened)
@@ -74,6 +84,7 @@ def train(
         ready, result, was_finished = spend.train(ready, asked, settings)
     if not screen.is_main_process():  # the first process reports
         return
+    ready = dataclasses.replace(ready, probes=probes)
     scores = None if validated is None else validated.scores
     report = finish_run(ready, result, name, publish=publish, folds=scores)
     folder = ready.runs_folder / result.run_id

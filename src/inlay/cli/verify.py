@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,16 +13,24 @@ from inlay import serving
 from inlay.cli import screen
 from inlay.cli.backbone import check_device_name, open_stored
 from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
-from inlay.cli.rooms import model
+from inlay.cli.rooms import data, model
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, StoreDamaged
-from inlay.store import Store, Version
+from inlay.settings import DataConfig
+from inlay.store import HASHED, Store, Version
 
 
 def verify(
     references: Annotated[
         list[str] | None, typer.Argument(metavar="TASK", help="NAME (all its versions), NAME@3 or NAME@best")
     ] = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option("--rows", metavar="FILE", help="the data a task was trained on, where its probes are hashed"),
+    ] = None,
+    text: Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="text column of --rows")] = None,
+    pair: Annotated[str | None, typer.Option("--pair", metavar="COLUMN", help="second text's column of --rows")] = None,
+    label: Annotated[str | None, typer.Option("--label", metavar="COLUMN", help="label column of --rows")] = None,
     backbone: BackboneOption = None,
     device: DeviceOption = "auto",
     store: StoreOption = None,
@@ -30,6 +40,7 @@ def verify(
 
     Their bytes, their backbone and their probes are checked. A version answers its probes alone and in a batch mixed
     with all the others. The answers alone are compared bit for bit on the machine and libraries it was published with.
+    With --rows a version that was published with hashed probes finds the rows among those of a file.
     """
     check_device_name(device)
     kept = open_store(store)
@@ -45,7 +56,8 @@ def verify(
         versions += [version for version in named if version not in versions]
     if not references:
         versions = [info.version for task in kept.ledger(hear) for info in task.versions]
-    checks += [] if not versions else _check_all(kept, versions, backbone, device)
+    given = [] if rows is None else _read_rows(kept, versions, rows, DataConfig(text=text, pair=pair, label=label))
+    checks += [] if not versions else _check_all(kept, versions, backbone, device, given)
     fallen = [check for check in checks if not check.stands]
     if json:
         described = [
@@ -54,6 +66,7 @@ def verify(
                 "stands": check.stands,
                 "problem": check.problem or None,
                 "is_exact": check.is_exact,
+                "num_probes": check.num_probes,
                 "differences": {"canonical": check.canonical_difference, "engine": check.engine_difference},
             }
             for check in checks
@@ -70,7 +83,25 @@ def verify(
         )
 
 
-def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, device: str) -> list[serving.Check]:
+def _read_rows(store: Store, versions: Sequence[Version], source: Path, config: DataConfig) -> list[serving.ProbeRow]:
+    """Read the rows of a file as each version with hashed probes reads them."""
+    found: dict[serving.ProbeRow, None] = {}
+    for version in versions:
+        try:
+            manifest = store.manifest(version)
+        except InlayError:
+            continue  # its check will say so
+        if manifest.extra.get(HASHED):
+            merges = dataclasses.replace(config, merge_labels=bool(manifest.extra.get("merge_labels")))
+            split = data.read_split(str(source), manifest.labels, manifest.kind, merges)
+            pairs: Sequence[str | None] = split.pairs or [None] * len(split)
+            found |= dict.fromkeys(zip(split.texts, pairs, strict=True))
+    return list(found)
+
+
+def _check_all(
+    store: Store, versions: Sequence[Version], backbone: str | None, device: str, rows: Sequence[serving.ProbeRow]
+) -> list[serving.Check]:
     """Check all versions and return the findings in order; a missing backbone is a problem of its versions only."""
     checks: dict[Version, serving.Check] = {}
     groups: dict[str, list[Version]] = {}
@@ -82,15 +113,18 @@ def _check_all(store: Store, versions: Sequence[Version], backbone: str | None, 
     for name, members in groups.items():
         try:
             frozen = open_stored(backbone, name, store, device)
-            checks |= {check.version: check for check in _check_on(frozen, store, members)}
+            checks |= {check.version: check for check in _check_on(frozen, store, members, rows)}
         except InlayError as error:
             checks |= {version: serving.Check(version, problem=str(error)) for version in members}
     return [checks[version] for version in versions]
 
 
-def _check_on(frozen: model.Backbone, store: Store, versions: Sequence[Version]) -> list[serving.Check]:
+def _check_on(
+    frozen: model.Backbone, store: Store, versions: Sequence[Version], rows: Sequence[serving.ProbeRow]
+) -> list[serving.Check]:
     with screen.Meter(f"verifying on {frozen.name}", len(versions)) as meter:
-        return serving.verify(versions, frozen, store, lambda check: meter.advance(1, check.version.reference))
+        tell = lambda check: meter.advance(1, check.version.reference)  # noqa: E731
+        return serving.verify(versions, frozen, store, tell, rows=rows)
 
 
 def _put_checks(checks: Sequence[serving.Check]) -> None:
@@ -100,13 +134,18 @@ def _put_checks(checks: Sequence[serving.Check]) -> None:
         if not check.stands:
             rows.append([check.version.reference, "NO", "", "", check.problem])
             continue
+        if not check.num_probes:
+            rows.append([check.version.reference, "yes", "no rows to answer", "", ""])
+            continue
         alone = "bit for bit" if check.is_exact else f"off by {check.canonical_difference:.1g}, tolerated"
         mixed = f"off by {check.engine_difference:.1g}" if check.engine_difference else "the same"
         rows.append([check.version.reference, "yes", alone, mixed, ""])
     if all(check.stands for check in checks):
         screen.emit_table(columns, [row[:-1] for row in rows])
         num_exact = sum(check.is_exact for check in checks)
-        how = "bit for bit" if num_exact == len(checks) else f"{num_exact} of them bit for bit, others to a tolerance"
+        num_bare = sum(not check.num_probes for check in checks)
+        others = "others by their bytes and their backbone alone" if num_bare else "others to a tolerance"
+        how = "bit for bit" if num_exact == len(checks) else f"{num_exact} of them bit for bit, {others}"
         screen.emit(f"\n{'it stands' if len(checks) == 1 else f'all {len(checks)} versions stand'}, {how}")
     else:
         screen.emit_table([*columns, Column("problem", is_flexible=True)], rows)

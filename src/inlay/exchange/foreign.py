@@ -340,7 +340,7 @@ def take_flexible_head(
     inner, width = config["config"], backbone.hidden_size
     if not isinstance(inner, Mapping):
         raise BadData(f"the head's `config` is `{str(inner)[:40]}`, not settings", "save the adapter again")
-    head_type = inner.get("head_type")
+    head_type = str(inner.get("head_type"))
     if head_type not in HEAD_TYPES.values():
         known = ", ".join(dict.fromkeys(HEAD_TYPES.values()))
         raise Unsupported(f"a prediction head of the type `{head_type}`", f"known: {known}")

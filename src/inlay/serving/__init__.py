@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from inlay.serving.pool import EnginePool
     from inlay.serving.precision import Drift, is_changed
     from inlay.serving.slots import read_slot
-    from inlay.serving.verification import Check, check_whole, verify
+    from inlay.serving.verification import Check, ProbeRow, check_whole, verify
 
 __getattr__ = import_lazily(
     __name__,
@@ -32,7 +32,7 @@ __getattr__ = import_lazily(
         "inlay.serving.pool": ("EnginePool",),
         "inlay.serving.precision": ("Drift", "is_changed"),
         "inlay.serving.slots": ("read_slot",),
-        "inlay.serving.verification": ("Check", "check_whole", "verify"),
+        "inlay.serving.verification": ("Check", "ProbeRow", "check_whole", "verify"),
     },
 )
 
@@ -42,6 +42,7 @@ __all__ = [
     "Drift",
     "Engine",
     "EnginePool",
+    "ProbeRow",
     "Request",
     "answer_cell",
     "answer_words",

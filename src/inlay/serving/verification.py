@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from inlay.model import (
 from inlay.serving.answers import Request
 from inlay.serving.engine import Engine, check_backbone, find_reading
 from inlay.serving.slots import read_slot
-from inlay.store import Loaded, Manifest, Store, Version
+from inlay.store import HASHED, Loaded, Manifest, Probe, Store, Version
 
 CANONICAL_TOLERANCE = 1e-4
 """tolerance of canonical answers on another machine or with other libraries, as a share of the largest logit"""
@@ -37,6 +37,8 @@ ENGINE_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """the same for answers in a mixed batch, by the backbone's precision"""
 _MOST_PROBES = 64
 _ROUNDING = 1e-6
+ProbeRow = tuple[str, str | None]
+"""a text and its pair, if the task reads pairs"""
 _MixedAnswers = dict[str, list[Tensor] | InlayError]
 """reference -> the answers to the version's probes in a batch of all versions, or the error that took their place"""
 
@@ -51,6 +53,8 @@ class Check:
     canonical_difference: float = 0.0
     engine_difference: float = 0.0
     problem: str = ""
+    num_probes: int = 0
+    """rows that were answered again; of hashed probes those that were given"""
 
     @property
     def stands(self) -> bool:
@@ -63,18 +67,21 @@ def verify(
     store: Store,
     on_check: Callable[[Check], None] | None = None,
     engine: Engine | None = None,
+    *,
+    rows: Sequence[ProbeRow] = (),
 ) -> list[Check]:
     """Check versions trained on `backbone`: digest, fingerprint, probes alone and in a batch of all versions.
 
-    `on_check` is called with each finding as it is made.
+    `on_check` is called with each finding as it is made. `rows` are texts with their pairs, among which hashed probes
+    find the rows that they were made of.
     """
-    mixed = _mixed_answers(versions, engine or Engine(backbone, store), store)
+    mixed = _mixed_answers(versions, engine or Engine(backbone, store), store, rows)
     environment = canonical_environment()
     canonical_backbone(backbone)  # is loaded once; what prevents that prevents every check, and is raised here
     checks = []
     for version in versions:
         try:
-            check = _check(version, backbone, store, mixed, environment)
+            check = _check(version, backbone, store, mixed, environment, rows)
         except InlayError as error:
             check = Check(version, problem=str(error))
         checks.append(check)
@@ -83,13 +90,28 @@ def verify(
     return checks
 
 
-def _mixed_answers(versions: Sequence[Version], engine: Engine, store: Store) -> _MixedAnswers:
+def _find_probes(manifest: Manifest, rows: Sequence[ProbeRow]) -> tuple[Probe, ...]:
+    """Return a version's probes; of hashed ones those whose rows are given."""
+    hashed = manifest.extra.get(HASHED)
+    if not hashed or not rows:
+        return manifest.probes
+    try:
+        known = {probe["row"]: tuple(map(float.fromhex, probe["logits"])) for probe in hashed}
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise StoreDamaged("its hashed probes are not rows with logits") from None
+    asked = {probe.hash_row(manifest.run_id): probe for probe in (Probe(*row, ()) for row in rows)}
+    return tuple(replace(asked[row], logits=logits) for row, logits in known.items() if row in asked)
+
+
+def _mixed_answers(
+    versions: Sequence[Version], engine: Engine, store: Store, rows: Sequence[ProbeRow]
+) -> _MixedAnswers:
     """Answer every version's probes through the engine, in batches that mix all the versions."""
     requests = []
     owners = []
     for version in versions:
         try:
-            probes = store.manifest(version).probes
+            probes = _find_probes(store.manifest(version), rows)
         except InlayError:
             continue  # the check of that version will find and report it
         requests += [Request(version.reference, probe.text, probe.pair) for probe in probes]
@@ -104,7 +126,12 @@ def _mixed_answers(versions: Sequence[Version], engine: Engine, store: Store) ->
 
 
 def _check(
-    version: Version, backbone: Backbone, store: Store, mixed: _MixedAnswers, environment: dict[str, str]
+    version: Version,
+    backbone: Backbone,
+    store: Store,
+    mixed: _MixedAnswers,
+    environment: dict[str, str],
+    rows: Sequence[ProbeRow],
 ) -> Check:
     """Compare a version's probes with its answers now, alone and in a mixed batch; raise what prevents it."""
     # 1. bytes and backbone
@@ -112,6 +139,7 @@ def _check(
     manifest = store.manifest(version)
     check_backbone(version, manifest, backbone)
     spec = read_slot(manifest, backbone)
+    probes = _find_probes(manifest, rows)
     in_batch = mixed.get(version.reference, [])
     if isinstance(in_batch, InlayError):
         raise in_batch
@@ -119,11 +147,10 @@ def _check(
     lost = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if lost:
         return Check(version, problem=f"tensor `{lost[0]}` has values that are not finite")
-    if not manifest.probes:  # then its bytes are all that can be proved
+    if not probes:  # published without, or its rows are not given: then its bytes are all that can be proved
         return Check(version)
     # 2. the probes' answers now, alone on the canonical path
-    probes = manifest.probes
-    alone = _answer_alone(manifest, spec, tensors, backbone)
+    alone = _answer_alone(manifest, probes, spec, tensors, backbone)
     # 3. how far they are from the published ones
     expected = [torch.tensor(probe.logits) for probe in probes]
     is_exact = (store.sidecar(version) or {}).get("environment") == environment
@@ -145,7 +172,7 @@ def _check(
         for a, b in zip(expected, in_batch, strict=True)
     ):
         problem = "a probe gets another label in a mixed batch"
-    return Check(version, is_exact, canonical, through, problem)
+    return Check(version, is_exact, canonical, through, problem, len(probes))
 
 
 def check_whole(loaded: Loaded, version: Version, backbone: Backbone) -> None:
@@ -172,7 +199,7 @@ def check_whole(loaded: Loaded, version: Version, backbone: Backbone) -> None:
         if not probe.text.strip() or (probe.pair is None) == bool(manifest.extra.get("pairs")):
             raise StoreDamaged("a probe is not a row as the version reads them")
     expected = [torch.tensor(probe.logits) for probe in manifest.probes]
-    difference = _difference(expected, _answer_alone(manifest, spec, tensors, backbone))
+    difference = _difference(expected, _answer_alone(manifest, manifest.probes, spec, tensors, backbone))
     if not difference <= CANONICAL_TOLERANCE:
         raise StoreDamaged(f"a probe's canonical answer is off by {difference:.2g} of its size")
 
@@ -191,13 +218,13 @@ def _check_metrics(manifest: Manifest) -> None:
 
 
 def _answer_alone(
-    manifest: Manifest, spec: SlotSpec, tensors: Mapping[str, Tensor], backbone: Backbone
+    manifest: Manifest, probes: Sequence[Probe], spec: SlotSpec, tensors: Mapping[str, Tensor], backbone: Backbone
 ) -> list[Tensor]:
-    """Return the answers to a version's probes on the canonical path."""
-    plain, texts = canonical_backbone(backbone), [probe.text for probe in manifest.probes]
+    """Return a version's answers to probes on the canonical path."""
+    plain, texts = canonical_backbone(backbone), [probe.text for probe in probes]
     if not texts:
         return []
-    pairs = [probe.pair or "" for probe in manifest.probes] if manifest.extra.get("pairs") else None
+    pairs = [probe.pair or "" for probe in probes] if manifest.extra.get("pairs") else None
     encoded = encode_split(plain.tokenizer, Split(texts, pairs, None, []), find_reading(manifest))
     logits = infer_canonically(plain, spec, tensors, make_rows(encoded))
     return [output.flat for output in collect_outputs(encoded, logits, texts)]

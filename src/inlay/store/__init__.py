@@ -5,12 +5,21 @@ Importing this room, and listing what is in a store, imports neither torch nor n
 
 from __future__ import annotations
 
-from inlay.store.files import DRAFT_PREFIX, locked, make_directory, sync_directory, write_atomically, write_once
-from inlay.store.format import Manifest, Probe, TaskInfo, Version, VersionInfo, legal_name
+from inlay.store.files import (
+    DRAFT_PREFIX,
+    locked,
+    make_directory,
+    sync_directory,
+    telling_full_disk,
+    write_atomically,
+    write_once,
+)
+from inlay.store.format import HASHED, Manifest, Probe, TaskInfo, Version, VersionInfo, legal_name
 from inlay.store.store import Loaded, Store
 
 __all__ = [
     "DRAFT_PREFIX",
+    "HASHED",
     "Loaded",
     "Manifest",
     "Probe",
@@ -22,6 +31,7 @@ __all__ = [
     "locked",
     "make_directory",
     "sync_directory",
+    "telling_full_disk",
     "write_atomically",
     "write_once",
 ]

@@ -1,24 +1,34 @@
-"""Files that are whole or absent, whatever happens to the process or the machine.
+"""Files that are whole or absent, whatever happens to the process or the machine; and locks between processes.
 
 Everything written here goes to a draft in the target's own folder, is synced, and only then gets its name; the folder
-is synced too. A crash leaves at most a stray `.draft-…`, which `Store.gc` clears. Permissions follow the umask.
+is synced too. A crash leaves at most a stray `.draft-…`, which `Store.gc` clears. Permissions follow the umask. A full
+disk is an error that says how much room was needed, and leaves what was there before.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from inlay.errors import DiskFull, StoreBusy
+
 DRAFT_PREFIX = ".draft-"
+PATIENCE_SECONDS = {True: 120.0, False: 600.0}
+"""longest wait for a lock, by whether it is exclusive: what waits to publish has trained before"""
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at a lock
 
 
-def write_atomically(path: Path, content: bytes | Callable[[Path], None]) -> None:
+def write_atomically(path: Path, content: bytes | Sequence[bytes | memoryview]) -> None:
     """Write `path`, replacing what was there: a reader sees the old bytes or the new, never a mixture.
 
-    Content too large to be in memory twice is given as a function that writes to the path it gets.
+    Content too large to be in memory twice is given in parts.
     """
     with _draft_of(path, content) as draft:
         os.replace(draft, path)
@@ -33,13 +43,24 @@ def write_once(path: Path, content: bytes) -> None:
     sync_directory(path.parent)
 
 
+def is_abandoned(draft: Path) -> bool:
+    """Tell whether nobody writes a draft any more: its writer holds a lock on it, whatever the clocks say."""
+    with draft.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
 def make_directory(path: Path) -> None:
     """Create a folder and the folders above it, each one synced into its parent."""
     if path.is_dir():
         return
     make_directory(path.parent)
-    path.mkdir(exist_ok=True)
-    sync_directory(path.parent)
+    with telling_full_disk(path, 0):
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
@@ -52,30 +73,106 @@ def sync_directory(path: Path) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, exclusive: bool) -> Iterator[None]:
-    """Hold the lock file `path`, shared with others or exclusively. A process that dies releases it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+def telling_full_disk(path: Path, num_bytes: int) -> Iterator[None]:
+    """Turn a full disk under the block into an error that says what `path` takes and how much is free there."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open too
-        os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+        takes = f"it takes {num_bytes:,} bytes, and " if num_bytes else ""
+        left = f"{shutil.disk_usage(folder).free:,} bytes are free there" if error.errno == errno.ENOSPC else ""
+        raise DiskFull(
+            f"no room on the disk for `{path}`: {takes}{left or 'the quota is used up'}",
+            "make room there (`inlay gc` deletes what no version needs) or use another disk, and run the same command "
+            "again: nothing half-written is left, and what was finished is kept",
+        ) from error
 
 
 @contextmanager
-def _draft_of(path: Path, content: bytes | Callable[[Path], None]) -> Iterator[str]:
+def locked(path: Path, *, exclusive: bool, in_turn: bool = False) -> Iterator[None]:
+    """Hold the lock file `path`, shared with others or exclusively. A process that dies releases it.
+
+    `in_turn` is for a lock that is shared by many: then those who come later wait behind one who waits to be alone. It
+    must not be taken twice by one thread. Who waits for too long gets an error that names the holders.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS[exclusive]
+    main = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if in_turn:
+            turn_path = path.with_name(f"{path.name}.turn")
+            turn = os.open(turn_path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                _wait_for(turn, fcntl.LOCK_EX, until, (path, turn_path))
+                _wait_for(main, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, until, (path,))
+            finally:
+                _release(turn)
+        else:
+            _wait_for(main, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, until, (path,))
+        yield
+    finally:
+        _release(main)
+
+
+def _wait_for(descriptor: int, kind: int, until: float, paths: Sequence[Path]) -> None:
+    """Take a lock as soon as it is free; refuse after `until`, naming who holds one of `paths`."""
+    pause = _FIRST_PAUSE
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                break
+        time.sleep(pause)
+        pause = min(_LONGEST_PAUSE, 1.5 * pause)
+    held = ", ".join(dict.fromkeys(holder for path in paths for holder in _list_holders(path)))
+    raise StoreBusy(
+        f"`{paths[0]}` is held by {held or 'another process, perhaps of another machine'}, for longer than anybody "
+        "waits for it",
+        "let that process finish, or end it, and run the same command again: nothing was changed",
+    )
+
+
+def _list_holders(path: Path) -> Iterator[str]:
+    """Yield the processes of this machine that hold a lock file, as far as the system tells."""
+    with suppress(OSError):
+        number = str(path.stat().st_ino)
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()  # of one who waits the second is `->`
+            if words[1] != "FLOCK" or words[5].rpartition(":")[2] != number:
+                continue
+            command = ""
+            with suppress(OSError):
+                command = Path(f"/proc/{words[4]}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            yield f"process {words[4]}" + (f" (`{command.strip()[:100]}`)" if command else "")
+
+
+def _release(descriptor: int) -> None:
+    fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open too
+    os.close(descriptor)
+
+
+@contextmanager
+def _draft_of(path: Path, content: bytes | Sequence[bytes | memoryview]) -> Iterator[str]:
+    parts = [content] if isinstance(content, bytes) else content
     make_directory(path.parent)
     draft = f"{path.parent}/{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
-    try:
-        if isinstance(content, bytes):
+    with telling_full_disk(path, sum(map(len, parts))):
+        try:
             # Not tempfile: it makes private files, and a shared store must stay readable. Here the umask decides.
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
-                file.write(content)
-        else:
-            content(Path(draft))
-        with open(draft, "r+b") as file:
-            os.fsync(file.fileno())
-        yield draft
-    finally:
-        Path(draft).unlink(missing_ok=True)
+                with suppress(OSError):  # some file systems have no locks
+                    fcntl.flock(file, fcntl.LOCK_EX)  # until it has its name: see `is_abandoned`
+                for part in parts:
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+                try:
+                    yield draft
+                finally:
+                    with suppress(OSError):
+                        fcntl.flock(file, fcntl.LOCK_UN)
+        finally:
+            Path(draft).unlink(missing_ok=True)

@@ -30,6 +30,8 @@ T = TypeVar("T")
 FORMAT = 1
 REFERENCE_FORMAT = 2  # 1 did not say which version it was the reference of, and had no seal
 _TWO = 2  # classes, which one threshold divides
+HASHED = "hashed_probes"
+"""the entry of a manifest's `extra` with probes whose rows are not kept: `row`, a hash, and `logits`"""
 _MAX_JSON_BYTES = 100_000_000  # what safetensors allows a header; anything larger is damage or malice
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SELECTOR = re.compile(r"best|[1-9][0-9]{0,8}")
@@ -59,6 +61,10 @@ class Probe:
     text: str
     pair: str | None
     logits: tuple[float, ...]
+
+    def hash_row(self, salt: str) -> str:
+        """Return what a hashed probe keeps of its row: with the row at hand it can be found again, not read."""
+        return hashlib.sha256(_dump([salt, self.text, self.pair]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

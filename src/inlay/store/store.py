@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.errors import BadConfig, BadData, InlayError, Missing, StoreDamaged, UnknownName, find_close
 from inlay.store import format as form
-from inlay.store.files import DRAFT_PREFIX, locked, make_directory, sync_directory, write_atomically, write_once
+from inlay.store.files import (
+    DRAFT_PREFIX,
+    is_abandoned,
+    locked,
+    make_directory,
+    sync_directory,
+    write_atomically,
+    write_once,
+)
 from inlay.store.format import Manifest, Summary, TaskInfo, Version, VersionInfo
 from inlay.store.json_values import check_nested, parse_json
 
@@ -423,10 +431,11 @@ class Store:
             for folder in ("objects", "tasks", "sidecars", "backbones")
             for path in _drafts_under(self.root / folder)
         ]
-        # Runs are written without the lock, perhaps from another machine, so only their age tells.
+        # Runs are written without the lock, perhaps from another machine. Their writers hold the drafts themselves;
+        # those of an older Inlay do not, so only what is old as well is taken for left.
         for path in (*_drafts_under(self.root / "runs"), *_drafts_under(self.root / "budgets")):
             with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                if time.time() - path.stat().st_mtime > _STALE_SECONDS and is_abandoned(path):
                     strays.append(path)
         return strays
 
@@ -446,7 +455,7 @@ class Store:
     def _locked(self, *, exclusive: bool) -> Iterator[None]:
         with _writing(self.root, _ELSEWHERE):
             make_directory(self.root)
-            with locked(self.root / "lock", exclusive=exclusive):
+            with locked(self.root / "lock", exclusive=exclusive, in_turn=True):
                 yield
 
     @contextmanager

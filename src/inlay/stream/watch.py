@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from inlay.data import WHOLE_ROW, Split, Task, load_task
-from inlay.errors import Diverged, InlayError, Missing, StoreDamaged, UnknownName
+from inlay.errors import DiskFull, Diverged, InlayError, Missing, StoreDamaged, UnknownName
 from inlay.model import Backbone
 from inlay.serving import Engine, verify
 from inlay.settings import RunConfig, digest, from_tree, write_toml
@@ -383,8 +383,9 @@ class _Stream:
         try:
             target = self._folder.move_aside(path, describe_error(error))
             where = f"moved to {target.relative_to(self._folder.path)}"
-        except OSError as trouble:
-            where = f"left where it is, since it cannot be moved ({trouble.strerror})"
+        except (OSError, DiskFull) as trouble:
+            why = trouble.strerror if isinstance(trouble, OSError) else trouble.message
+            where = f"left where it is, since it cannot be moved ({why})"
             self._closed[path.name] = stamp
         self._aside.append(path.name)
         self._emit(StreamEvent("aside", f"bad file {path.name} {where}: {error}", path.name, details={"error": reason}))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load as decode_tensors
 from torch import Tensor
 
 from inlay.data import Task, encode_cached, score_all
@@ -40,6 +39,7 @@ from inlay.training import (
     is_finished,
     make_run,
     read_result,
+    read_tensors,
     score_split,
     write_tensors,
 )
@@ -135,7 +135,7 @@ class _Walk:
             probes = [] if run.spec.is_finetuned else self._answer_probes(run, result.spec(run), tensors)
             noted = {f"probe.{number}": probe for number, probe in enumerate(probes)}
             write_tensors(own, {**tensors, **noted})
-        found = decode_tensors(own.read_bytes())
+        found = read_tensors(own)
         probes = [found.pop(f"probe.{number}") for number in range(sum(name.startswith("probe.") for name in found))]
         self._learned.append(_Learned(run, result.spec(run), found, probes))
 

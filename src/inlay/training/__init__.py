@@ -40,6 +40,7 @@ from inlay.training.recipe.cross_validation import FoldRuns, FoldScores, judge_f
 from inlay.training.recipe.halving import Halving, Referee, Standing, refuse_several
 from inlay.training.recipe.linear import MAX_STEPS, Linear, fit_linear, linear_kinds
 from inlay.training.recipe.probe import ProbeResult, fit_probe
+from inlay.training.run.checked_files import write_tensors
 from inlay.training.run.counts import Totals
 from inlay.training.run.joint import (
     JointRun,
@@ -66,6 +67,7 @@ from inlay.training.run.plan import (
 )
 from inlay.training.run.publish import (
     PreparedRun,
+    check_probes,
     check_trained,
     current_commit,
     describe_backbone,
@@ -84,8 +86,8 @@ from inlay.training.run.run import (
     is_finished,
     make_run,
     read_result,
+    read_tensors,
     read_trained,
-    write_tensors,
 )
 from inlay.training.run.start import Start, check_method, inherit
 
@@ -141,6 +143,7 @@ __all__ = [
     "answer_slot",
     "available_bytes",
     "check_method",
+    "check_probes",
     "check_trained",
     "choose_slots",
     "count_answered",
@@ -183,6 +186,7 @@ __all__ = [
     "read_outputs",
     "read_parts",
     "read_result",
+    "read_tensors",
     "read_trained",
     "refuse_several",
     "report_run",

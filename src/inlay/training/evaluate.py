@@ -163,13 +163,13 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> DevScores
     known = split
     if split.unseen:
         known = dataclasses.replace(split, targets=form.ignore_unseen(split.targets, len(labels)))
-    loss, calibrated = _mean_loss(head, Targets(known, encoded, head), logits), None
+    loss, calibrated_loss = _mean_loss(head, Targets(known, encoded, head), logits), None
     if decisions is not None and len(decisions[1]) >= _MANY_ROWS:
         logits_known, targets_known = _take_known(head, decisions)
-        calibrated = negative_log_likelihood(
+        calibrated_loss = negative_log_likelihood(
             logits_known, targets_known, likeliest_temperature(logits_known, targets_known)
         )
-    return DevScores(scores, loss, fitted, calibrated, unpredicted=tuple(unpredicted), untuned=untuned)
+    return DevScores(scores, loss, fitted, calibrated_loss, unpredicted=tuple(unpredicted), untuned=untuned)
 
 
 def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from inlay.errors import BadData
-from inlay.store import locked, make_directory, sync_directory
+from inlay.store import locked, make_directory, sync_directory, telling_full_disk
 
 if TYPE_CHECKING:
     from inlay.studies.spec.planning import PlannedRun, StudyPlan
@@ -188,7 +188,8 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
     if not lines:
         return
     make_directory(path.parent)
-    with locked(path.parent / ".lock", exclusive=True):
+    num_bytes = sum(map(len, lines))
+    with locked(path.parent / ".lock", exclusive=True), telling_full_disk(path, num_bytes):
         is_new = not path.exists()
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             # Cut off a last line that a kill left incomplete.

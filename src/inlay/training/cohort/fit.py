@@ -32,7 +32,15 @@ from inlay.training.cohort.memory import (
     retry_smaller,
 )
 from inlay.training.cohort.parallel import spread_over
-from inlay.training.cohort.resume import cohort_id, drop_state, find_stopped, has_state, load_state
+from inlay.training.cohort.resume import (
+    Stopped,
+    cohort_id,
+    drop_state,
+    find_stopped,
+    has_state,
+    load_state,
+    mend_state,
+)
 from inlay.training.events import Emit, Notice, ignore
 from inlay.training.recipe.halving import Referee, refuse_several
 from inlay.training.run.run import AnyRun, Result, is_finished, read_result, write_history, write_start
@@ -141,7 +149,7 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cac
     """Train runs as one cohort, from its resume state if it was stopped; with fewer slots if memory runs out."""
     asked, folder = context.settings, context.runs_dir
     # 1. Find the cohort as it was stopped, or begin it.
-    stopped = None if asked.restart else find_stopped(folder / "cohorts", runs, _unfinished(runs, folder))
+    stopped = None if asked.restart else _find_proved(runs, context)
     runs = stopped.runs if stopped else _unfinished(runs, folder)
     # Caching frozen layers pays if there are some, and texts are read more than once.
     has_frozen = first_layer(backbone.anatomy, runs[0].spec.method) > 0
@@ -184,6 +192,23 @@ def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cac
         )
     if context.world.process.is_first:
         drop_state(files.cohort_dir)
+
+
+def _find_proved(runs: list[AnyRun], context: FitContext) -> Stopped | None:
+    """Find the cohort as it was stopped, with a state that can be proved; say what was damaged."""
+    folder, unfinished = context.runs_dir / "cohorts", _unfinished(runs, context.runs_dir)
+    stopped, note = find_stopped(folder, runs, unfinished), ""
+    if context.world.process.is_first:
+        own = folder / cohort_id(stopped.runs if stopped else unfinished)
+        if stopped is not None:
+            note = mend_state(own, {run.id for run in stopped.runs})
+        elif has_state(own):
+            note = f"nothing in `{own}` tells any more how its runs were trained together; they begin anew"
+    note = context.world.collect(note)[0]  # the others read what the first process has mended
+    if not note:
+        return stopped
+    context.emit(Notice(note))
+    return find_stopped(folder, runs, unfinished)
 
 
 def _choose(runs: list[AnyRun], backbone: Backbone, context: FitContext) -> CohortSettings:

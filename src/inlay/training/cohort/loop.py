@@ -40,6 +40,7 @@ from inlay.training.events import (
     ignore,
 )
 from inlay.training.recipe.halving import Referee
+from inlay.training.run.checked_files import write_tensors
 from inlay.training.run.run import (
     PROBE_HEAD,
     AnyRun,
@@ -47,7 +48,6 @@ from inlay.training.run.run import (
     is_finished,
     write_history,
     write_result,
-    write_tensors,
 )
 
 # A state of many large slots is gigabytes: written at every epoch's end it would take longer than the epochs. So a save
@@ -258,8 +258,7 @@ def _write_end(member: AnyMember, cohort: Cohort, files: CohortFiles) -> None:
     if not files.context.world.process.is_first or is_finished(folder):
         return
     write_history(folder, progress.history)
-    if member.best_tensors:
-        write_tensors(folder / "best.safetensors", member.best_tensors)
+    weights = write_tensors(folder / "best.safetensors", member.best_tensors) if member.best_tensors else ""
     if settings.keep_last:
         write_tensors(folder / "last.safetensors", member.read(cohort.bank))
     is_drawn = len(files.runs) <= MAX_DRAWN if settings.draw_curves is None else settings.draw_curves
@@ -275,7 +274,7 @@ def _write_end(member: AnyMember, cohort: Cohort, files: CohortFiles) -> None:
         peak_memory_bytes=peak_memory_bytes(cohort.backbone.device),
         message=progress.message,
     )
-    write_result(folder, result)
+    write_result(folder, result, weights)
 
 
 def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:

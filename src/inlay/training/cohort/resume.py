@@ -1,21 +1,22 @@
 """The resume state of a cohort: everything that decides its next step, in one file written whole or not at all.
 
 Weights, moments, random generators, data cursors, best weights so far, who is in which slot and who waits. Only
-safetensors and JSON, never pickle.
+safetensors and JSON, never pickle. The state and the membership carry checksums; the state before the last stays beside
+it, for the case that the last is damaged.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from inlay.errors import StoreDamaged
@@ -23,9 +24,10 @@ from inlay.settings import digest
 from inlay.store import write_atomically
 from inlay.training.cohort.cohort import Cohort, CohortSettings, Parked
 from inlay.training.cohort.member import AnyMember, Progress
+from inlay.training.run.checked_files import read_checked, read_text, seal, unseal, write_tensors
 from inlay.training.run.run import AnyRun
 
-_STATE, _MEMBERSHIP = "state.safetensors", "cohort.json"
+_STATE, _PREVIOUS, _MEMBERSHIP = "state.safetensors", "previous.safetensors", "cohort.json"
 
 
 def cohort_id(runs: list[AnyRun]) -> str:
@@ -40,7 +42,7 @@ def write_membership(folder: Path, runs: list[AnyRun], settings: CohortSettings,
     """
     content = {"runs": [run.id for run in runs], **dataclasses.asdict(settings), "fallbacks": fallbacks}
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / _MEMBERSHIP, json.dumps(content, indent=1).encode())
+    write_atomically(folder / _MEMBERSHIP, seal(content))
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,39 @@ def list_stopped(folder: Path) -> list[list[str]]:
 
 
 def _read_memberships(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Read the membership of every cohort under `folder` that has a resume state, with the cohort's own folder."""
-    states = sorted(folder.glob(f"*/{_STATE}"))
-    return [(state.parent, json.loads(state.with_name(_MEMBERSHIP).read_text(encoding="utf8"))) for state in states]
+    """Read the membership of every cohort under `folder` that has a resume state, with the cohort's own folder.
+
+    One that cannot be read is left out: it must not stop the others.
+    """
+    read = [(state.parent, _read_membership(state.parent)) for state in sorted(folder.glob(f"*/{_STATE}"))]
+    return [(cohort_dir, content) for cohort_dir, content in read if content is not None]
+
+
+def _read_membership(cohort_dir: Path) -> dict[str, Any] | None:
+    """Read a cohort's membership, from its resume state where its own file is damaged; None if neither tells."""
+    readers = (
+        lambda: unseal((cohort_dir / _MEMBERSHIP).read_bytes()),
+        lambda: json.loads(read_text(cohort_dir / _STATE))["membership"],
+    )
+    for read in readers:
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            content = read()
+            if _is_membership(content):
+                return content
+    return None
+
+
+def _is_membership(content: Any) -> bool:
+    if not isinstance(content, dict) or not isinstance(content.get("runs"), list):
+        return False
+    known = [content[item.name] for item in dataclasses.fields(CohortSettings) if item.name in content]
+    needed = {item.name for item in dataclasses.fields(CohortSettings) if item.default is dataclasses.MISSING}
+    return (
+        needed <= content.keys()
+        and all(isinstance(run_id, str) for run_id in content["runs"])
+        and all(value is None or isinstance(value, int) for value in known)
+        and all(isinstance(said, str) for said in content.get("fallbacks", []))
+    )
 
 
 def has_state(folder: Path) -> bool:
@@ -80,7 +112,7 @@ def has_state(folder: Path) -> bool:
 
 
 def save_state(folder: Path, cohort: Cohort) -> None:
-    """Write the resume state, replacing the last one: the runs in their slots, then those that lost theirs."""
+    """Write the resume state: the runs in their slots, then those that lost theirs. The last one stays beside it."""
     tensors: dict[str, Tensor] = {"rng/cpu": torch.get_rng_state()}
     if cohort.backbone.device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(cohort.backbone.device)
@@ -101,9 +133,52 @@ def save_state(folder: Path, cohort: Cohort) -> None:
         "runs": [item.run.id for item in begun],
         "run_steps": [*map(cohort.counts, range(cohort.num_seats)), *(item.num_steps for item in parked)],
         "progress": [dataclasses.asdict(item.progress) for item in begun],
+        "membership": {"runs": [run.id for run in cohort.queue.runs], **dataclasses.asdict(cohort.settings)},
     }
-    # written in parts: with many large slots it is gigabytes
-    write_atomically(folder / _STATE, lambda draft: save_file(tensors, draft, {"state": json.dumps(state)}))
+    # A second name for the last state, so that no room is needed for three of them.
+    (folder / _PREVIOUS).unlink(missing_ok=True)
+    with suppress(OSError):  # there is none yet, or the file system has no second names
+        os.link(folder / _STATE, folder / _PREVIOUS)
+    write_tensors(folder / _STATE, tensors, json.dumps(state))
+
+
+def mend_state(folder: Path, run_ids: Collection[str]) -> str:
+    """Put the state before the last in the place of a damaged one, or remove both if that one is damaged too.
+
+    Return words for what was done, and none for a state that can be proved.
+    """
+    try:
+        _read_state(folder / _STATE, run_ids)
+        return ""
+    except StoreDamaged as error:
+        reason = error.message
+    try:
+        _read_state(folder / _PREVIOUS, run_ids)
+    except StoreDamaged:
+        drop_state(folder)
+        return f"{reason}; its runs begin anew"
+    os.replace(folder / _PREVIOUS, folder / _STATE)
+    return f"{reason}; its runs go on from the state before it"
+
+
+def _read_state(path: Path, run_ids: Collection[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a resume state of some of these runs: what it says, and its tensors. Refuse one that is damaged."""
+    try:
+        found = read_checked(path)
+        state = json.loads(found.text)
+        for run_id, progress in zip(state["runs"], state["progress"], strict=True):
+            progress.setdefault("top_metric", progress.get("best_metric"))  # states from before there was a top score
+            Progress(**progress)
+            if run_id not in run_ids:
+                raise ValueError(f"`{run_id}` is not one of its runs")
+        wanted = {"num_steps", "seconds", "left_steps", "num_begun", "num_slots", "run_steps"}
+        if not wanted <= state.keys() or "rng/cpu" not in found.tensors:
+            raise ValueError("something is missing in it")
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise StoreDamaged(
+            f"the resume state `{path}` cannot be read: {error}", "begin anew with `--restart`"
+        ) from None
+    return state, found.tensors
 
 
 def load_state(folder: Path, cohort: Cohort) -> None:
@@ -111,22 +186,14 @@ def load_state(folder: Path, cohort: Cohort) -> None:
 
     The cohort may have fewer slots than it had: runs that have not ended get them first, the others wait.
     """
-    try:
-        with safe_open(folder / _STATE, framework="pt", device="cpu") as file:
-            state = json.loads(file.metadata()["state"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-        known = {run.id: run for run in cohort.queue.runs}
-        begun = []
-        for row, (run_id, progress) in enumerate(zip(state["runs"], state["progress"], strict=True)):
-            progress.setdefault("top_metric", progress.get("best_metric"))  # states from before there was a top score
-            rows = {name: tensor[row] for name, tensor in tensors.items() if "/" not in name}
-            best = f"best/{row}/"
-            kept = {name.removeprefix(best): tensor for name, tensor in tensors.items() if name.startswith(best)}
-            begun.append(Parked(known[run_id], Progress(**progress), state["run_steps"][row], rows, kept))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise StoreDamaged(
-            f"the resume state `{folder / _STATE}` cannot be read: {error}", "begin anew with `--restart`"
-        ) from None
+    known = {run.id: run for run in cohort.queue.runs}
+    state, tensors = _read_state(folder / _STATE, known.keys())
+    begun = []
+    for row, (run_id, progress) in enumerate(zip(state["runs"], state["progress"], strict=True)):
+        rows = {name: tensor[row] for name, tensor in tensors.items() if "/" not in name}
+        best = f"best/{row}/"
+        kept = {name.removeprefix(best): tensor for name, tensor in tensors.items() if name.startswith(best)}
+        begun.append(Parked(known[run_id], Progress(**progress), state["run_steps"][row], rows, kept))
     if cohort.num_seats != state["num_slots"]:
         begun.sort(key=lambda item: bool(item.progress.status))
     cohort.seat(begun)
@@ -145,5 +212,6 @@ def drop_rows(folder: Path, run_ids: Collection[str]) -> None:
 
 
 def drop_state(folder: Path) -> None:
-    """Remove the state of an ended cohort; its membership file stays as a record."""
+    """Remove the states of an ended cohort; its membership file stays as a record."""
+    (folder / _PREVIOUS).unlink(missing_ok=True)
     (folder / _STATE).unlink(missing_ok=True)

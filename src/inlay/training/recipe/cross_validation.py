@@ -8,7 +8,6 @@ its weights, which nobody will use, are dropped then.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from inlay.errors import Diverged
 from inlay.model import Backbone
 from inlay.store import Store, write_atomically
 from inlay.training.evaluate import judge_split
+from inlay.training.run.checked_files import seal, unseal
 from inlay.training.run.run import PROBE_HEAD, WEIGHTS, Result, Run, damaged, make_run
 
 LEFT_OUT = "left_out.json"
@@ -140,7 +140,7 @@ def _answer_left_out(run: Run, result: Result, backbone: Backbone) -> Any:
     if not path.is_file():
         if not result.tensors or result.status == "diverged":
             raise Diverged(f"run `{run.id}`, one of the folds, {result.message}", "try a smaller `--lr`")
-        write_atomically(path, json.dumps(_compute_answers(run, result, backbone)).encode())
+        write_atomically(path, seal(_compute_answers(run, result, backbone)))
     for name in (WEIGHTS, PROBE_HEAD):
         (result.folder / name).unlink(missing_ok=True)
     return _read_answers(path, run)
@@ -158,7 +158,7 @@ def _compute_answers(run: Run, result: Result, backbone: Backbone) -> dict[str, 
 
 def _read_answers(path: Path, run: Run) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf8"))
+        content = unseal(path.read_bytes())
         outputs = content["outputs"]
         is_own = content["digest"] == run.task.digest and len(outputs) == len(run.task.test or [])
     except (ValueError, KeyError, TypeError):

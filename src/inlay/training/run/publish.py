@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import platform
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -30,13 +33,16 @@ from inlay.model import (
     infer_canonically,
     make_rows,
 )
-from inlay.store import Manifest, Probe, Store, Version
+from inlay.store import HASHED, Manifest, Probe, Store, Version
 from inlay.training.cohort.member import PROBE
 from inlay.training.evaluate import score_probe, score_split
 from inlay.training.recipe.cross_validation import FoldScores
 from inlay.training.run.run import DIVERGED, PROBE_HEAD, Result, Run, Trained, is_finished, read_tensors
 
 NUM_PROBES = 8
+PROBES = ("rows", "hashed", "none")
+"""what a version keeps of the dev rows that prove it: the rows themselves, hashes of them, or nothing"""
+_GIT_SECONDS = 5.0
 _TWICE = 2
 _LAST = 3  # last epochs that are compared with as many before them
 _LEAST = 0.005  # smallest gain worth the time
@@ -50,12 +56,14 @@ def publish(
     name: str | None = None,
     *,
     folds: FoldScores | None = None,
+    probes: str = "rows",
 ) -> Version:
     """Add a run's best weights to the store under `name` (the task's own by default).
 
     Scores the test rows, where there are some, and answers the probe rows on the canonical path. `folds` is what the
-    run's cross-validation came to, which the version keeps.
+    run's cross-validation came to, which the version keeps. `probes` is one of `PROBES`.
     """
+    check_probes(probes)
     if not result.tensors:
         raise Diverged(
             f"run `{run.id}` has no weights to publish: {result.message or result.status}",
@@ -75,6 +83,11 @@ def publish(
         extra["joint"] = dict(run.origin)
     if folds is not None:
         metrics["folds"], extra["folds"] = folds.means, folds.to_manifest()
+    kept = () if probes == "none" else tuple(_make_probes(run, result, canonical_backbone(backbone)))
+    if probes == "hashed":
+        extra[HASHED] = [
+            {"row": probe.hash_row(run.id), "logits": [value.hex() for value in probe.logits]} for probe in kept
+        ]
     spec = result.spec(run)
     manifest = Manifest(
         kind=run.task.kind,
@@ -90,7 +103,7 @@ def publish(
         backbone=describe_backbone(backbone),
         run_id=run.id,
         num_parameters=run.spec.count_parameters(backbone.anatomy),
-        probes=tuple(_make_probes(run, result, canonical_backbone(backbone))),
+        probes=kept if probes == "rows" else (),
         config=dataclasses.asdict(run.config.train),
         extra=extra,
     )
@@ -105,6 +118,12 @@ def publish(
     if backbone.name not in BUILT_IN:
         store.register_backbone(backbone.name)
     return store.publish(name or run.task.name, result.tensors, manifest, sidecar)
+
+
+def check_probes(probes: str) -> None:
+    """Refuse what is no way to keep probes."""
+    if probes not in PROBES:
+        raise UnknownName("way to keep probes", probes, PROBES)
 
 
 def describe_backbone(backbone: Backbone) -> dict[str, Any]:
@@ -134,11 +153,23 @@ def _make_probes(run: Run, result: Result, backbone: Backbone) -> list[Probe]:
 
 
 def current_commit() -> str:
-    """Return the commit of the Inlay checkout in use, or "" for an installed package."""
+    """Return the commit of the Inlay checkout in use, or "" for an installed package, or if git does not answer."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=False).stdout.strip()
-    except OSError:
+        # To a file and in a session of its own: what git started may hold a pipe open when git itself has been killed.
+        with TemporaryFile() as said:
+            git = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.DEVNULL, start_new_session=True
+            )
+            try:
+                git.wait(_GIT_SECONDS)
+            except BaseException:
+                os.killpg(git.pid, signal.SIGKILL)
+                git.wait()
+                raise
+            said.seek(0)
+            return said.read().decode(errors="replace").strip()
+    except (OSError, subprocess.SubprocessError):
         return ""
 
 
@@ -151,6 +182,8 @@ class PreparedRun:
     store: Store
     own_folder: Path | None = None
     """the parent of its run folder, if that is not the store's `runs/`"""
+    probes: str = "rows"
+    """what its version keeps of the rows that prove it, one of `PROBES`"""
 
     @property
     def runs_folder(self) -> Path:
@@ -178,7 +211,8 @@ def publish_result(
 ) -> Version:
     """Put a run's best weights in the store, with the scores of its cross-validation, if there was one."""
     check_trained(result)
-    return publish(prepared.run, result, prepared.backbone, prepared.store, name, folds=folds)
+    run, backbone, store = prepared.run, prepared.backbone, prepared.store
+    return publish(run, result, backbone, store, name, folds=folds, probes=prepared.probes)
 
 
 def report_run(prepared: PreparedRun, result: Result, version: Version | None) -> dict[str, Any]:

@@ -17,9 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from safetensors import SafetensorError
-from safetensors.torch import load as decode_tensors
-from safetensors.torch import save as encode_tensors
 from torch import Tensor
 
 from inlay.data import KINDS, Reading, Task, describe_unknown, is_better
@@ -42,6 +39,7 @@ from inlay.settings import RunConfig, TrainConfig, read_toml, write_toml
 from inlay.store import Store, write_atomically
 from inlay.training.recipe.probe import compare_readings
 from inlay.training.recipe.recipe import find_recipe
+from inlay.training.run.checked_files import Checked, read_checked, seal, unseal
 from inlay.training.run.start import Start, StartSource, load_sources, make_start
 
 if TYPE_CHECKING:
@@ -405,13 +403,8 @@ def write_history(folder: Path, history: list[dict[str, Any]]) -> None:
     write_atomically(folder / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history).encode())
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors, whole or not at all."""
-    write_atomically(path, encode_tensors(dict(sorted(tensors.items()))))
-
-
-def write_result(folder: Path, result: Result) -> None:
-    """Write the result, which marks a finished run: everything else is on disk before it."""
+def write_result(folder: Path, result: Result, weights: str = "") -> None:
+    """Write the result, which marks a finished run: everything else is on disk before it, the `weights` too."""
     content = {
         "run": result.run_id,
         "status": result.status,
@@ -421,18 +414,23 @@ def write_result(folder: Path, result: Result) -> None:
         "peak_memory_bytes": result.peak_memory_bytes,
         "message": result.message,
         "history": result.history,
+        "weights": weights,
     }
-    write_atomically(folder / "result.json", json.dumps(content, indent=1).encode())
+    write_atomically(folder / "result.json", seal(content))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read the tensors in a file of a run's folder; empty if it is not there. Refuse one that changed since."""
+    return _read_weights(path).tensors
+
+
+def _read_weights(path: Path) -> Checked:
     try:
-        return decode_tensors(path.read_bytes())
+        return read_checked(path)
     except FileNotFoundError:  # dropped, perhaps just now by another process; or there never was one
-        return {}
-    except SafetensorError as error:
-        raise damaged(path, f"not a safetensors file: {error}") from None
+        return Checked({}, "", "")
+    except ValueError as error:
+        raise damaged(path, str(error)) from None
 
 
 def is_finished(folder: Path) -> bool:
@@ -444,15 +442,19 @@ def read_result(folder: Path) -> Result | None:
     """Read the result of a finished run; None if it is not finished. Refuse files that changed since."""
     if not is_finished(folder):
         return None
-    path, tensors = folder / "result.json", read_tensors(folder / WEIGHTS)
+    path, found = folder / "result.json", _read_weights(folder / WEIGHTS)
     try:
-        content = json.loads(path.read_text(encoding="utf8"))
+        content = unseal(path.read_bytes())
+        weights = content.pop("weights", "")
         known = {name: content[name] for name in content if name != "run"}
-        return Result(run_id=content["run"], tensors=tensors, folder=folder, **known)
+        result = Result(run_id=content["run"], tensors=found.tensors, folder=folder, **known)
     except ValueError as error:
-        raise damaged(path, f"not JSON: {error}") from None
+        raise damaged(path, str(error)) from None
     except (KeyError, TypeError):
         raise damaged(path, "not what a finished run writes") from None
+    if found.tensors and weights not in ("", found.checksum):
+        raise damaged(folder / WEIGHTS, f"these are not the weights that `{path.name}` is about")
+    return result
 
 
 def damaged(path: Path, reason: str) -> StoreDamaged:

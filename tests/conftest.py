@@ -164,7 +164,7 @@ def _publish_random(store: Any, name: str, backbone: Any, spec: Any, seed: int =
         num_parameters=sum(tensor.numel() for tensor in tensors.values()),
         probes=(),
         config={},
-        extra={"pairs": False},
+        extra={"pairs": spec.head.has_towers or spec.head.kind == "span"},
     )
     return store.publish(name, tensors, manifest, {})
 

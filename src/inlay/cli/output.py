@@ -84,8 +84,10 @@ class Writer:
         cells = [self._tame(cell) for cell in cells]
         if self._suffix == ".csv":
             # Python's writer leaves a lone carriage return unquoted, and readers would begin a row after it.
-            quoting = csv.QUOTE_ALL if any("\r" in cell for cell in cells) else csv.QUOTE_MINIMAL
-            csv.writer(self._stream, lineterminator="\n", quoting=quoting).writerow(cells)
+            if any("\r" in cell for cell in cells):
+                csv.writer(self._stream, lineterminator="\n", quoting=csv.QUOTE_ALL).writerow(cells)
+            else:
+                csv.writer(self._stream, lineterminator="\n").writerow(cells)
         else:  # a TSV is raw, as GLUE's are: it has no quotes, so a cell cannot hold a tab or a line end
             self._stream.write("\t".join(" ".join(cell.splitlines()).replace("\t", " ") for cell in cells) + "\n")
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, TextIO
 
 from inlay.cli.screen import printable
 from inlay.errors import BadConfig, InlayError
@@ -84,9 +84,10 @@ class Writer:
         cells = [self._tame(cell) for cell in cells]
         if self._suffix == ".csv":
             # Python's writer leaves a lone carriage return unquoted, and readers would begin a row after it.
-            quotes_all = any("\r" in cell for cell in cells)
-            quoting: Literal[0, 1] = csv.QUOTE_ALL if quotes_all else csv.QUOTE_MINIMAL
-            csv.writer(self._stream, lineterminator="\n", quoting=quoting).writerow(cells)
+            if any("\r" in cell for cell in cells):
+                csv.writer(self._stream, lineterminator="\n", quoting=csv.QUOTE_ALL).writerow(cells)
+            else:
+                csv.writer(self._stream, lineterminator="\n").writerow(cells)
         else:  # a TSV is raw, as GLUE's are: it has no quotes, so a cell cannot hold a tab or a line end
             self._stream.write("\t".join(" ".join(cell.splitlines()).replace("\t", " ") for cell in cells) + "\n")
 

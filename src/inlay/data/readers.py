@@ -211,7 +211,7 @@ MOST_GROWTH = 100
 
 
 class _Growth:
-    """What a packed file unpacks to: a few kB may be made to hold many GB, which is refused in time."""
+    """The size of a packed file's rows: a few kB may be made to hold many GB, which is refused in time."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._seen = path, 0

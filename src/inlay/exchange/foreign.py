@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickletools
 import shutil
 import struct
 import warnings
@@ -21,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from pickletools import genops
 from typing import Any, BinaryIO
 
 import torch
@@ -239,7 +239,7 @@ def _first_values(file: BinaryIO) -> Iterator[Any]:
     """Yield the arguments of the pickles that a file of torch's begins with: magic, version, machine, tensors, keys."""
     with suppress(ValueError):  # the loader says what is wrong with it
         for _ in range(5):
-            for _, value, _ in pickletools.genops(file):
+            for _, value, _ in genops(file):
                 yield value
 
 
@@ -340,7 +340,7 @@ def take_flexible_head(
     inner, width = config["config"], backbone.hidden_size
     if not isinstance(inner, Mapping):
         raise BadData(f"the head's `config` is `{str(inner)[:40]}`, not settings", "save the adapter again")
-    head_type = str(inner.get("head_type"))
+    head_type: Any = inner.get("head_type")
     if head_type not in HEAD_TYPES.values():
         known = ", ".join(dict.fromkeys(HEAD_TYPES.values()))
         raise Unsupported(f"a prediction head of the type `{head_type}`", f"known: {known}")

@@ -18,7 +18,7 @@ import time
 import tomllib
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -197,10 +197,12 @@ def _check_inside(path: Path, folder: Path) -> None:
     """Refuse a file outside the folder, however it is reached: by its root, by `..` or by a symbolic link."""
     try:
         is_inside = path.resolve().is_relative_to(folder.resolve())
-    except (OSError, RuntimeError, ValueError):  # links in a circle; a name with a zero byte
+        with suppress(FileNotFoundError):  # what is not there is missed, with likely names, when it is read
+            path.stat()
+    except (OSError, RuntimeError, ValueError):  # links in a circle; a name too long, or with a zero byte
         is_inside = False
     if not is_inside:
-        raise BadData("leads out of the watched folder", "put the file itself into the folder", path=path)
+        raise BadData("not a file inside the watched folder", "put the file itself into the folder", path=path)
 
 
 def _read_own_settings(path: Path, config: RunConfig) -> dict[str, Any]:

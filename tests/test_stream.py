@@ -368,6 +368,16 @@ def test_links_out_of_the_folder_are_refused_and_stop_no_other_file(place):
     assert outside.is_file()
 
 
+def test_a_name_that_is_no_text_is_refused_and_stops_no_other_file(place):
+    write_task(place.folder / os.fsdecode(b"sm\xffs.csv"), 1)
+    write_task(place.folder / "good.csv", 2)
+    place.stream()
+    assert list(place.digests()) == ["good"]
+    (error,) = (place.folder / "bad").glob("*.error.txt")
+    assert "not UTF-8" in error.read_text()
+    assert "Traceback" not in error.read_text()
+
+
 def test_nothing_is_moved_through_a_link_in_place_of_the_folder_of_bad_files(place):
     target = place.folder.parent / "elsewhere"
     target.mkdir()

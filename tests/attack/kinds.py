@@ -91,19 +91,26 @@ class World:
 
     def check_bystander(self, store: Store) -> None:
         """List, show, verify and ask: another task than the damaged one is as it was."""
-        if "second" not in {task.name for task in store.ledger()}:
-            raise Silent("the listing lost a task that is whole")
-        if call("tasks", store):
-            raise Silent("`inlay tasks` fails")
-        if self.ask(store, "second") != self.answers["second"]:
-            raise Silent("another task answers otherwise")
+        if call("tasks", store) or call("show", store, "second"):
+            raise Silent("`inlay tasks` or `inlay show` fails")
+        requests = [Request("victim", TEXT), Request("second", TEXT), Request("victim@1", TEXT)]
         try:
             versions = [info.version for task in store.ledger() for info in task.versions]
+            about = describe_answer(Engine(self.backbone, store, num_slots=4).predict(requests)[1])
             checks = {check.version.name: check for check in verify(versions, self.backbone, store)}
         except InlayError as error:
-            raise Silent(f"verify ends for all: {error}") from error
-        if not checks["second"].stands:
-            raise Silent(f"another task does not stand: {checks['second'].problem}")
+            raise Silent(f"listing, answering or verifying ends for all: {error}") from error
+        if "second" not in checks or not checks["second"].stands:
+            raise Silent("another task is not listed, or does not stand")
+        if not is_same(about, self.answers["second"]):
+            raise Silent(f"another task answers {about} in a batch with this one")
+
+
+def is_same(about: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether an answer of a batch is the one that was given alone, up to rounding."""
+    return about.get("label") == expected["label"] and math.isclose(
+        about["probability"], expected["probability"], abs_tol=1e-4
+    )
 
 
 def call(*words: Any) -> int:
@@ -441,21 +448,17 @@ class Requests:
                     values = (odd_value(chance), b"bytes", object(), 1j, {1}, "victim@1", "victim@9", "victim@best")
                     fields[chance.choice(sorted(fields))] = chance.choice(values)
             requests.append(Request(**fields))
-        answers = self.engine.predict(requests)
+        try:
+            answers = self.engine.predict(requests)
+        except InlayError as error:
+            raise Silent(f"one request ends the batch: {error}") from error
         if len(answers) != len(requests):
             raise Silent(f"{len(answers)} answers to {len(requests)} requests")
         for position, (request, answer) in enumerate(zip(requests, answers, strict=True)):
             about = describe_answer(answer)
             json.dumps({**about, "task": str(request.task)}, allow_nan=False)
-            if position not in odd:
-                self._compare(about, self.world.answers[request.task])
-
-    @staticmethod
-    def _compare(about: dict[str, Any], expected: dict[str, Any]) -> None:
-        if about.get("label") != expected["label"] or not math.isclose(
-            about["probability"], expected["probability"], abs_tol=1e-4
-        ):
-            raise Silent(f"a good request is answered with {about}, not {expected}")
+            if position not in odd and not is_same(about, self.world.answers[request.task]):
+                raise Silent(f"a good request is answered with {about}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -465,7 +468,7 @@ class Kind:
     make: Callable[[World], Any]
     num_short: int
     defects: tuple[int, ...] = ()
-    """numbers of the defects of issue 27 that let some attempts fail at present; () if none fails"""
+    """numbers of the defects of issue 27 that let attempts of the short run fail at present; () if none fails"""
 
 
 KINDS = {
@@ -474,7 +477,7 @@ KINDS = {
     "store": Kind(StoreFiles, 20, (4, 14)),
     "runs": Kind(RunFolders, 8, (6, 7)),
     "inlay": Kind(InlayFiles, 20, (4, 5)),
-    "adapterhub": Kind(AdapterHub, 30, (13,)),
-    "peft": Kind(Peft, 30, (5, 13)),
+    "adapterhub": Kind(AdapterHub, 25),
+    "peft": Kind(Peft, 25),
     "requests": Kind(Requests, 60, (3,)),
 }

@@ -58,6 +58,8 @@ class DataFile:
 
 def identify(path: Path, stamp: Stamp, config: RunConfig, fingerprint: str) -> DataFile:
     """Return a data file with its settings and digest, without reading its rows; `config` has the stream's settings."""
+    if any("\ud800" <= letter <= "\udfff" for letter in path.name):  # a config that names it could not be written
+        raise BadData(f"its name is not UTF-8: {path.name!a}", "rename it, then put it back")
     _check_inside(path, path.parent)
     own = _read_own_settings(path.with_suffix(".toml"), config)
     merged = _merge(config, own, path)
@@ -109,7 +111,7 @@ class Inbox:
             raise OSError(errno.ELOOP, f"`{bad}` is a symbolic link")
         names = (path.name if number == 1 else f"{path.stem}.{number}{path.suffix}" for number in range(1, 10**6))
         target = next(bad / name for name in names if not (bad / name).exists())
-        write_atomically(bad / f"{target.name}.error.txt", text.encode())
+        write_atomically(bad / f"{target.name}.error.txt", text.encode(errors="backslashreplace"))
         os.rename(path, target)
         return target
 

@@ -474,10 +474,10 @@ class Kind:
 KINDS = {
     "data": Kind(Data, 250, (13,)),
     "own-settings": Kind(OwnSettings, 150),
-    "store": Kind(StoreFiles, 20, (4, 14)),
-    "runs": Kind(RunFolders, 8, (6, 7)),
-    "inlay": Kind(InlayFiles, 20, (4, 5)),
-    "adapterhub": Kind(AdapterHub, 25),
-    "peft": Kind(Peft, 25),
+    "store": Kind(StoreFiles, 14, (4, 14)),
+    "runs": Kind(RunFolders, 6, (6, 7)),
+    "inlay": Kind(InlayFiles, 14, (4, 5)),
+    "adapterhub": Kind(AdapterHub, 16),
+    "peft": Kind(Peft, 16),
     "requests": Kind(Requests, 60, (3,)),
 }

@@ -94,14 +94,16 @@ class World:
         if call("tasks", store) or call("show", store, "second"):
             raise Silent("`inlay tasks` or `inlay show` fails")
         requests = [Request("victim", TEXT), Request("second", TEXT), Request("victim@1", TEXT)]
+        versions = [store.resolve("second")]
+        with contextlib.suppress(InlayError):
+            versions.append(store.resolve("victim"))
         try:
-            versions = [info.version for task in store.ledger() for info in task.versions]
             about = describe_answer(Engine(self.backbone, store, num_slots=4).predict(requests)[1])
             checks = {check.version.name: check for check in verify(versions, self.backbone, store)}
         except InlayError as error:
-            raise Silent(f"listing, answering or verifying ends for all: {error}") from error
-        if "second" not in checks or not checks["second"].stands:
-            raise Silent("another task is not listed, or does not stand")
+            raise Silent(f"answering or verifying ends for all: {error}") from error
+        if not checks["second"].stands:
+            raise Silent(f"another task does not stand: {checks['second'].problem}")
         if not is_same(about, self.answers["second"]):
             raise Silent(f"another task answers {about} in a batch with this one")
 
@@ -132,7 +134,9 @@ def _refuse(word: str) -> None:
 
 
 def find_version(store: Store, name: str) -> Any:
-    return next((task.latest for task in store.ledger() if task.name == name), None)
+    """What a listing says of a task's latest version."""
+    version = store.resolve(name)
+    return next(info for info in store.versions(name) if info.version == version)
 
 
 class Data:
@@ -268,8 +272,6 @@ class StoreFiles:
         world.check_bystander(store)
         call("show", store, "victim")
         info = find_version(store, "victim")
-        if info is None:
-            raise InlayError("not listed")
         (check,) = verify([info.version], world.backbone, store)
         if check.stands and info.summary != self.info.summary:
             raise Silent("the listing shows other scores or labels, and verify is content")
@@ -326,16 +328,20 @@ class InlayFiles:
         self.content = world.store.export("victim", world.folder / "victim.inlay").read_bytes()
         with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
             self.entries = {name: archive.read(name) for name in archive.namelist()}
+        store = world.copy_store(world.folder / "undamaged")
+        whole = call("import", store, str(world.folder / "victim.inlay"), "--name", "whole")
+        assert whole == 0, "a seed that is refused proves nothing"
 
     def attempt(self, chance: random.Random, folder: Path) -> None:
         world, store = self.world, Store(folder / "store")
         shutil.copytree(world.store.root, store.root, ignore=shutil.ignore_patterns("runs", "victim"))
         path, is_crafted = folder / "x.inlay", chance.random() < 0.75
         path.write_bytes(self._craft(chance) if is_crafted else mutate_bytes(chance, self.content))
-        try:
-            version = store.import_(path, name="victim")
-        finally:
-            world.check_bystander(store)
+        status = call("import", store, str(path), "--name", "victim")
+        world.check_bystander(store)
+        if status:
+            raise InlayError("refused")
+        version = store.resolve("victim")
         call("show", store, "victim")
         if not is_crafted and version.digest != world.versions["victim"].digest:
             raise Silent("damaged bytes were imported")

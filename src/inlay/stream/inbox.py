@@ -260,7 +260,8 @@ def _merge(config: RunConfig, own: dict[str, Any], path: Path) -> RunConfig:
         other = getattr(data, side)
         if other and side in own.get("data", {}):
             _check_inside(path.parent / other, path.parent)
-            data = dataclasses.replace(data, **{side: str(path.parent / other)})
+            changed: dict[str, Any] = {side: str(path.parent / other)}
+            data = dataclasses.replace(data, **changed)
     return dataclasses.replace(merged, data=data)
 
 

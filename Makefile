@@ -7,7 +7,7 @@ JOBS ?= 2
 # Bytecode is written as modules are first imported, not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test mutants interop triton quality-env check lint env clean help
+.PHONY: quickstart test fuzz kill mutants interop triton quality-env check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -28,6 +28,18 @@ quickstart: env ## train the SMS spam task on the default backbone and use it (m
 
 test: env ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton" -n $(JOBS) --dist loadfile
+
+# How long the fuzzer runs, by attempts of each kind or by minutes for all, and how often `make kill` kills each command.
+TRIES ?= 2500
+MINUTES ?=
+KILLS ?= 150
+SEED ?= 0
+
+fuzz: env ## damage every kind of input and see that nothing gets through (an hour or more; MINUTES=10 for less)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/attack/fuzz.py --seed $(SEED) $(if $(MINUTES),--minutes $(MINUTES),--tries $(TRIES))
+
+kill: env ## kill every command that writes at random moments and see that nothing is lost (an hour; KILLS=10 for less)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/attack/kill.py --seed $(SEED) --kills $(KILLS)
 
 mutants: env ## change the code a little, a hundred times, and see that a test fails each time (about twenty minutes)
 	$(BIN)/python tests/mutants/run.py --jobs $(JOBS)

@@ -280,11 +280,11 @@ def test_settings_beside_a_file_hold_for_it_alone(place):
     write_task(place.folder / "own.csv", 2, columns=("words", "verdict"))
     (place.folder / "dev").mkdir()
     write_task(place.folder / "dev" / "rows.csv", 3, columns=("words", "verdict"))
-    own = 'task = "my-own"\n[method]\nsize = 8\n[data]\ntext = "words"\nlabel = "verdict"\ndev = "dev/rows.csv"\n'
+    own = 'task = "own"\n[method]\nsize = 8\n[data]\ntext = "words"\nlabel = "verdict"\ndev = "dev/rows.csv"\n'
     (place.folder / "own.toml").write_text(own)
     place.stream()
     sizes = {task.name: task.latest.summary.method["size"] for task in place.store.ledger()}
-    assert sizes == {"plain": 4, "my-own": 8}
+    assert sizes == {"plain": 4, "own": 8}
 
 
 def test_a_bad_settings_file_is_named_in_the_error(place):
@@ -296,6 +296,96 @@ def test_a_bad_settings_file_is_named_in_the_error(place):
     (place.folder / "sms.toml").write_text('backbone = "other"\n')
     place.stream()
     assert "a stream has one backbone" in (place.folder / "bad" / "sms.2.csv.error.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("own", "complaint"),
+    [
+        ('task = "spam"', "`task` is `spam`, but the file's name makes it `sms`"),
+        ('[data]\ndev = "{outside}"', "not a file inside the watched folder"),
+        ('[data]\ntest = "../outside.csv"', "not a file inside the watched folder"),
+        ('[data]\ndev = "link.csv"', "not a file inside the watched folder"),
+        ('[data]\ndev = "sub/outside.csv"', "not a file inside the watched folder"),
+        ('[data]\ndev = "x\\u0000"', "not a file inside the watched folder"),
+        (f'[data]\ndev = "{"x" * 5000}"', "not a file inside the watched folder"),
+        (f"[train]\nlr = 1{'0' * 400}", "`train.lr`"),
+        ('[data]\nsource = "{outside}"', "`data.source` is not for a file's own settings"),
+        ('[data]\nroot = "/"', "`data.root` is not for a file's own settings"),
+        ("[joint]\nsteps = 3", "`joint` is not for a file's own settings"),
+        ("a = " + "[" * 5000, "not TOML"),
+        ("a = " + "9" * 5000, "not TOML"),
+        ("#" * 1_000_001, "over 1,000,000 bytes"),
+    ],
+    ids=[
+        "task",
+        "root",
+        "dots",
+        "link",
+        "folder-link",
+        "zero",
+        "long-name",
+        "large-number",
+        "source",
+        "data-root",
+        "joint",
+        "deep",
+        "digits",
+        "large",
+    ],
+)
+def test_a_files_own_settings_reach_nothing_but_its_own_data(place, own, complaint):
+    outside = write_task(place.folder.parent / "outside.csv", 2)
+    (place.folder / "link.csv.tmp").symlink_to(outside)
+    (place.folder / "sub").symlink_to(place.folder.parent)
+    write_task(place.folder / "sms.csv", 1)
+    own = own.replace("{outside}", str(outside)).replace('"link.csv"', '"link.csv.tmp"')
+    (place.folder / "sms.toml").write_text(own)
+    place.stream()
+    text = (place.folder / "bad" / "sms.csv.error.txt").read_text()
+    assert complaint in text
+    assert "Traceback" not in text
+    assert not place.digests()
+
+
+def test_links_out_of_the_folder_are_refused_and_stop_no_other_file(place):
+    outside = write_task(place.folder.parent / "outside.csv", 2)
+    (place.folder.parent / "outside.toml").write_text("[train]\nepochs = 1\n")
+    (place.folder / "stolen.csv").symlink_to(outside)
+    (place.folder / "round.csv").symlink_to("round.csv")
+    for name in ("own", "loop", "pipe", "folder"):
+        write_task(place.folder / f"{name}.csv", 3)
+    (place.folder / "own.toml").symlink_to(place.folder.parent / "outside.toml")
+    (place.folder / "loop.toml").symlink_to("loop.toml")
+    os.mkfifo(place.folder / "pipe.toml")
+    (place.folder / "folder.toml").mkdir()
+    write_task(place.folder / "good.csv", 4)
+    (place.folder / "twin.csv").symlink_to("good.csv")  # a link inside the folder is as good as a copy
+    place.stream()
+    assert list(place.digests()) == ["good", "twin"]
+    texts = {path.name: path.read_text() for path in (place.folder / "bad").glob("*.error.txt")}
+    assert set(texts) == {f"{name}.csv.error.txt" for name in ("stolen", "own", "loop", "pipe", "folder")}
+    assert not [name for name, text in texts.items() if "Traceback" in text]
+    assert outside.is_file()
+
+
+def test_a_name_that_is_no_text_is_refused_and_stops_no_other_file(place):
+    write_task(place.folder / os.fsdecode(b"sm\xffs.csv"), 1)
+    write_task(place.folder / "good.csv", 2)
+    place.stream()
+    assert list(place.digests()) == ["good"]
+    (error,) = (place.folder / "bad").glob("*.error.txt")
+    assert "not UTF-8" in error.read_text()
+    assert "Traceback" not in error.read_text()
+
+
+def test_nothing_is_moved_through_a_link_in_place_of_the_folder_of_bad_files(place):
+    target = place.folder.parent / "elsewhere"
+    target.mkdir()
+    (place.folder / "bad").symlink_to(target)
+    (place.folder / "sms.csv").write_text("nonsense")
+    place.stream()
+    assert "left where it is" in place.of("aside")[0].message
+    assert not list(target.iterdir())
 
 
 def test_settings_that_fit_no_file_are_refused_before_any_file_is_called_bad(place):

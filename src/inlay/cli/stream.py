@@ -59,9 +59,10 @@ def stream(
 ) -> None:
     """Train every data file that appears in a folder, publish it, and prove that all earlier tasks stand.
 
-    The task is called as the file is. Settings of one file stand beside it in NAME.toml: put that there first. A file
-    that cannot be used is moved to DIR/bad with its error beside it. Killed and started again, it goes on; the same
-    content is never trained twice. Ctrl-C ends it. With --json every event is a JSON line on stdout.
+    The task is called as the file is. Settings of one file stand beside it in NAME.toml: put that there first. They
+    say how its own rows are read and trained, nothing else; files outside DIR are not read. A file that cannot be used
+    is moved to DIR/bad with its error beside it. Killed and started again, it goes on; the same content is never
+    trained twice. Ctrl-C ends it. With --json every event is a JSON line on stdout.
     """
     named = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     given = {key: value for key, value in named.items() if value is not None}

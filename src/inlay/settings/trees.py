@@ -68,6 +68,9 @@ def _suggest(key: str, hints: Mapping[str, Any], where: str) -> str:
 def _coerce(hint: Any, value: Any, name: str) -> Any:
     """Return a value as the type that a field's hint asks for; refuse one that does not fit."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for item in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(item, int) and item.bit_length() > 64:  # more than a float, or even Python's `str`, may take
+            raise BadConfig(f"`{name}` is a number of {item.bit_length():,} bits", "give one of 64 at most")
     if value is None and type(None) in options:
         return None
     if value is None and str in options:

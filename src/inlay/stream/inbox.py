@@ -2,12 +2,14 @@
 
 Nothing here trains or publishes. What always holds: a file counts as settled only after it stayed the same between two
 looks; a bad file is never lost, only moved to `bad/` after its error is written there; what the journal was told is on
-disk before the call returns, and a line torn by a kill is dropped.
+disk before the call returns, and a line torn by a kill is dropped. Whoever may put files into the folder is not trusted
+with more: a file's own settings say how its own data is read and trained, and no path leaves the folder.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import hashlib
 import json
@@ -16,7 +18,7 @@ import time
 import tomllib
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,9 @@ from inlay.store import Store, Version, write_atomically
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 UNFINISHED_SUFFIXES = (".tmp", ".part")
 BAD_FOLDER = "bad"
+OWN_SECTIONS = ("method", "train", "data")
+"""the sections that a file's own settings may have; `backbone` and `task` may only say what holds anyway"""
+MAX_OWN_BYTES = 1_000_000
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
 """size, time of change and inode of a data file and of its settings file: equal as long as neither changes"""
@@ -53,6 +58,9 @@ class DataFile:
 
 def identify(path: Path, stamp: Stamp, config: RunConfig, fingerprint: str) -> DataFile:
     """Return a data file with its settings and digest, without reading its rows; `config` has the stream's settings."""
+    if any("\ud800" <= letter <= "\udfff" for letter in path.name):  # a config that names it could not be written
+        raise BadData(f"its name is not UTF-8: {path.name!a}", "rename it, then put it back")
+    _check_inside(path, path.parent)
     own = _read_own_settings(path.with_suffix(".toml"), config)
     merged = _merge(config, own, path)
     others = [Path(other) for other in (merged.data.dev, merged.data.test) if other]
@@ -70,7 +78,8 @@ class Inbox:
     def scan(self) -> list[Path]:
         """List every file by name, except hidden and unfinished ones."""
         try:
-            names = [entry.name for entry in os.scandir(self.path) if entry.is_file()]
+            with os.scandir(self.path) as entries:
+                names = [entry.name for entry in entries if _is_file(entry)]
         except OSError as error:
             raise Missing(f"cannot read the folder `{self.path}`: {error.strerror}", "see that it is there") from None
         wanted = (name for name in names if not name.startswith(".") and not name.endswith(UNFINISHED_SUFFIXES))
@@ -98,17 +107,26 @@ class Inbox:
         The error comes first: killed in between, the file is still here and will be found bad again.
         """
         bad = self.path / BAD_FOLDER
+        if bad.is_symlink():
+            raise OSError(errno.ELOOP, f"`{bad}` is a symbolic link")
         names = (path.name if number == 1 else f"{path.stem}.{number}{path.suffix}" for number in range(1, 10**6))
         target = next(bad / name for name in names if not (bad / name).exists())
-        write_atomically(bad / f"{target.name}.error.txt", text.encode())
+        write_atomically(bad / f"{target.name}.error.txt", text.encode(errors="backslashreplace"))
         os.rename(path, target)
         return target
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link that leads round in a circle, or to where this process may not look
+        return False
 
 
 def _stamp_file(path: Path) -> tuple[int, int, int] | None:
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except OSError:  # gone; or a link that leads nowhere, which is refused when it is read
         return None
     return found.st_size, found.st_mtime_ns, found.st_ino
 
@@ -177,20 +195,57 @@ class Journal:
         return self._published.get(content, ())
 
 
+def _check_inside(path: Path, folder: Path) -> None:
+    """Refuse a file outside the folder, however it is reached: by its root, by `..` or by a symbolic link."""
+    try:
+        is_inside = path.resolve().is_relative_to(folder.resolve())
+        with suppress(FileNotFoundError):  # what is not there is missed, with likely names, when it is read
+            path.stat()
+    except (OSError, RuntimeError, ValueError):  # links in a circle; a name too long, or with a zero byte
+        is_inside = False
+    if not is_inside:
+        raise BadData("not a file inside the watched folder", "put the file itself into the folder", path=path)
+
+
 def _read_own_settings(path: Path, config: RunConfig) -> dict[str, Any]:
     """Read the settings file beside a data file, as a tree; {} if there is none."""
-    try:
-        own = tomllib.loads(path.read_bytes().decode("utf8"))
-    except FileNotFoundError:
+    if not os.path.lexists(path):
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: not TOML: {error}", "see the config.toml of any run folder for an example") from None
+    _check_inside(path, path.parent)
+    example = "see the config.toml of any run folder for an example"
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_OWN_BYTES:
+            raise BadConfig(f"{path}: no file of settings, or over {MAX_OWN_BYTES:,} bytes", example)
+        own = tomllib.loads(path.read_bytes().decode("utf8"))
+    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of 5,000 digits, nested too deep
+        raise BadConfig(f"{path}: not TOML: {error}", example) from None
+    except OSError as error:
+        raise BadConfig(f"{path}: cannot be read: {error.strerror}", "see who may read it") from None
+    _check_own(own, path, config)
+    return own
+
+
+def _check_own(own: dict[str, Any], path: Path, config: RunConfig) -> None:
+    """Refuse settings that reach beyond the file's own data: it decides how that is read and trained, nothing else."""
     if own.get("backbone", config.backbone) != config.backbone:
         raise BadConfig(
             f"{path}: `backbone` is `{own['backbone']}`, but the stream's is `{config.backbone}`",
             "leave it out: a stream has one backbone",
         )
-    return own
+    name = Store.legal_name(path.stem)
+    if own.get("task", name) != name:
+        raise BadConfig(
+            f"{path}: `task` is `{own['task']}`, but the file's name makes it `{name}`",
+            "leave it out, and name the file as its task shall be called",
+        )
+    data = own.get("data")
+    given = [f"data.{key}" for key in ("source", "root") if isinstance(data, dict) and key in data]
+    given += [key for key in own if key not in (*OWN_SECTIONS, "backbone", "task") and key in RunConfig.__annotations__]
+    if given:
+        raise BadConfig(
+            f"{path}: `{given[0]}` is not for a file's own settings",
+            "leave it out: they say how its own data is read and trained, nothing else",
+        )
 
 
 def _merge(config: RunConfig, own: dict[str, Any], path: Path) -> RunConfig:
@@ -201,10 +256,12 @@ def _merge(config: RunConfig, own: dict[str, Any], path: Path) -> RunConfig:
     merged = from_tree(RunConfig, tree)
     Store.check_name(merged.task)
     data = dataclasses.replace(merged.data, source=str(path))
-    if data.dev and "dev" in own.get("data", {}):  # a path in a file's own settings is relative to the file's folder
-        data = dataclasses.replace(data, dev=str(path.parent / data.dev))
-    if data.test and "test" in own.get("data", {}):
-        data = dataclasses.replace(data, test=str(path.parent / data.test))
+    for side in ("dev", "test"):  # a path in a file's own settings is relative to the file's folder, and stays in it
+        other = getattr(data, side)
+        if other and side in own.get("data", {}):
+            _check_inside(path.parent / other, path.parent)
+            changed: dict[str, Any] = {side: str(path.parent / other)}
+            data = dataclasses.replace(data, **changed)
     return dataclasses.replace(merged, data=data)
 
 

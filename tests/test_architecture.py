@@ -34,7 +34,9 @@ ARROWS = {
     "stream": LEAVES | ROOMS | {"training", "serving"},
     "studies": LEAVES | ROOMS | {"training", "serving", "explore"},
     "api": LEAVES | ROOMS | {"training", "serving"},
-    "cli": LEAVES | ROOMS | {"training", "serving", "explore", "studies", "exchange", "stream"},
+    "client": LEAVES,
+    "service": LEAVES | ROOMS | {"training", "serving", "exchange"},
+    "cli": LEAVES | ROOMS | {"training", "serving", "explore", "studies", "exchange", "stream", "service", "client"},
     "__main__": {"cli"},
 }
 

@@ -1,0 +1,152 @@
+"""The settings of a service: every default, the places on disk, and the threads each process gets.
+
+The supervisor makes them once, from the command line, and hands them to its processes as JSON in `$INLAY_SERVE`.
+What always holds: settings that a process reads were checked by `check`, and none of them comes from a customer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import ipaddress
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import BadConfig
+from inlay.threads import find_quota
+
+VARIABLE = "INLAY_SERVE"
+"""environment variable in which a process of the service finds its settings"""
+_LONGEST_SOCKET = 100  # bytes of a Unix socket's path; the kernel takes 107
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """All that the processes of one service must agree on."""
+
+    home: Path
+    """the store's folder; the service keeps its own files in `service/` under it"""
+    host: str = "127.0.0.1"
+    port: int = 8642
+    """0 takes a free one"""
+    backbone: str = "minilm"
+    device: str = "auto"
+    precision: str = "auto"
+    web_processes: int = 1
+    num_slots: int = 64
+    engine_threads: int | None = None
+    """None shares the cores out, see `threads_of`"""
+    trainer_threads: int | None = None
+    max_body: int = 8 * 2**20
+    """bytes of a request's body at most; a dataset's upload is bounded by its tenant's limits instead"""
+    hosts: tuple[str, ...] = ()
+    """values of the header `Host` that are taken besides the address itself"""
+    train: bool = True
+    open_page: bool = False
+    database: str | None = None
+    """a database's address; None is the file `service.db`"""
+    log_json: bool = False
+    target_batch_ms: float | None = None
+    """how long one batch should take; None is 60 on a CPU and 8 on a GPU"""
+    drain_s: float = 20.0
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the service's own files."""
+        return self.home / "service"
+
+    @property
+    def database_file(self) -> Path:
+        """The database, unless `database` names another one."""
+        return self.folder / "service.db"
+
+    @property
+    def run_folder(self) -> Path:
+        """The folder of sockets, locks and secrets, which only the service's own account may enter."""
+        return self.folder / "run"
+
+    @property
+    def engine_socket(self) -> Path:
+        """The Unix socket on which the engine listens: in the run folder, or elsewhere where that path is too long."""
+        usual = self.run_folder / "engine.sock"
+        if len(os.fsencode(usual)) <= _LONGEST_SOCKET:
+            return usual
+        name = hashlib.sha256(os.fsencode(self.home.absolute())).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"inlay-{os.getuid()}-{name}" / "engine.sock"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Return whether only this machine can reach the service."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def address(self) -> str:
+        """The service's address, as a browser takes it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{self.port}"
+
+    def threads_of(self, role: str) -> int:
+        """Return how many threads a process of this role computes with.
+
+        The engine leaves a core for the others, since two busy threads on one core wait for each other; the trainer,
+        which is niced, takes half of the cores.
+        """
+        asked = {"engine": self.engine_threads, "trainer": self.trainer_threads}.get(role, 1)
+        if asked is not None:
+            return asked
+        cores = count_cores()
+        return max(1, cores - 1 if role == "engine" else cores // 2)
+
+    def check(self) -> None:
+        """Refuse values that cannot be, before anything is started."""
+        if not 0 <= self.port <= 65535:
+            raise BadConfig(f"`--port {self.port}` is no port", "use one from 1 to 65535, or 0 for any free one")
+        for option, number in {"--web": self.web_processes, "--slots": self.num_slots}.items():
+            if number < 1:
+                raise BadConfig(f"`{option} {number}`", "use at least 1")
+        for option, threads in {"engine": self.engine_threads, "trainer": self.trainer_threads}.items():
+            if threads is not None and threads < 1:
+                raise BadConfig(f"`--{option}-threads {threads}`", "use at least 1, or leave it out")
+        if not _DEVICE.fullmatch(self.device):
+            raise BadConfig(f"no device named `{self.device}`", "use auto, cpu or cuda (or cuda:1)")
+        for host in self.hosts:
+            if not _HOST.fullmatch(host):
+                raise BadConfig(
+                    f"`--allow-host {host}` is no host name", "write it as in the address, without `http://`"
+                )
+        if self.drain_s < 0 or self.max_body < 1024:
+            raise BadConfig(
+                "`--drain` must not be negative, and `--max-body` at least 1 kB", "see `inlay serve --help`"
+            )
+
+    def to_json(self) -> str:
+        """Return the settings as JSON text, for a process of the service."""
+        return json.dumps(dataclasses.asdict(self) | {"home": str(self.home)})
+
+
+def read_settings(variables: Mapping[str, str] = os.environ) -> ServeSettings:
+    """Read the settings that the supervisor put into the environment."""
+    text = variables.get(VARIABLE)
+    if text is None:
+        raise BadConfig(f"`${VARIABLE}` is not set", "`inlay serve` starts this process, and sets it")
+    tree: dict[str, Any] = json.loads(text)
+    return ServeSettings(**tree | {"home": Path(tree["home"]), "hosts": tuple(tree.get("hosts", ()))})
+
+
+def count_cores() -> int:
+    """Return how many cores this process may use, by its affinity and its control group."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(mine, find_quota())))

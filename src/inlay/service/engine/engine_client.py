@@ -1,0 +1,313 @@
+"""Clients of the engine's process: one for asyncio with many requests under way, one that waits. No torch.
+
+A lost engine is an `EngineRefused` with status 503, as is one that is full or draining; the next call connects again.
+Nobody waits forever: every call has a longest time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from inlay.errors import InlayError
+from inlay.service.engine.protocol import (
+    AskProbe,
+    AskStats,
+    BadFrame,
+    Caller,
+    Cancel,
+    EngineStats,
+    ForgetTask,
+    FrameSplitter,
+    LoadVersion,
+    Predict,
+    Predicted,
+    Probed,
+    Question,
+    Refused,
+    Reply,
+    TaskForgotten,
+    VersionLoaded,
+    WireRow,
+    encode_frame,
+    read_reply,
+)
+
+PREDICT_PATIENCE_S = 60.0
+"""longest wait for answers without a deadline"""
+LOAD_PATIENCE_S = 60.0
+PROBE_PATIENCE_S = 10.0
+CONNECT_PATIENCE_S = 2.0
+_GRACE_S = 1.0  # the engine says itself that a deadline has passed
+_RETRY_S = 1.0  # until a supervisor has started a lost engine again
+_CHUNK_BYTES = 1 << 18
+
+
+class EngineRefused(InlayError):
+    """A request that the engine did not answer: a tenant's limit (429), a full, draining or lost engine (503).
+
+    `retry_after_s` says when asking again may help; None if it will not.
+    """
+
+    code = "engine-refused"
+    http_status = 503
+
+    def __init__(
+        self, message: str, hint: str | None = None, *, code: str, status: int, retry_after_s: float | None
+    ) -> None:
+        super().__init__(message, hint)
+        self.code, self.http_status, self.retry_after_s = code, status, retry_after_s
+
+
+class EngineClient:
+    """Asks the engine from an asyncio loop, over one connection that is made when it is first needed."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = str(path)
+        self._ids = itertools.count(1)
+        self._connection: _Connection | None = None
+        self._connecting = asyncio.Lock()
+
+    async def predict(
+        self, caller: Caller, rows: Sequence[WireRow], *, deadline_ms: float | None = None, request_id: str = ""
+    ) -> Predicted:
+        """Answer rows. If the task that awaits this is cancelled, the engine hears of it and drops the rows."""
+        question = Predict(next(self._ids), caller, list(rows), deadline_ms, request_id)
+        patience_s = PREDICT_PATIENCE_S if deadline_ms is None else deadline_ms / 1000 + _GRACE_S
+        reply = await self._ask(question, patience_s)
+        assert isinstance(reply, Predicted)
+        return reply
+
+    async def load(self, store_name: str, number: int) -> VersionLoaded:
+        """Bring a version into a slot, its probes answered and compared; raise what is wrong with it."""
+        reply = await self._ask(LoadVersion(next(self._ids), store_name, number), LOAD_PATIENCE_S)
+        assert isinstance(reply, VersionLoaded)
+        return reply
+
+    async def forget(self, store_name: str) -> int:
+        """Drop all that the engine holds of a task, and return how many versions that were."""
+        reply = await self._ask(ForgetTask(next(self._ids), store_name), LOAD_PATIENCE_S)
+        assert isinstance(reply, TaskForgotten)
+        return reply.num_versions
+
+    async def stats(self) -> EngineStats:
+        """Return the engine's counters."""
+        reply = await self._ask(AskStats(next(self._ids)), PROBE_PATIENCE_S)
+        assert isinstance(reply, EngineStats)
+        return reply
+
+    async def probe(self) -> Probed:
+        """Have a real row answered; raise what prevents it."""
+        reply = await self._ask(AskProbe(next(self._ids)), PROBE_PATIENCE_S)
+        assert isinstance(reply, Probed)
+        return reply
+
+    async def close(self) -> None:
+        """Close the connection; who still waits gets a refusal."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    async def _ask(self, question: Question, patience_s: float) -> Reply:
+        frame = encode_frame(question)
+        connection = await self._connect()
+        reply = await connection.ask(question, frame, patience_s)
+        if isinstance(reply, Refused):
+            raise _refusal(reply)
+        return reply
+
+    async def _connect(self) -> _Connection:
+        async with self._connecting:
+            if self._connection is None or self._connection.is_lost:
+                loop = asyncio.get_running_loop()
+                try:
+                    async with asyncio.timeout(CONNECT_PATIENCE_S):
+                        _, self._connection = await loop.create_unix_connection(_Connection, self._path)
+                except (OSError, TimeoutError):
+                    raise _lost() from None
+            return self._connection
+
+
+class _Connection(asyncio.Protocol):
+    """A connection to the engine, and who waits for which reply."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[Reply]] = {}
+        self._splitter = FrameSplitter()
+        self._transport: asyncio.Transport | None = None
+        self._can_write = asyncio.Event()
+        self._can_write.set()
+
+    @property
+    def is_lost(self) -> bool:
+        return self._transport is None or self._transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._transport = None
+        self._can_write.set()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(_lost())
+        self._waiting.clear()
+
+    def pause_writing(self) -> None:
+        self._can_write.clear()
+
+    def resume_writing(self) -> None:
+        self._can_write.set()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            replies = [read_reply(body) for body in self._splitter.feed(data)]
+        except BadFrame:
+            self.close()
+            return
+        for reply in replies:
+            future = self._waiting.pop(reply.id, None)
+            if future is not None and not future.done():
+                future.set_result(reply)
+
+    async def ask(self, question: Question, frame: bytes, patience_s: float) -> Reply:
+        """Send a question and wait for its reply; tell the engine if the waiting ends before."""
+        try:
+            async with asyncio.timeout(patience_s):
+                await self._can_write.wait()
+                if self._transport is None:
+                    raise _lost()
+                future = self._waiting[question.id] = asyncio.get_running_loop().create_future()
+                self._transport.write(frame)
+                return await future
+        except TimeoutError:
+            raise _too_slow(patience_s) from None
+        finally:
+            if self._waiting.pop(question.id, None) is not None and not self.is_lost:  # nobody waits any more
+                assert self._transport is not None
+                self._transport.write(encode_frame(Cancel(question.id)))
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class SyncEngineClient:
+    """Asks the engine one thing after another and waits for each reply; for threads and processes without a loop."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = str(path)
+        self._ids = itertools.count(1)
+        self._socket: socket.socket | None = None
+
+    def predict(
+        self, caller: Caller, rows: Sequence[WireRow], *, deadline_ms: float | None = None, request_id: str = ""
+    ) -> Predicted:
+        """Answer rows; raise EngineRefused."""
+        question = Predict(next(self._ids), caller, list(rows), deadline_ms, request_id)
+        patience_s = PREDICT_PATIENCE_S if deadline_ms is None else deadline_ms / 1000 + _GRACE_S
+        reply = self._ask(question, patience_s)
+        assert isinstance(reply, Predicted)
+        return reply
+
+    def load(self, store_name: str, number: int) -> VersionLoaded:
+        """Bring a version into a slot, its probes answered and compared; raise what is wrong with it."""
+        reply = self._ask(LoadVersion(next(self._ids), store_name, number), LOAD_PATIENCE_S)
+        assert isinstance(reply, VersionLoaded)
+        return reply
+
+    def forget(self, store_name: str) -> int:
+        """Drop all that the engine holds of a task, and return how many versions that were."""
+        reply = self._ask(ForgetTask(next(self._ids), store_name), LOAD_PATIENCE_S)
+        assert isinstance(reply, TaskForgotten)
+        return reply.num_versions
+
+    def stats(self) -> EngineStats:
+        """Return the engine's counters."""
+        reply = self._ask(AskStats(next(self._ids)), PROBE_PATIENCE_S)
+        assert isinstance(reply, EngineStats)
+        return reply
+
+    def probe(self) -> Probed:
+        """Have a real row answered; raise what prevents it."""
+        reply = self._ask(AskProbe(next(self._ids)), PROBE_PATIENCE_S)
+        assert isinstance(reply, Probed)
+        return reply
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _ask(self, question: Question, patience_s: float) -> Reply:
+        frame = encode_frame(question)
+        was_connected = self._socket is not None
+        try:
+            try:
+                reply = self._exchange(question.id, frame, patience_s)
+            except ConnectionError:
+                self.close()
+                if not was_connected:
+                    raise
+                reply = self._exchange(question.id, frame, patience_s)  # the engine was started anew in the meantime
+        except TimeoutError:
+            self.close()  # a late reply must not be taken for that of the next question
+            raise _too_slow(patience_s) from None
+        except (OSError, BadFrame):
+            self.close()
+            raise _lost() from None
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(reply, Refused):
+            raise _refusal(reply)
+        return reply
+
+    def _exchange(self, question_id: int, frame: bytes, patience_s: float) -> Reply:
+        """Send a frame and return the reply to it."""
+        ends_at = time.monotonic() + patience_s
+        if self._socket is None:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._socket = connection
+            connection.settimeout(CONNECT_PATIENCE_S)
+            connection.connect(self._path)
+        self._socket.settimeout(patience_s)
+        self._socket.sendall(frame)
+        splitter = FrameSplitter()
+        while True:
+            self._socket.settimeout(max(0.001, ends_at - time.monotonic()))
+            data = self._socket.recv(_CHUNK_BYTES)
+            if not data:
+                raise ConnectionResetError
+            for body in splitter.feed(data):
+                reply = read_reply(body)
+                if reply.id == question_id:
+                    return reply
+
+
+def _refusal(reply: Refused) -> EngineRefused:
+    return EngineRefused(
+        reply.message, reply.hint, code=reply.code, status=reply.status, retry_after_s=reply.retry_after_s
+    )
+
+
+def _lost() -> EngineRefused:
+    return EngineRefused(
+        "the engine is not there", "try again in a moment", code="engine-lost", status=503, retry_after_s=_RETRY_S
+    )
+
+
+def _too_slow(patience_s: float) -> EngineRefused:
+    return EngineRefused(
+        f"the engine did not answer within {patience_s:.0f} s",
+        "try again in a moment, with fewer rows",
+        code="engine-too-slow",
+        status=503,
+        retry_after_s=_RETRY_S,
+    )

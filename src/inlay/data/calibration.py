@@ -12,6 +12,7 @@ Everything is computed in float64. `logits` are [n, L]; `targets` are classes [n
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -72,9 +73,33 @@ def calibration_error(logits: np.ndarray, targets: np.ndarray, temperature: floa
     if not len(confidences):
         return 0.0
     hits = is_right(scaled, targets).ravel()
-    bins = np.clip(np.ceil(confidences * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
-    gaps = np.bincount(bins, weights=hits - confidences, minlength=NUM_BINS)
+    gaps = np.bincount(_find_bins(confidences), weights=hits - confidences, minlength=NUM_BINS)
     return float(np.abs(gaps).sum() / len(confidences))
+
+
+def _find_bins(confidences: np.ndarray) -> np.ndarray:
+    return np.clip(np.ceil(confidences * NUM_BINS).astype(int) - 1, 0, NUM_BINS - 1)
+
+
+@dataclass(frozen=True)
+class ConfidenceBin:
+    """The rows whose confidence lies in one of 15 equal bins: its mean, and the share of them that are right."""
+
+    confidence: float
+    accuracy: float
+    count: int
+
+
+def bin_confidences(confidences: np.ndarray, hits: np.ndarray) -> list[ConfidenceBin]:
+    """The bins that have rows, from the least confidence to the highest: a reliability diagram as data."""
+    bins = _find_bins(np.asarray(confidences, dtype=np.float64))
+    counts, sums, right = (
+        np.bincount(bins, weights=weights, minlength=NUM_BINS) for weights in (None, confidences, hits)
+    )
+    return [
+        ConfidenceBin(float(sums[each] / counts[each]), float(right[each] / counts[each]), int(counts[each]))
+        for each in np.flatnonzero(counts)
+    ]
 
 
 def is_right(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:

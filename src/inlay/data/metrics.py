@@ -414,12 +414,12 @@ def _resample(
     for start in range(0, num_resamples, chunk_size):
         size = min(chunk_size, num_resamples - start)
         draws = generator.multinomial(num_rows, counts / max(num_rows, 1), size=size).astype(np.float64)
-        hits = _sum_by(true[is_hit], draws[:, is_hit], len(labels))
-        support, proposed = (_sum_by(side, draws, len(labels)) for side in (true, predicted))
+        hits = sum_by(true[is_hit], draws[:, is_hit], len(labels))
+        support, proposed = (sum_by(side, draws, len(labels)) for side in (true, predicted))
         yield Counts(hits, support, proposed, hits.sum(axis=-1), num_rows)
 
 
-def _sum_by(labels: np.ndarray, draws: np.ndarray, num_labels: int) -> np.ndarray:
+def sum_by(labels: np.ndarray, draws: np.ndarray, num_labels: int) -> np.ndarray:
     """Sum draws [resamples, cells] by the label of each cell."""
     sums = np.zeros((len(draws), num_labels))
     order = np.argsort(labels, kind="stable")

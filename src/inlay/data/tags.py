@@ -92,6 +92,22 @@ def sort_tags(found: Iterable[str]) -> tuple[str, ...]:
     return (OUTSIDE, *plain, *(f"{letter}-{kind}" for kind in types for letter in "BI"))
 
 
+def find_entities(words: Iterable[Tagged]) -> list[Tagged]:
+    """The entities that IOB2 tags of words spell; an `I-` without its beginning begins one, as seqeval reads it."""
+    found: list[Tagged] = []
+    inside = ""
+    for start, end, tag in words:
+        letter, _, kind = tag.partition("-")
+        if letter not in ("B", "I") or not kind:
+            inside = ""
+        elif letter == "I" and kind == inside:
+            found[-1] = (found[-1][0], end, kind)
+        else:
+            found.append((start, end, kind))
+            inside = kind
+    return found
+
+
 def entity_types(labels: Iterable[str]) -> tuple[str, ...]:
     """The types of entities among the labels, in order; none for plain tags."""
     return tuple(dict.fromkeys(label[2:] for label in labels if label.startswith(("B-", "I-"))))

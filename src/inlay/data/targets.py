@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from inlay.data.columns import Fault, as_list, is_missing, name_label, read_number, read_text
-from inlay.data.tags import sort_tags
+from inlay.data.tags import OUTSIDE, find_entities, sort_tags
 from inlay.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -47,6 +47,14 @@ class TargetForm:
         for row, target in enumerate(targets):
             collected[row] = target
         return collected
+
+    def make_cell(self, target: Any, labels: Sequence[str]) -> Any:
+        """Return a target as a JSON value that `read` takes for it, with labels by name."""
+        return target
+
+    def spell(self, cell: Any, text: str) -> str:
+        """Return what such a value says, in one line for people; `text` is the row's."""
+        return str(cell)
 
     def describe(self, targets: np.ndarray) -> str:
         """Describe the targets of the training rows in a note, for forms without labels."""
@@ -121,6 +129,9 @@ class LabelTargets(TargetForm):
     def collect(self, targets: list[Any], num_labels: int) -> np.ndarray:
         return np.array(targets, dtype=np.int64)
 
+    def make_cell(self, target: Any, labels: Sequence[str]) -> str:
+        return labels[int(target)]
+
     def list_names(self, scheme: Scheme, value: Any) -> list[str]:
         return [] if as_list(value) is not None or is_missing(value) else [self.name(value)]
 
@@ -170,6 +181,12 @@ class LabelSetTargets(TargetForm):
     def collect(self, targets: list[Any], num_labels: int) -> np.ndarray:
         return np.stack(targets) if targets else np.zeros((0, num_labels), dtype=np.float32)
 
+    def make_cell(self, target: Any, labels: Sequence[str]) -> list[str]:
+        return [labels[label] for label in np.flatnonzero(target).tolist()]
+
+    def spell(self, cell: Any, text: str) -> str:
+        return "|".join(cell)
+
     def list_names(self, scheme: Scheme, value: Any) -> list[str]:
         try:
             return split_labels(value, scheme)
@@ -214,6 +231,12 @@ class NumberTargets(TargetForm):
     def collect(self, targets: list[Any], num_labels: int) -> np.ndarray:
         return np.array(targets, dtype=np.float64)
 
+    def make_cell(self, target: Any, labels: Sequence[str]) -> float:
+        return float(target)
+
+    def spell(self, cell: Any, text: str) -> str:
+        return f"{cell:.6g}"
+
     def describe(self, targets: np.ndarray) -> str:
         return f"targets from {targets.min():g} to {targets.max():g}"
 
@@ -234,6 +257,15 @@ class TaggedWordTargets(TargetForm):
         if value is None:
             raise Fault("missing tags", "give every word a tag, or remove the row")
         return tuple((start, end, scheme.index(tag)) for start, end, tag in value)
+
+    def make_cell(self, target: Any, labels: Sequence[str]) -> list[list[Any]]:
+        return [[start, end, labels[label]] for start, end, label in target]
+
+    def spell(self, cell: Any, text: str) -> str:
+        """Spell the entities, or every word with its tag where no tag is of an entity."""
+        if any(_ENTITY_TAG.fullmatch(tag) or tag == OUTSIDE for _, _, tag in cell):
+            return "|".join(f"{text[start:end]} ({kind})" for start, end, kind in find_entities(cell))
+        return " ".join(f"{text[start:end]}/{tag}" for start, end, tag in cell)
 
     def list_names(self, scheme: Scheme, value: Any) -> list[str]:
         return [tag for _, _, tag in value or ()]
@@ -264,6 +296,12 @@ class TaggedWordTargets(TargetForm):
 
 class PassageTargets(TargetForm):
     """Gold answers of a question: tuples of (start in the context, text). Cells were made such by their shape."""
+
+    def make_cell(self, target: Any, labels: Sequence[str]) -> list[list[Any]]:
+        return [[start, text] for start, text in target]
+
+    def spell(self, cell: Any, text: str) -> str:
+        return "|".join(dict.fromkeys(answer for _, answer in cell))
 
     def describe(self, targets: np.ndarray) -> str:
         num_without = sum(not golds for golds in targets)

@@ -42,6 +42,8 @@ class Place:
     """a pipe that takes what the process reports"""
     listener: int | None = None
     """the listening socket of the web processes"""
+    nice: int = 0
+    """how far it stands back behind other processes"""
 
 
 @dataclass
@@ -114,6 +116,8 @@ def run_child(role: str, work: Callable[[Child], None]) -> int:
     place = read_place(role)
     child = Child(read_settings(), place)
     end_with_parent(place)
+    if place.nice:
+        os.nice(place.nice)  # before there are threads: each one would keep its own
     set_up_logs(place.name, as_json=child.settings.log_json)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: child.stop())

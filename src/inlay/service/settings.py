@@ -107,6 +107,9 @@ class ServeSettings:
         asked = {"engine": self.engine_threads, "trainer": self.trainer_threads}.get(role, 1)
         if asked is not None:
             return asked
+        given = os.environ.get("OMP_NUM_THREADS", "")
+        if given.isdigit() and int(given):
+            return int(given)
         cores = count_cores()
         return max(1, cores - 1 if role == "engine" else cores // 2)
 

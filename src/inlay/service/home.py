@@ -1,0 +1,173 @@
+"""The service's own folder: private, held by one service at a time, with its secret and the state of its processes.
+
+What always holds: folders have mode 0700 and the secret 0600; of two services on one folder the second is refused, or
+waits while the processes of one that was killed are still ending.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError, StoreDamaged
+from inlay.service.settings import ServeSettings
+from inlay.store import make_directory, telling_full_disk, write_atomically
+
+LOCK_SECONDS = 10.0
+"""longest wait for the processes of a service that was killed"""
+_PRIVATE = 0o700
+_SECRET_BYTES = 32
+
+
+class AlreadyServed(InlayError):
+    """A folder that another service holds."""
+
+    code = "already-served"
+    exit_status = 18
+    http_status = 503
+
+    def __init__(self, home: Path, holder: Mapping[str, Any]) -> None:
+        where = f" at {holder['address']}" if holder.get("address") else ""
+        who = f", process {holder['pid']}" if holder.get("pid") else ""
+        super().__init__(
+            f"a service runs on `{home}` already{where}{who}", "stop it first, or choose another folder with `--store`"
+        )
+
+
+def prepare_home(settings: ServeSettings) -> None:
+    """Make the service's folders, private, and its secret; refuse a folder that cannot be written to."""
+    try:
+        make_directory(settings.home)
+        for folder in (settings.folder, settings.run_folder, settings.engine_socket.parent):
+            make_directory(folder)
+            _make_private(folder)
+        probe = settings.run_folder / f".writable-{os.getpid()}"
+        probe.write_bytes(b"")
+        probe.unlink()
+        _make_secret(settings)
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise _not_writable(settings.home, error) from error
+    except OSError as error:
+        if error.errno == 30:  # a read-only file system
+            raise _not_writable(settings.home, error) from error
+        raise
+
+
+def _not_writable(home: Path, error: OSError) -> InlayError:
+    reason = (error.strerror or str(error)).lower()
+    return InlayError(
+        f"`{home}` cannot be written to: {reason}",
+        "choose another folder with `--store DIR` or $INLAY_HOME, or let this account write there",
+    )
+
+
+def _make_private(folder: Path) -> None:
+    if folder.stat().st_uid != os.getuid():  # in the folder for temporary files somebody else may have made it
+        raise PermissionError(1, "the folder belongs to another account", str(folder))
+    folder.chmod(_PRIVATE)
+
+
+class HomeLock:
+    """The hold on a service's folder: until the supervisor and all processes that inherited it have ended."""
+
+    def __init__(self, settings: ServeSettings, patience_s: float = LOCK_SECONDS) -> None:
+        self._path = settings.run_folder / "lock"
+        self.descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        until = time.monotonic() + patience_s
+        while not self._take():
+            holder = self._holder()
+            if is_alive(holder.get("pid")) or time.monotonic() > until:
+                os.close(self.descriptor)
+                raise AlreadyServed(settings.home, holder)
+            time.sleep(0.05)
+        self.tell(settings)
+
+    def tell(self, settings: ServeSettings) -> None:
+        """Write who holds the folder, and where the service answers, for whoever is refused."""
+        text = json.dumps({"pid": os.getpid(), "address": settings.address}).encode()
+        os.ftruncate(self.descriptor, 0)
+        os.pwrite(self.descriptor, text, 0)
+
+    def release(self) -> None:
+        """Give the folder back; processes that inherited the lock keep it until they end."""
+        os.close(self.descriptor)
+
+    def _take(self) -> bool:
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _holder(self) -> dict[str, Any]:
+        return _read_object(self._path)
+
+
+def is_alive(pid: object) -> bool:
+    """Return whether there is a process of this id."""
+    if not isinstance(pid, int) or pid < 1:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _make_secret(settings: ServeSettings) -> None:
+    path = settings.run_folder / "secrets"
+    if not path.exists():
+        draft = path.with_name(f".draft-secrets-{os.getpid()}")
+        with telling_full_disk(path, _SECRET_BYTES):
+            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(secrets.token_hex(_SECRET_BYTES).encode())
+                file.flush()
+                os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(draft, path)
+        draft.unlink()
+    path.chmod(0o600)
+
+
+def read_secret(settings: ServeSettings, purpose: str) -> bytes:
+    """Return 32 secret bytes for one purpose, such as `cookies`: the same in all processes and after a restart."""
+    path = settings.run_folder / "secrets"
+    seed = path.read_bytes().strip()
+    if len(seed) != 2 * _SECRET_BYTES:
+        raise StoreDamaged(f"`{path}` is damaged", "delete it and start the service again; people sign in anew")
+    return hmac.digest(seed, purpose.encode(), hashlib.sha256)
+
+
+def write_status(settings: ServeSettings, status: Mapping[str, Any]) -> None:
+    """Write how the processes are, for the operator's page, the metrics and `inlay doctor`."""
+    with suppress(OSError, InlayError):  # a full disk must not stop the supervisor
+        write_atomically(settings.run_folder / "status.json", json.dumps(status).encode())
+
+
+def read_status(settings: ServeSettings) -> dict[str, Any]:
+    """Return what the supervisor last wrote of its processes; nothing where no service ever ran.
+
+    `is_running` says whether that supervisor still is there.
+    """
+    status = _read_object(settings.run_folder / "status.json")
+    return status and status | {"is_running": is_alive(status.get("pid"))}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,357 @@
+"""The supervisor of a service's processes: starts them, restarts those that die, drains them, and never computes.
+
+Each program is started with the pipes and sockets of a `Place` (child.py) and says by its status pipe when it is
+ready. What always holds: one that dies is started again, the sooner the longer it had been up; an error it reports
+before it was ever ready ends the whole service with that error; a drain first ends those who take requests and work,
+and then those who answer them; nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.service import child
+from inlay.service.logs import log_event
+from inlay.service.state.timestamps import to_iso
+
+KILLED_EARLY = 5
+"""how often a program may end before it was ever ready, until the service gives up"""
+_MOST_WAITED_S = 1.0  # between two looks where nothing happens
+_LAST_S = 2.0  # what those who end last get at least
+
+
+@dataclass(frozen=True)
+class Backoff:
+    """The pauses before restarts: none at first, then twice as long each time, and none again after a while up."""
+
+    first_s: float = 0.1
+    most_s: float = 5.0
+    settled_s: float = 10.0
+    """who has been ready for this long begins anew"""
+
+    def pause_s(self, num_deaths: int) -> float:
+        """Return the pause after so many deaths in a row."""
+        return min(self.most_s, self.first_s * 2.0 ** min(num_deaths - 1, 30))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A process to be kept running."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    listener: int | None = None
+    """the descriptor of the listening socket, which it inherits"""
+    nice: int = 0
+    ends_last: bool = False
+    """whether others need it while they finish"""
+
+
+class ProgramFailed(InlayError):
+    """An error that a program reported before it was ever ready: the message, hint and exit status are its own."""
+
+    def __init__(self, report: Mapping[str, Any]) -> None:
+        error = report["error"]
+        super().__init__(error["message"], error["hint"])
+        self.code, self.exit_status = error["code"], report.get("exit_status", 1)
+
+
+@dataclass
+class Keeper:
+    """A program with its present process, and what became of the earlier ones."""
+
+    program: Program
+    process: subprocess.Popen[bytes] | None = None
+    status: int | None = None
+    """the reading end of its status pipe"""
+    state: str = "waiting"  # "starting", "ready", "draining", "ended"; "waiting" for its restart
+    since: float = 0.0  # time.monotonic() of the last change
+    due: float = 0.0
+    deaths: int = 0  # in a row
+    restarts: int = 0
+    was_ready: bool = False
+    last_exit: int | None = None
+    unread: bytes = b""
+    facts: dict[str, Any] = field(default_factory=dict)
+    failure: dict[str, Any] | None = None
+
+    def turn(self, state: str) -> None:
+        """Note a new state, and since when it holds."""
+        self.state, self.since = state, time.monotonic()
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether there is a process that has not been reaped."""
+        return self.process is not None
+
+    def send(self, number: int) -> None:
+        """Send a signal to the process, if there is one."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """What is told of the processes: once that all are ready, and every change, as data."""
+
+    on_ready: Callable[[Mapping[str, dict[str, Any]]], None] = lambda facts: None
+    on_change: Callable[[dict[str, Any]], None] = lambda status: None
+    on_progress: Callable[[str, str], None] = lambda name, message: None
+
+
+class Supervisor:
+    """The keeper of several programs, from their start until all have ended."""
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        listeners: Listeners,
+        *,
+        backoff: Backoff = Backoff(),
+        drain_s: float = 20.0,
+        inherited: Sequence[int] = (),
+    ) -> None:
+        self._keepers = [Keeper(program) for program in programs]
+        self._listeners, self._backoff, self._drain_s = listeners, backoff, drain_s
+        self._inherited = tuple(inherited)  # descriptors that every process keeps open, such as the lock
+        self._selector = selectors.DefaultSelector()
+        self._life, self._life_end = os.pipe()
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._num_asked = 0
+        self._deadline: float | None = None  # of the drain
+        self._was_ready = False
+        self._failure: InlayError | None = None
+
+    def stop(self) -> None:
+        """Ask for a drain; asked a second time, everything ends at once."""
+        self._num_asked += 1
+        with suppress(BlockingIOError):
+            os.write(self._wake, b".")
+
+    def run(self) -> bool:
+        """Keep the programs running until asked to stop; return whether they were drained, not ended at once.
+
+        Raises the error of a program that cannot work, after all others have ended.
+        """
+        try:
+            while True:
+                self._begin_due()
+                self._look()
+                self._reap()
+                if self._num_asked or self._failure is not None:
+                    self._drain()
+                    if not any(keeper.is_running for keeper in self._keepers):
+                        break
+        finally:
+            self._end_all()
+        if self._failure is not None:
+            raise self._failure
+        return self._num_asked < 2
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the state of every program as data."""
+        now, wall = time.monotonic(), time.time()
+        return [
+            {
+                "name": keeper.program.name,
+                "pid": None if keeper.process is None else keeper.process.pid,
+                "state": keeper.state,
+                "since": to_iso(wall - (now - keeper.since)),
+                "restarts": keeper.restarts,
+                "last_exit": keeper.last_exit,
+            }
+            for keeper in self._keepers
+        ]
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Let SIGTERM, SIGINT and SIGHUP ask for a drain inside the block."""
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        before = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
+        before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        waker = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(waker)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _begin_due(self) -> None:
+        if self._num_asked or self._failure is not None:
+            return
+        for keeper in self._keepers:
+            if not keeper.is_running and time.monotonic() >= keeper.due:
+                self._begin(keeper)
+
+    def _begin(self, keeper: Keeper) -> None:
+        program = keeper.program
+        status, status_end = os.pipe()
+        os.set_blocking(status, False)
+        place = child.Place(program.name, os.getpid(), self._life, status_end, program.listener, program.nice)
+        kept = [self._life, status_end, *self._inherited]
+        kept += [] if program.listener is None else [program.listener]
+        keeper.process = subprocess.Popen(
+            program.command,
+            env={**program.environment, child.VARIABLE: json.dumps(asdict(place))},
+            pass_fds=kept,
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # data is the supervisor's own
+            process_group=0,  # Ctrl-C of a terminal reaches the supervisor alone
+        )
+        os.close(status_end)
+        keeper.status, keeper.unread, keeper.failure = status, b"", None
+        self._selector.register(status, selectors.EVENT_READ, keeper)
+        keeper.turn("starting")
+        self._tell()
+
+    def _look(self) -> None:
+        """Wait until something happens or is due, and read what programs report."""
+        now = time.monotonic()
+        waiting = [keeper for keeper in self._keepers if not keeper.is_running]
+        due = [keeper.due for keeper in waiting] if self._deadline is None else [self._deadline]
+        wait = min([_MOST_WAITED_S, *(max(0.0, at - now) for at in due)])
+        for key, _ in self._selector.select(wait):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+            else:
+                self._read(key.data)
+
+    def _read(self, keeper: Keeper) -> None:
+        if keeper.status is None:
+            return
+        with suppress(BlockingIOError):
+            while part := os.read(keeper.status, 65536):
+                keeper.unread += part
+            self._selector.unregister(keeper.status)  # its end: the process has gone, or closed it
+            os.close(keeper.status)
+            keeper.status = None
+        *lines, keeper.unread = keeper.unread.split(b"\n")
+        for line in lines:
+            self._take(keeper, json.loads(line))
+
+    def _take(self, keeper: Keeper, report: dict[str, Any]) -> None:
+        """Take one report of a program."""
+        if report["kind"] == "progress":
+            self._listeners.on_progress(keeper.program.name, report["message"])
+        elif report["kind"] == "failed":
+            keeper.failure = report
+        elif report["kind"] == "ready" and keeper.state == "starting":
+            keeper.facts, keeper.was_ready = report["facts"], True
+            keeper.turn("ready")
+            self._tell()
+            if not self._was_ready and all(each.state == "ready" for each in self._keepers):
+                self._was_ready = True
+                self._listeners.on_ready({each.program.name: each.facts for each in self._keepers})
+            elif self._was_ready:
+                log_event("ready again", {"name": keeper.program.name})
+
+    def _reap(self) -> None:
+        for keeper in self._keepers:
+            if keeper.process is not None and keeper.process.poll() is not None:
+                self._read(keeper)
+                self._bury(keeper, keeper.process.returncode)
+
+    def _bury(self, keeper: Keeper, exit_status: int) -> None:
+        """Note that a process has ended, and when the next one begins, or that none can."""
+        if keeper.status is not None:  # a grandchild may hold the other end
+            self._selector.unregister(keeper.status)
+            os.close(keeper.status)
+            keeper.status = None
+        settled = keeper.state == "ready" and time.monotonic() - keeper.since >= self._backoff.settled_s
+        keeper.process, keeper.last_exit = None, exit_status
+        if self._num_asked or self._failure is not None:
+            keeper.turn("ended")
+            self._tell()
+            return
+        keeper.deaths = 1 if settled else keeper.deaths + 1
+        if not keeper.was_ready and keeper.failure is not None:
+            self._failure = ProgramFailed(keeper.failure)
+        elif not keeper.was_ready and keeper.deaths >= KILLED_EARLY:
+            self._failure = InlayError(
+                f"the process `{keeper.program.name}` ended {keeper.deaths} times before it was ready, "
+                f"the last time with {describe_exit(exit_status)}",
+                "the log above says why",
+            )
+        pause = self._backoff.pause_s(keeper.deaths)
+        keeper.restarts, keeper.due = keeper.restarts + 1, time.monotonic() + pause
+        keeper.turn("waiting")
+        fields = {"name": keeper.program.name, "by": describe_exit(exit_status), "restart_in_s": round(pause, 1)}
+        fields |= {} if keeper.failure is None else {"why": keeper.failure["error"]["message"]}
+        log_event("a process ended", fields, level=logging.WARNING)
+        self._tell()
+
+    def _drain(self) -> None:
+        """Go one step on with the drain: first those who take work, then those who answer, and at the end whoever."""
+        now = time.monotonic()
+        if self._deadline is None:
+            self._deadline = now + self._drain_s
+            log_event("draining", {"at_most_s": self._drain_s})
+            self._ask([keeper for keeper in self._keepers if not keeper.program.ends_last])
+        first = [keeper for keeper in self._keepers if keeper.is_running and not keeper.program.ends_last]
+        last = [keeper for keeper in self._keepers if keeper.is_running and keeper.program.ends_last]
+        if self._num_asked > 1:
+            self._kill([*first, *last])
+        elif first and now >= self._deadline:
+            self._kill(first)
+        elif not first and any(keeper.state != "draining" for keeper in last):
+            self._deadline = max(self._deadline, now + _LAST_S)
+            self._ask(last)
+        elif not first and now >= self._deadline:
+            self._kill(last)
+
+    def _ask(self, keepers: Sequence[Keeper]) -> None:
+        for keeper in keepers:
+            keeper.send(signal.SIGTERM)
+            keeper.turn("draining" if keeper.is_running else "ended")
+        self._tell()
+
+    def _kill(self, keepers: Sequence[Keeper]) -> None:
+        for keeper in keepers:
+            log_event("ended at once", {"name": keeper.program.name}, level=logging.WARNING)
+            keeper.send(signal.SIGKILL)
+            if keeper.process is not None:
+                keeper.process.wait()
+
+    def _end_all(self) -> None:
+        """End whatever still runs, and give back all descriptors."""
+        for keeper in self._keepers:
+            if keeper.process is not None and keeper.process.poll() is None:
+                keeper.send(signal.SIGKILL)
+                keeper.process.wait()
+            if keeper.status is not None:
+                os.close(keeper.status)
+        self._selector.close()
+        for descriptor in (self._life, self._life_end, self._woken, self._wake):
+            os.close(descriptor)
+
+    def _tell(self) -> None:
+        state = "draining" if self._deadline is not None else "ready" if self._was_ready else "starting"
+        self._listeners.on_change({"state": state, "processes": self.describe()})
+
+
+def describe_exit(exit_status: int) -> str:
+    """Return how a process ended: `exit status 1`, `SIGKILL`."""
+    if exit_status >= 0:
+        return f"exit status {exit_status}"
+    try:
+        return signal.Signals(-exit_status).name
+    except ValueError:
+        return f"signal {-exit_status}"

@@ -8,6 +8,7 @@ their own names.
 from __future__ import annotations
 
 from inlay.data.calibration import (
+    bin_confidences,
     calibration_error,
     fit_temperature,
     likeliest_temperature,
@@ -15,6 +16,7 @@ from inlay.data.calibration import (
     tune_thresholds,
 )
 from inlay.data.columns import find_fault
+from inlay.data.comparison import Comparison, Judged, compare_answers, find_right
 from inlay.data.encode import Encoded, describe, epoch_batches
 from inlay.data.findings import describe_suspects, describe_unknown, describe_unpredicted
 from inlay.data.kinds import (
@@ -43,7 +45,7 @@ from inlay.data.metrics import (
 from inlay.data.published_sets import GLUE, open_glue
 from inlay.data.sampling import TaskSampler, draw_by_label, task_shares
 from inlay.data.sources import InputRow, Source, keep_places, stream_rows
-from inlay.data.splits import Folds, group_keys, make_folds
+from inlay.data.splits import Folds, group_keys, make_folds, row_keys
 from inlay.data.squad import tune_threshold
 from inlay.data.tags import entity_types
 from inlay.data.targets import IGNORED
@@ -62,9 +64,11 @@ __all__ = [
     "WHOLE_ROW",
     "WRITTEN_TEXT",
     "ArrayCache",
+    "Comparison",
     "Encoded",
     "Folds",
     "InputRow",
+    "Judged",
     "LabelErrors",
     "Reading",
     "Report",
@@ -75,7 +79,9 @@ __all__ = [
     "TaskSampler",
     "align_targets",
     "as_probabilities",
+    "bin_confidences",
     "calibration_error",
+    "compare_answers",
     "cut_task",
     "decide",
     "describe",
@@ -93,6 +99,7 @@ __all__ = [
     "find_kind_of_head",
     "find_label_errors",
     "find_layout",
+    "find_right",
     "fit_temperature",
     "group_keys",
     "is_better",
@@ -107,6 +114,7 @@ __all__ = [
     "open_tokens",
     "read_split",
     "resolve_metric",
+    "row_keys",
     "score",
     "score_all",
     "stream_rows",

@@ -30,7 +30,7 @@ def _column(flag: str, key: str, metavar: str = "COLUMN") -> Any:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ScoredVersion:
     """The outputs of a version on labelled rows, and the scores they get."""
 
     version: Version
@@ -128,7 +128,7 @@ def _read_rows(source: str, config: DataConfig, version: Version, manifest: Mani
 
 def _evaluate(
     store: Store, version: Version, manifest: Manifest, rows: data.Split, frozen: model.Backbone
-) -> Evaluation:
+) -> ScoredVersion:
     serving.check_backbone(version, manifest, frozen)
     tensors = store.load(version, manifest=manifest).tensors
     spec = serving.read_slot(manifest, frozen)
@@ -147,27 +147,22 @@ def _evaluate(
     rate = Rate(len(rows), found.num_tokens, time.perf_counter() - began)
     outcomes = _read_outcomes(version, manifest, found, rows)
     report = dataclasses.replace(_make_report(manifest, rows, found), ece=found.ece)
-    return Evaluation(version, manifest, rows, outcomes, report, found, rate)
+    return ScoredVersion(version, manifest, rows, outcomes, report, found, rate)
 
 
 def _read_outcomes(
     version: Version, manifest: Manifest, found: training.SplitOutputs, rows: data.Split
 ) -> list[model.Outcome]:
     """Return the answer to every row; refuse a version some of whose answers are not finite."""
-    answer = model.find_head(manifest.kind).answer
-    outcomes, lost = [], []
-    for row, output in enumerate(found.outputs):
-        try:
-            outcomes.append(answer(output, found.head, manifest.labels))
-        except NotFinite:
-            lost.append(row)
+    outcomes = training.read_outcomes(found, manifest.labels)
+    lost = [row for row, outcome in enumerate(outcomes) if outcome is None]
     if lost:
         raise NotFinite(
             f"the outputs of `{version.reference}` are not finite for {len(lost):,} of {len(rows):,} rows, "
             f"the first on line {rows.lines[lost[0]]}",
             f"check it with `inlay verify {version.reference}`, or train the task again with a smaller `--lr`",
         )
-    return outcomes
+    return [outcome for outcome in outcomes if outcome is not None]
 
 
 def _make_report(manifest: Manifest, rows: data.Split, found: training.SplitOutputs) -> data.Report:
@@ -176,7 +171,7 @@ def _make_report(manifest: Manifest, rows: data.Split, found: training.SplitOutp
     return data.evaluate_report(manifest.kind, manifest.labels, rows.targets, predictions, unseen=rows.unseen)
 
 
-def _leave_out_unsure(found: Evaluation, min_confidence: float) -> Evaluation:
+def _leave_out_unsure(found: ScoredVersion, min_confidence: float) -> ScoredVersion:
     """Return the evaluation of the rows that are sure enough to be answered, with their share."""
     head = model.find_head(found.manifest.kind)
     outcomes = [head.abstain(outcome, min_confidence) for outcome in found.outcomes]
@@ -191,7 +186,7 @@ def _leave_out_unsure(found: Evaluation, min_confidence: float) -> Evaluation:
     return dataclasses.replace(found, split=rows, outcomes=answered, report=report, found=outputs)
 
 
-def _compare(plain: Evaluation, int8: Evaluation) -> dict[str, Any]:
+def _compare(plain: ScoredVersion, int8: ScoredVersion) -> dict[str, Any]:
     """Return what int8 changed: every metric before and after, the number of changed answers, the seconds."""
     metrics = {}
     for name, before in plain.report.metrics.items():
@@ -218,7 +213,7 @@ def _put_change(change: Mapping[str, Any]) -> None:
     screen.emit(f"{changed}; the largest change of a logit is {change['largest_logit_change']:.2g}")
 
 
-def _put_report(judged: Evaluation) -> None:
+def _put_report(judged: ScoredVersion) -> None:
     """Print the metrics, then the scores of every label and the confusion matrix, where there are any."""
     report = judged.report
     screen.log()
@@ -255,7 +250,7 @@ def _put_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: 
     screen.emit_table([Column("true \\ predicted", is_flexible=True), *heads], rows)
 
 
-def _write_mistakes(judged: Evaluation, path: Path, *, keep_formulas: bool) -> int:
+def _write_mistakes(judged: ScoredVersion, path: Path, *, keep_formulas: bool) -> int:
     """Write the rows the version got wrong, in their order; for numbers every row, the worst first."""
     rows = judged.split
     labels = (*judged.manifest.labels, *rows.unseen)

@@ -15,7 +15,15 @@ from inlay.training.cohort.memory import (
     take_share,
 )
 from inlay.training.cohort.resume import drop_rows, list_stopped
-from inlay.training.evaluate import SplitOutputs, answer_slot, encode_rows, judge_split, read_outputs, score_split
+from inlay.training.evaluate import (
+    SplitOutputs,
+    answer_slot,
+    encode_rows,
+    judge_split,
+    read_outcomes,
+    read_outputs,
+    score_split,
+)
 from inlay.training.events import (
     CacheFull,
     CohortStarted,
@@ -183,6 +191,7 @@ __all__ = [
     "publish_result",
     "read_materialized",
     "read_method",
+    "read_outcomes",
     "read_outputs",
     "read_parts",
     "read_result",

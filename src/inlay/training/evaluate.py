@@ -36,11 +36,13 @@ from inlay.data import (
     tune_threshold,
     tune_thresholds,
 )
+from inlay.errors import NotFinite
 from inlay.model import (
     WRITTEN,
     Backbone,
     Bank,
     HeadSpec,
+    Outcome,
     Output,
     Row,
     SlotSpec,
@@ -136,7 +138,7 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> DevScores
     outputs = _collect(split, encoded, logits)
     num_lost = sum(not output.is_finite for output in outputs)
     if num_lost:
-        return DevScores(_score(kind, labels, outputs, split, head), math.nan, {}, num_lost)
+        return DevScores(_score(kind, labels, outputs, split, head), math.nan, {}, num_lost=num_lost)
     # 1. Fit the head's settings to these rows. Thresholds are kept if they are better on rows that did not choose them.
     decisions = _decisions(kind, outputs, split, encoded)
     fitted = _fit_head(head, outputs, split, decisions)
@@ -309,6 +311,18 @@ def read_outputs(head: HeadSpec, labels: Sequence[str], outputs: Sequence[Output
     if any(prediction is None for prediction in found):
         return found
     return np.stack(found) if isinstance(found[0], np.ndarray | float) else found
+
+
+def read_outcomes(found: SplitOutputs, labels: Sequence[str]) -> list[Outcome | None]:
+    """Return the answer to every row; None where it would not be finite."""
+    answer = find_head(found.head.kind).answer
+    outcomes: list[Outcome | None] = []
+    for output in found.outputs:
+        try:
+            outcomes.append(answer(output, found.head, labels))
+        except NotFinite:
+            outcomes.append(None)
+    return outcomes
 
 
 def _score(

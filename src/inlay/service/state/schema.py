@@ -191,6 +191,7 @@ cohort_members = Table(
     Column("cohort", String(32), ForeignKey("cohorts.id"), primary_key=True),
     Column("job", _Number, primary_key=True),  # its number; it may be gone
     Column("position", Integer, nullable=False),
+    Index("members_by_job", "job"),
 )
 
 job_events = Table(
@@ -256,6 +257,7 @@ calls = Table(
     Column("headers", JSON),
     Column("body", LargeBinary),
     Column("created_at", Float, nullable=False),
+    Index("calls_by_age", "created_at"),
 )
 
 audit = Table(

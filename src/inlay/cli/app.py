@@ -50,6 +50,7 @@ COMMANDS = {
     "stream": Command("Train", "Train every data file that appears in a folder."),
     "predict": Command("Use", "Answer texts, lines from stdin, or a file of any length."),
     "evaluate": Command("Use", "Score a task on labelled rows."),
+    "serve": Command("Serve", "Serve tasks over HTTP, and train those that customers bring."),
     "tasks": Command("Keep", "List the tasks and the parameters each adds."),
     "show": Command("Keep", "Show all there is to know of a version."),
     "verify": Command("Keep", "Prove that published versions still stand."),

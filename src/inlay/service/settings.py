@@ -125,6 +125,8 @@ class ServeSettings:
                 raise BadConfig(f"`--{option}-threads {threads}`", "use at least 1, or leave it out")
         if not _DEVICE.fullmatch(self.device):
             raise BadConfig(f"no device named `{self.device}`", "use auto, cpu or cuda (or cuda:1)")
+        if self.precision not in ("auto", "int8"):
+            raise BadConfig(f"no precision named `{self.precision}`", "use auto or int8")
         for host in self.hosts:
             if not _HOST.fullmatch(host):
                 raise BadConfig(

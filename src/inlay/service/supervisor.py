@@ -182,8 +182,10 @@ class Supervisor:
     @contextmanager
     def signals(self) -> Iterator[None]:
         """Let SIGTERM, SIGINT and SIGHUP ask for a drain inside the block."""
-        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-        before = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup` said that a closed terminal does not matter
+            numbers.append(signal.SIGHUP)
+        before: dict[int, Any] = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         waker = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         try:

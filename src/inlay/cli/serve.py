@@ -1,0 +1,174 @@
+"""`inlay serve`: the service on this machine; its backup and restore."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from inlay.cli import screen
+from inlay.cli.app import STOPPED, make_typer
+from inlay.cli.flags import DeviceOption, JsonOption, PrecisionOption, StoreOption, parse_size
+
+if TYPE_CHECKING:
+    from inlay.service import BackupReport, Readiness
+
+app = make_typer(invoke_without_command=True)
+
+
+@app.callback()
+def serve(
+    context: typer.Context,
+    host: Annotated[str, typer.Option("--host", help="address to listen on; others than this machine need keys")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option("--port", help="port to listen on; 0 takes a free one")] = 8642,
+    backbone: Annotated[
+        str, typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name that was fetched")
+    ] = "minilm",
+    slots: Annotated[int, typer.Option("--slots", help="tasks that are ready to answer at the same time")] = 64,
+    web: Annotated[int, typer.Option("--web", help="processes that take requests")] = 1,
+    engine_threads: Annotated[
+        int | None,
+        typer.Option("--engine-threads", metavar="N", help="threads that answer; default: all cores but one"),
+    ] = None,
+    trainer_threads: Annotated[
+        int | None,
+        typer.Option("--trainer-threads", metavar="N", help="threads that train; default: half of the cores"),
+    ] = None,
+    train: Annotated[
+        bool, typer.Option("--train/--no-train", help="train what customers bring, or only answer")
+    ] = True,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option("--allow-host", metavar="NAME", help="name under which a proxy asks; may be repeated"),
+    ] = None,
+    max_body: Annotated[
+        str, typer.Option("--max-body", metavar="SIZE", help="longest request, uploads of data aside")
+    ] = "8MiB",
+    drain: Annotated[
+        str, typer.Option("--drain", metavar="TIME", help="how long to finish what is under way when stopped")
+    ] = "20s",
+    open_page: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+    device: DeviceOption = "auto",
+    precision: PrecisionOption = "auto",
+    store: StoreOption = None,
+    log_json: Annotated[bool, typer.Option("--log-json", help="log one JSON object a line")] = False,
+) -> None:
+    """Serve the tasks of a store over HTTP, and train new ones that are brought by page, curl or Python.
+
+    Everything runs on this machine: SQLite, a folder, one frozen backbone. It listens on 127.0.0.1, where no key is
+    needed until the first one is made (`inlay key make`). Ctrl-C ends it when what is under way is finished; a second
+    Ctrl-C ends it at once. Nothing that was acknowledged is lost either way.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from inlay.cli.stream import parse_duration
+    from inlay.service import Announcer, ServeSettings, check_extra, find_home
+    from inlay.service import serve as run_service
+
+    check_extra()
+    settings = ServeSettings(
+        home=find_home(store),
+        host=host,
+        port=port,
+        backbone=_full_name(backbone),
+        device=device,
+        precision=precision,
+        web_processes=web,
+        num_slots=slots,
+        engine_threads=engine_threads,
+        trainer_threads=trainer_threads,
+        max_body=parse_size(max_body, "--max-body"),
+        hosts=tuple(allow_host or ()),
+        train=train,
+        open_page=open_page,
+        log_json=log_json,
+        drain_s=parse_duration(drain, "--drain"),
+    )
+    screen.log(f"starting, with all files in {settings.home}", "dim")
+    if not run_service(settings, Announcer(_show_ready, _show_progress)):
+        raise typer.Exit(STOPPED)
+    screen.log("stopped; what was under way is finished", "dim")
+
+
+@app.command("backup")
+def backup(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="new folder for the copy")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Copy the whole service into a new folder, as of one moment. It may run meanwhile.
+
+    Database, versions, datasets and answers are in it; trainings that are under way are not, and begin again after a
+    restore.
+    """
+    from inlay.service import back_up, check_extra, find_home
+
+    check_extra()
+    with screen.working(f"copying to {folder}"):
+        report = back_up(find_home(store), folder)
+    _show_report("copied to", report, as_json=json)
+
+
+@app.command("restore")
+def restore(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="folder that `inlay serve backup` made")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a new store folder from a backup. Every file is checked; a damaged one is refused, and nothing is left."""
+    from inlay.service import check_extra, find_home
+    from inlay.service import restore as restore_service
+
+    check_extra()
+    home = find_home(store)
+    with screen.working(f"restoring {home}"):
+        report = restore_service(folder, home)
+    _show_report("restored to", report, as_json=json)
+
+
+def _show_report(what: str, report: BackupReport, *, as_json: bool) -> None:
+    if as_json:
+        about = {"folder": str(report.folder), "num_files": report.num_files, "num_bytes": report.num_bytes}
+        screen.emit_json({**about, "seconds": report.seconds})
+        return
+    files = f"{screen.count(report.num_files, 'file')}, {screen.size(report.num_bytes)}"
+    screen.emit(f"{what} {report.folder}: {files}, in {screen.duration(report.seconds)}")
+
+
+def _full_name(name: str) -> str:
+    """Return a backbone's name, with the path of a folder made absolute. (`backbone.full_name` needs torch.)"""
+    from inlay.service import ServeSettings
+
+    folder = Path(name).expanduser()
+    return str(folder.resolve()) if folder.is_dir() and name != ServeSettings.backbone else name
+
+
+def _show_progress(name: str, message: str) -> None:
+    screen.log(f"{name}: {message}", "dim")
+
+
+def _show_ready(ready: Readiness) -> None:
+    """Print where the service answers, and what is on."""
+    settings, engine = ready.settings, ready.facts["engine"]
+    screen.emit(f"Inlay answers at {settings.address}")
+    sys.stdout.flush()  # a reader of the pipe must not wait for a full buffer
+    slots = screen.count(settings.num_slots, "slot")
+    threads = screen.count(settings.threads_of("engine"), "thread")
+    local = "`local` alone, without keys, for this machine only (`inlay key make` changes that)"
+    about = {
+        "tenants": "with keys" if ready.needs_key else local,
+        "backbone": f"{engine.get('backbone', settings.backbone)} on {engine.get('device', 'cpu')}, {slots}, {threads}",
+        "store": str(settings.home),
+        "training": "on" if settings.train else "off",
+    }
+    for name, value in about.items():
+        screen.log(f"  {name.ljust(8)}  {value}")
+    screen.log(f"ready after {screen.duration(ready.seconds)}; Ctrl-C ends it", "dim")
+    if settings.open_page:
+        import webbrowser
+
+        webbrowser.open(settings.address)

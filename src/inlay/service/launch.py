@@ -1,0 +1,198 @@
+"""The start of a service on one machine: everything is checked and bound before the first process begins.
+
+The listening socket is bound once and inherited, so web processes may come and go while clients wait in its queue.
+What always holds: the service is open to other machines only if a key exists; every process works without the model
+hub, and with its own share of the cores, waiting without spinning.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError, Missing
+from inlay.service.home import HomeLock, prepare_home, write_status
+from inlay.service.logs import set_up_logs
+from inlay.service.settings import VARIABLE, ServeSettings
+
+EXTRA = (
+    *("fastapi", "starlette", "uvicorn", "httptools", "msgspec", "sqlalchemy", "alembic", "jinja2"),
+    *("python_multipart", "prometheus_client", "openpyxl"),
+)
+"""modules of the extra [serve]"""
+TRAINER_NICE = 10
+_BACKLOG = 2048  # connections that wait while web processes are busy or begin again
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "DO_NOT_TRACK": "1",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
+_OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "INLAY_JOBS", "NOTIFY_SOCKET")
+
+
+class PortTaken(InlayError):
+    """A port on which something else listens."""
+
+    code = "port-taken"
+    exit_status = 18
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """A service that answers: its address, and what may be shown of it."""
+
+    settings: ServeSettings
+    needs_key: bool
+    facts: Mapping[str, Mapping[str, Any]]
+    """what each process says of itself"""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Announcer:
+    """What is told while a service starts."""
+
+    on_ready: Callable[[Readiness], None]
+    on_progress: Callable[[str, str], None]
+
+
+def serve(settings: ServeSettings, announcer: Announcer) -> bool:
+    """Run a service until it is asked to stop; return whether it was drained, not ended at once."""
+    began = time.monotonic()
+    settings.check()
+    check_extra()
+    set_up_logs("serve", as_json=settings.log_json)
+    prepare_home(settings)
+    lock = HomeLock(settings)
+    with bind(settings) as listener:
+        settings = dataclasses.replace(settings, port=listener.getsockname()[1])
+        lock.tell(settings)
+        needs_key = prepare_database(settings)
+
+        from inlay.service.supervisor import Listeners, Supervisor
+
+        def tell_ready(facts: Mapping[str, dict[str, Any]]) -> None:
+            announcer.on_ready(Readiness(settings, needs_key, facts, time.monotonic() - began))
+            notify_systemd("READY=1")
+
+        about = {"pid": os.getpid(), "address": settings.address, "backbone": settings.backbone}
+        supervisor = Supervisor(
+            make_programs(settings, listener.fileno()),
+            Listeners(tell_ready, lambda status: write_status(settings, about | status), announcer.on_progress),
+            drain_s=settings.drain_s,
+            inherited=(lock.descriptor,),
+        )
+        with supervisor.signals():
+            return supervisor.run()
+
+
+def check_extra() -> None:
+    """Refuse to start where a part of the extra [serve] is not installed."""
+    missing = [name for name in EXTRA if find_spec(name) is None]
+    if missing:
+        hint = "install it: `pip install 'inlay[serve]'`"
+        raise Missing(f"`inlay serve` needs packages that are not installed: {', '.join(missing)}", hint)
+
+
+def bind(settings: ServeSettings) -> socket.socket:
+    """Return the listening socket of all web processes."""
+    where = f"port {settings.port} of `{settings.host}`"
+    try:
+        found = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+    except (socket.gaierror, UnicodeError) as error:
+        hint = "use 127.0.0.1 for this machine alone, or 0.0.0.0 for all its addresses"
+        raise InlayError(f"`--host {settings.host}` is no address of this machine", hint) from error
+    except OSError as error:
+        raise _describe_bind(error, settings, where) from error
+    return listener
+
+
+def _describe_bind(error: OSError, settings: ServeSettings, where: str) -> InlayError:
+    if error.errno == errno.EADDRINUSE:
+        other = settings.port + 1 if settings.port < 65535 else 0
+        hint = f"stop what listens there, or use another: `inlay serve --port {other}` (0 takes any free one)"
+        return PortTaken(f"{where} is taken", hint)
+    if error.errno == errno.EADDRNOTAVAIL:
+        hint = "use 127.0.0.1 for this machine alone, or 0.0.0.0 for all its addresses"
+        return InlayError(f"`--host {settings.host}` is no address of this machine", hint)
+    if error.errno == errno.EACCES:
+        hint = "use a port from 1024 on, with a proxy in front of it (docs/operating.md)"
+        return InlayError(f"{where} needs rights that this account does not have", hint)
+    return InlayError(f"{where}: {(error.strerror or str(error)).lower()}", "choose others with `--host` and `--port`")
+
+
+def prepare_database(settings: ServeSettings) -> bool:
+    """Bring the database up to date; return whether requests need a key. An open service without keys is refused."""
+    from inlay.service.state import Database, Keys
+
+    with closing(Database.open(settings.home)) as database:
+        needs_key = Keys(database).exist()
+    if not needs_key and not settings.is_loopback:
+        raise InlayError(
+            f"`--host {settings.host}` would open the service to other machines, and no key exists",
+            "make one first: `inlay key make local --scope predict,train,admin`",
+        )
+    return needs_key
+
+
+def make_programs(settings: ServeSettings, listener: int) -> list[Any]:
+    """Return the processes of a service."""
+    from inlay.service.supervisor import Program
+
+    def make(name: str, role: str, **more: Any) -> Program:
+        # -P: the folder it is started in may hold any modules
+        command = (sys.executable, "-P", "-m", f"inlay.service.{role}")
+        return Program(name, command, make_environment(settings, role), **more)
+
+    names = ["web"] if settings.web_processes == 1 else [f"web-{n + 1}" for n in range(settings.web_processes)]
+    programs = [make("engine", "engine", ends_last=True)]
+    programs += [make(name, "web", listener=listener) for name in names]
+    programs += [make("trainer", "trainer", nice=TRAINER_NICE)] if settings.train else []
+    return programs
+
+
+def make_environment(settings: ServeSettings, role: str, own: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a process: this one's, the settings, its threads, and no model hub."""
+    threads = str(settings.threads_of(role))
+    kept = {name: value for name, value in own.items() if name not in _OTHERS}
+    counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
+    return {**kept, **_QUIET, **_WAITING, **counts, "INLAY_HOME": str(settings.home), VARIABLE: settings.to_json()}
+
+
+def notify_systemd(message: str, own: Mapping[str, str] = os.environ) -> None:
+    """Tell systemd, if it started this process, that the service is ready (`Type=notify`)."""
+    address = own.get("NOTIFY_SOCKET")
+    if address:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)
+
+
+def find_home(folder: Path | None) -> Path:
+    """Return a service's home with all links followed, so that every process means the same folder."""
+    from inlay.store import Store
+
+    return Store(folder).root.expanduser().resolve()

@@ -9,7 +9,7 @@ from inlay.model.kernels import fold_residual as rewrite
 from inlay.model.kernels import launch
 
 
-class Traced(Exception):
+class Traced(BaseException):
     """A compiled block was called."""
 
 

@@ -188,7 +188,7 @@ from inlay.caches import use_compiled
 from inlay.model.kernels import fold_residual as rewrite
 
 def norm(x_ND, slots):
-    return torch.ops.inlay.layer_norm(x_ND @ x_ND, None, x_ND, None, slots, slots, slots, 16, 1e-5, False)[0]
+    return torch.ops.inlay.layer_norm(x_ND @ x_ND, None, x_ND, None, slots, 16, 1e-5, False)[0]
 
 use_compiled()
 # The operator's own program needs a GPU: that it is compiled is enough, it need not run.

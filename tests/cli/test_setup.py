@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import shutil
@@ -14,6 +15,7 @@ import pytest
 import inlay.cli
 from inlay.cli import COMMANDS
 from inlay.cli.app import load_command
+from inlay.store import Store
 from tiny_backbones import untrain_pooler
 
 from .conftest import Inlay, Mail
@@ -74,10 +76,12 @@ def test_help_needs_half_a_second_of_processor_time_and_no_torch() -> None:
 
 
 def test_thousand_tasks_are_listed_in_half_a_second_without_torch(mail: Mail) -> None:
-    reference = mail.store / "tasks" / "mail" / "1.json"  # a reference holds neither name nor number: copies are tasks
+    (info,) = Store(mail.store).versions("mail")
     for number in range(1000):
-        (mail.store / "tasks" / f"task-{number}").mkdir()
-        shutil.copy(reference, mail.store / "tasks" / f"task-{number}" / "1.json")
+        name = f"task-{number}"
+        copy = dataclasses.replace(info, version=dataclasses.replace(info.version, name=name))
+        (mail.store / "tasks" / name).mkdir()
+        (mail.store / "tasks" / name / "1.json").write_text(copy.to_json())
     out = run_light("tasks")
     assert "1,001 tasks" in out
     assert "task-999" in out

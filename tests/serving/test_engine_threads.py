@@ -26,7 +26,7 @@ SPECS = [
     SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("classify", 3, "mean")),
     SlotSpec.of(MethodConfig("pfeiffer", 16), HeadSpec("multilabel", 2, "cls")),
     SlotSpec.of(MethodConfig("lora", 4), HeadSpec("regress", 1, "mean")),
-    SlotSpec.of(MethodConfig("bitfit"), HeadSpec("tag", 5, "mean")),
+    SlotSpec.of(MethodConfig("bitfit"), HeadSpec("tag", 5, "tokens")),
 ]
 
 
@@ -50,6 +50,7 @@ def publish_many(store, backbone, publish_random, number):
     text = "the movie was good and the plot was fine , the cat sat on the mat"
     answers = Engine(backbone, store, num_slots=8).predict([Request(f"cut-{index}", text) for index in range(number)])
     for name, (tensors, manifest), answer in zip(names, kept, answers, strict=True):
+        assert answer.error is None, answer.error
         probes = (Probe(text, None, tuple(answer.logits.tolist())),)
         store.publish(name, tensors, dataclasses.replace(manifest, probes=probes))
     return names

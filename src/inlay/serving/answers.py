@@ -128,7 +128,7 @@ def check_confidence(min_confidence: float | None, kind: str | None = None) -> N
         reason = f"`--min-confidence` is a `{type(min_confidence).__name__}`, not a number"
         raise BadConfig(reason, "give a probability from 0 to 1")
     if not 0 <= min_confidence <= 1:
-        shown = f"{min_confidence:g}" if abs(min_confidence) < 1e300 else "too large"
+        shown = "too large" if abs(min_confidence) > 1e300 else f"{min_confidence:g}"
         raise BadConfig(f"`--min-confidence` is `{shown}`", "give a probability from 0 to 1")
     if kind is not None:
         from inlay.model import find_head

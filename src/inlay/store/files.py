@@ -98,6 +98,7 @@ def locked(path: Path, *, exclusive: bool, in_turn: bool = False) -> Iterator[No
     must not be taken twice by one thread. Who waits for too long gets an error that names the holders.
     """
     until = time.monotonic() + PATIENCE_SECONDS[exclusive]
+    mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     main = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if in_turn:
@@ -105,11 +106,11 @@ def locked(path: Path, *, exclusive: bool, in_turn: bool = False) -> Iterator[No
             turn = os.open(turn_path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
                 _wait_for(turn, fcntl.LOCK_EX, until, (path, turn_path))
-                _wait_for(main, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, until, (path,))
+                _wait_for(main, mode, until, (path,))
             finally:
                 _release(turn)
         else:
-            _wait_for(main, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH, until, (path,))
+            _wait_for(main, mode, until, (path,))
         yield
     finally:
         _release(main)

@@ -153,6 +153,7 @@ def load_backbone(name: str, *, device: str | torch.device | None = None, dtype:
             # Without its files transformers would make a tokenizer that knows no word, and say nothing.
             if not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
                 raise Missing(f"no tokenizer in `{folder}`", f"it needs one of: {', '.join(TOKENIZER_FILES)}")
+            _check_tokenizer_class(folder)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **_OFFLINE)
         return Backbone(name, folder, model.to(device), tokenizer)
     except torch.OutOfMemoryError:
@@ -185,10 +186,25 @@ def _read_model_type(folder: Path) -> str:
 def _refuse_code(folder: Path, error: Exception) -> None:
     """Say it plainly if what stopped transformers is that a folder's files are to be read by code of its own."""
     if "custom code" in str(error):
-        raise Unsupported(
-            f"the backbone in `{folder}` needs code that comes with its files, which Inlay never runs",
-            "use a backbone of a family that transformers has itself: `inlay backbone list`",
-        ) from None
+        raise _code_needed(folder) from None
+
+
+def _code_needed(folder: Path) -> Unsupported:
+    return Unsupported(
+        f"the backbone in `{folder}` needs code that comes with its files, which Inlay never runs",
+        "use a backbone of a family that transformers has itself: `inlay backbone list`",
+    )
+
+
+def _check_tokenizer_class(folder: Path) -> None:
+    """Refuse a tokenizer whose class is code of the folder: transformers may put one of its own in its place."""
+    from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+
+    path = folder / "tokenizer_config.json"
+    about = json.loads(path.read_text(encoding="utf8")) if path.is_file() else {}
+    name = str(about.get("tokenizer_class") or "").removesuffix("Fast")
+    if name and "auto_map" in about and not any(map(tokenizer_class_from_name, (name, f"{name}Fast"))):
+        raise _code_needed(folder)
 
 
 def tie_embeddings(model: Any, folder: Path) -> None:

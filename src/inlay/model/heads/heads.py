@@ -232,6 +232,8 @@ class Head:
     """"pooled": one vector per row; "tokens": every token; "nothing": the backbone writes the answer"""
     calibrates: bool = False
     """whether its logits, divided by a temperature, are the log-odds of a decision"""
+    count_cuts: Callable[[int], int] = lambda num_outputs: 0
+    """number of outputs -> number of thresholds that its decision may have"""
     max_length: int = 128
     """default number of tokens of a row or window"""
     weight: Callable[[Tensor], float] = lambda target: 1.0
@@ -356,6 +358,7 @@ HEADS: dict[str, Head] = {
         read_prediction=_predict_logits,
         confidence=_confidence_of_label,
         calibrates=True,
+        count_cuts=lambda num_outputs: 1 if num_outputs == 2 else 0,
         batched_losses=lambda batch: class_losses(batch.logits_BL, batch.targets_B, batch.own_BL),
     ),
     "multilabel": Head(
@@ -365,6 +368,7 @@ HEADS: dict[str, Head] = {
         read_prediction=_predict_logits,
         confidence=_confidence_of_set,
         calibrates=True,
+        count_cuts=lambda num_outputs: num_outputs,
         batched_losses=lambda batch: set_losses(batch.logits_BL, batch.labels_BL, batch.own_BL),
     ),
     "regress": Head(

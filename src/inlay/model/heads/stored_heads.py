@@ -87,10 +87,7 @@ def _find_contradiction(head: HeadSpec) -> str:
         return f"towers for the kind `{head.kind}` with pooling `{head.pooling}`"
     if head.texts and HEADS[head.kind].is_scaled and not all(map(_is_written_number, head.texts)):
         return "texts that are no numbers"
-    if cuts is not None and (head.kind, head.num_outputs, len(cuts)) not in (
-        ("multilabel", head.num_outputs, head.num_outputs),
-        ("classify", 2, 1),
-    ):
+    if cuts is not None and len(cuts) != HEADS[head.kind].count_cuts(head.num_outputs):
         return f"{len(cuts)} thresholds for {head.num_outputs} outputs"
     return "" if head.num_outputs or reads == "nothing" else "it has no outputs"
 

@@ -103,7 +103,7 @@ def test_txt_is_one_text_per_line(tmp_path):
         ("a.csv", "\n\n", None, "the file is empty"),
         ("a.csv", "text,label\n", None, "the file has no rows"),
         ("a.jsonl", "\n", None, "the file has no rows"),
-        ("a.xlsx", "text", None, "unknown file type `.xlsx`"),
+        ("a.xls", "text", None, "unknown file type `.xls`"),
         ("a.parquet", "PAR1 not really", None, "no readable Parquet file"),
     ],
 )

@@ -57,8 +57,8 @@ def open_file(
         raise BadData(f"unknown file type `{path.suffix}`", f"give it the suffix of its format: {known}", path=path)
     if path.stat().st_size == 0:
         raise BadData("the file is empty", "give a file with rows", path=path)
-    if reader is _open_parquet:  # no text
-        return _open_parquet(path, "", names)
+    if reader in (_open_parquet, _open_xlsx):  # no text
+        return reader(path, "", names)
     found = find_encoding(path, encoding)
     stream = reader(path, found.name, names)
     return replace(stream, notes=(*found.notes, *stream.notes))
@@ -87,7 +87,7 @@ def _open_csv(path: Path, encoding: str, names: Names) -> Stream:
     # The delimiter that gives the header the most columns; a comma where none does.
     line = _first_line(path, encoding)
     delimiter = max(",;\t", key=lambda delimiter: len(next(csv.reader([line], delimiter=delimiter), [])))
-    stream = _with_header(path, _split_quoted(path, encoding, delimiter), names)
+    stream = with_header(path, _split_quoted(path, encoding, delimiter), names)
     if delimiter == ",":
         return stream
     shown = "tab" if delimiter == "\t" else f"`{delimiter}`"
@@ -98,7 +98,7 @@ def _open_tsv(path: Path, encoding: str, names: Names) -> Stream:
     cells = _first_line(path, encoding).split("\t")
     is_quoted = all(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
     raw = ((number, line.split("\t")) for number, line in _read_lines(path, encoding) if line)
-    return _with_header(path, _split_quoted(path, encoding, "\t") if is_quoted else raw, names)
+    return with_header(path, _split_quoted(path, encoding, "\t") if is_quoted else raw, names)
 
 
 def _open_jsonl(path: Path, encoding: str, names: Names) -> Stream:
@@ -175,7 +175,7 @@ def _open_parquet(path: Path, encoding: str, names: Names) -> Stream:
         file = parquet.ParquetFile(path, read_dictionary=texts)
     except unreadable as error:
         raise refuse(error) from None
-    growth = _Growth(path)
+    growth = Growth(path)
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     for group in groups:
         growth.check(
@@ -198,6 +198,12 @@ def _open_parquet(path: Path, encoding: str, names: Names) -> Stream:
     return Stream(Header(str(path), tuple(file.schema_arrow.names), None), enumerate(records(), start=1))
 
 
+def _open_xlsx(path: Path, encoding: str, names: Names) -> Stream:
+    from inlay.data.spreadsheets import open_spreadsheet
+
+    return open_spreadsheet(path, names)
+
+
 def _unpack(column: Any) -> Any:
     return column.dictionary_decode() if hasattr(column, "dictionary_decode") else column
 
@@ -210,7 +216,7 @@ MOST_GROWTH = 100
 """times its own size that a larger file may unpack to"""
 
 
-class _Growth:
+class Growth:
     """The size of a packed file's rows: a few kB may be made to hold many GB, which is refused in time."""
 
     def __init__(self, path: Path) -> None:
@@ -252,6 +258,7 @@ READERS: dict[str, Callable[[Path, str, Names], Stream]] = {
     ".iob": _open_conll,
     ".bio": _open_conll,
     ".parquet": _open_parquet,
+    ".xlsx": _open_xlsx,
     ".txt": _open_txt,
 }
 
@@ -305,7 +312,7 @@ def _unclosed_quote(path: Path, encoding: str, delimiter: str, line: int) -> Bad
     return BadData(f"a quoted field never ends{taken}", hint, path=path, line=opened)
 
 
-def _with_header(path: Path, rows: Cells, names: Names) -> Stream:
+def with_header(path: Path, rows: Cells, names: Names) -> Stream:
     """Rows as records: the first names the columns, and every other must have as many fields."""
     line, notes = None, []
     if names is None:

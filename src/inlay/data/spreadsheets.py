@@ -1,0 +1,130 @@
+"""Spreadsheets (.xlsx) as streams of records: the first sheet that has rows, whose first row names the columns.
+
+A workbook is a packed folder of XML that a few kB may blow up to many GB. Its parts are refused by the size they say
+they have, which unpacking holds them to, and its cells are counted while they are read. Formulas are not computed: the
+values are those the last program that saved the file left there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import warnings
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree.ElementTree import ParseError
+
+from inlay.data.readers import Cells, Growth, Names, Stream, with_header
+from inlay.errors import BadData, Missing
+
+MOST_SHARED_BYTES = 200_000_000
+"""bytes of the texts that all cells share, which are in memory at once"""
+USUAL_COLUMNS = 1000
+"""columns that are read at their price: a cell far to the right of them brings all those before it"""
+_UNREADABLE = (
+    *(zipfile.BadZipFile, ParseError, KeyError, ValueError, TypeError, AttributeError, IndexError, OSError),
+    *(NotImplementedError, RuntimeError, EOFError, AssertionError, OverflowError, zlib.error),
+)
+_HINT = "save it again as .xlsx, or as CSV"
+
+
+def open_spreadsheet(path: Path, names: Names) -> Stream:
+    """A workbook's first sheet with rows as a stream; a line is a row of the sheet."""
+    try:
+        import openpyxl
+    except ImportError:
+        raise Missing(
+            "the library `openpyxl` is not installed", "pip install 'inlay[serve]', or save it as CSV"
+        ) from None
+    growth = Growth(path)
+    _check_parts(path, growth)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of parts that hold no cells: rules, styles, pictures
+            book = openpyxl.load_workbook(path, read_only=True, data_only=True, keep_links=False)
+        sheets = list(book.worksheets)
+    except _UNREADABLE as error:
+        raise _refuse(path, error) from None
+    try:
+        for sheet in sheets:
+            sheet.reset_dimensions()  # what a file says of its own size need not be true
+            rows = _read_cells(path, sheet, growth)
+            first = next(rows, None)
+            if first is not None:
+                note = f"{path.name}: sheet `{sheet.title[:40]}` of {len(sheets)}"
+                stream = with_header(path, _as_cells(book, first, rows, names), names)
+                return replace(stream, notes=(note, *stream.notes)) if len(sheets) > 1 else stream
+        raise BadData("the workbook has no rows", "give a file with a header and rows", path=path)
+    except BadData:
+        book.close()
+        raise
+
+
+def _check_parts(path: Path, growth: Growth) -> None:
+    try:
+        with zipfile.ZipFile(path) as file:
+            parts = file.infolist()
+    except _UNREADABLE as error:
+        raise _refuse(path, error) from None
+    growth.check(sum(part.file_size for part in parts))
+    shared = max((part.file_size for part in parts if part.filename.endswith("sharedStrings.xml")), default=0)
+    if shared > MOST_SHARED_BYTES:
+        raise BadData(f"its cells share {shared:,} bytes of text", "save it as CSV", path=path)
+
+
+def _read_cells(path: Path, sheet: Any, growth: Growth) -> Iterator[tuple[int, list[Any]]]:
+    """Yield the rows that have anything in them, with their numbers."""
+    rows = sheet.iter_rows(values_only=True)
+    for line in itertools.count(1):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of dates that are none
+                row = next(rows, None)
+        except _UNREADABLE as error:
+            raise _refuse(path, error) from None
+        if row is None:
+            return
+        far = max(0, len(row) - USUAL_COLUMNS)
+        growth.add(len(row) + 100 * far + sum(len(cell) for cell in row if isinstance(cell, str)))
+        cells = [_read_cell(cell) for cell in row]
+        while cells and cells[-1] is None:
+            cells.pop()
+        if cells:
+            yield line, cells
+
+
+def _as_cells(book: Any, first: tuple[int, list[Any]], rows: Iterator[tuple[int, list[Any]]], names: Names) -> Cells:
+    """Yield rows that are as wide as the columns there are; wider ones are left to be refused. Closes the workbook."""
+    try:
+        line, header = first
+        width = len(header) if names is None else len(names)
+        if names is None:
+            yield line, ["" if cell is None else str(cell) for cell in header]
+        else:
+            yield line, _widen(header, width)
+        for line, cells in rows:
+            yield line, _widen(cells, width)
+    finally:
+        book.close()
+
+
+def _widen(cells: Sequence[Any], width: int) -> list[Any]:
+    return [*cells, *[None] * (width - len(cells))]
+
+
+def _read_cell(cell: Any) -> Any:
+    """Return a cell as text, number or truth value; an empty one is None."""
+    if isinstance(cell, str):
+        return cell if cell.strip() else None
+    if isinstance(cell, datetime.datetime | datetime.date | datetime.time):
+        return cell.isoformat()
+    return cell if cell is None or isinstance(cell, int | float) else str(cell)
+
+
+def _refuse(path: Path, error: Exception) -> BadData:
+    words = " ".join(str(error).split())[:100] or type(error).__name__
+    return BadData(f"no readable workbook: {words}", _HINT, path=path)

@@ -1,0 +1,73 @@
+"""What all routes of one web process share. It is at `app.state.inlay`, and the page takes what it needs from it."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from inlay.service.engine import Caller, EngineClient
+from inlay.service.engine.protocol import Band
+from inlay.service.settings import ServeSettings
+from inlay.service.state import Database, Key, Keys, Tenant, Workspace
+from inlay.service.web.counters import Counters
+from inlay.service.web.problems import Secrets
+
+_NAMES_KEPT_S = 1.0
+_MOST_TENANTS = 1000
+
+
+@dataclass
+class AppState:
+    """The settings, database, engine and counters of a web process."""
+
+    settings: ServeSettings
+    db: Database
+    engine: EngineClient
+    counters: Counters = field(default_factory=Counters)
+    find_session: Callable[[str], Key | None] = lambda token: None
+    """the valid key of a browser's session"""
+    is_draining: bool = False
+    """set while the process ends: it is not ready any more"""
+
+    def __post_init__(self) -> None:
+        self.keys = Keys(self.db)
+        self.live_names = LiveNames()
+        self.started_at = time.time()
+
+    @property
+    def secrets(self) -> Secrets:
+        """What no answer may show."""
+        return Secrets(self.settings.home)
+
+
+class LiveNames:
+    """The names of a tenant's tasks that can answer, remembered for a moment: what `"tasks": "*"` means."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[int, float, tuple[str, ...]]] = OrderedDict()
+
+    def find(self, workspace: Workspace) -> tuple[str, ...]:
+        """Return the names in order."""
+        revision, at = workspace.db.revision(), time.monotonic()
+        known = self._known.get(workspace.name)
+        if known is not None and known[0] == revision and at < known[1] + _NAMES_KEPT_S:
+            return known[2]
+        names: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = workspace.tasks(limit=200, cursor=cursor)
+            names += [task.name for task in page.items if task.live is not None]
+            cursor = page.next_cursor
+            if cursor is None:
+                break
+        self._known[workspace.name] = (revision, at, tuple(names))
+        if len(self._known) > _MOST_TENANTS:
+            self._known.popitem(last=False)
+        return tuple(names)
+
+
+def make_caller(tenant: Tenant, band: Band) -> Caller:
+    """Return a tenant as the engine knows it."""
+    return Caller(tenant.name, tenant.weight, tenant.limits.tokens_per_minute, band)

@@ -1,0 +1,140 @@
+"""The outermost layer of the web app: what every request goes through, whatever its route.
+
+Each request gets an id, is refused if it was sent to another host's name, is counted and logged without any of its
+texts, and always ends in an answer: what a route raises becomes a problem. All answers have the security headers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from inlay.errors import InlayError
+from inlay.service.logs import log_event, log_failure
+from inlay.service.web.counters import Counters
+from inlay.service.web.problems import MEDIA_TYPE, Problem, RequestRefused, Secrets, make_problem
+from inlay.service.web.visits import ClientGone, Visit, find_header, make_request_id
+
+App = Callable[[Any, Any, Any], Awaitable[None]]
+_QUIET_ROUTES = {"/healthz", "/readyz", "/metrics"}
+"""asked every few seconds by machines: logged only if they fail"""
+_HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+# Headers that a route may set itself, as the page does.
+_DEFAULTS: tuple[tuple[bytes, bytes], ...] = (
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"cache-control", b"no-store"),
+)
+
+
+class Border:
+    """Wraps the app. `allows_host` says whether the service answers to a name."""
+
+    def __init__(
+        self, app: App, allows_host: Callable[[str], bool], counters: Counters, secrets: Secrets, most_bytes: int
+    ) -> None:
+        self._app = app
+        self._allows_host = allows_host
+        self._counters = counters
+        self._secrets = secrets
+        self._most_bytes = most_bytes
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request, or pass on the start and end of the process."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # a websocket: closed before it begins
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        request_id = make_request_id(find_header(scope, b"x-request-id"))
+        visit = Visit(request_id, self._most_bytes)
+        scope.setdefault("state", {})["visit"] = visit
+        answer = _Answer(send, visit)
+        try:
+            self._check_host(scope)
+            await self._app(scope, receive, answer.send)
+        except ClientGone:
+            visit.status = 499
+        except InlayError as error:
+            await answer.send_problem(make_problem(error, request_id, self._secrets))
+        except Exception:
+            log_failure("a request failed unforeseen", {"request": request_id, "route": visit.route})
+            await answer.send_problem(make_problem(_unforeseen(), request_id))
+        self._record(scope["method"], visit)
+
+    def _check_host(self, scope: Any) -> None:
+        host = (find_header(scope, b"host") or b"").decode("latin-1")
+        if not self._allows_host(host):
+            raise RequestRefused(
+                "this service does not answer to the name in the header `Host`",
+                "the operator allows names by `inlay serve --allow-host NAME`",
+                code="wrong-host",
+                status=400,
+            )
+
+    def _record(self, method: str, visit: Visit) -> None:
+        seconds = time.monotonic() - visit.began_at
+        self._counters.add_request(method, visit.route, visit.status, seconds)
+        if visit.route in _QUIET_ROUTES and visit.status < 400:
+            return
+        fields: dict[str, object] = {
+            "request": visit.request_id,
+            "tenant": visit.tenant,
+            "route": f"{method if len(method) < 8 else '?'} {visit.route}",
+            "status": visit.status,
+            "ms": round(1000 * seconds, 1),
+        }
+        if visit.num_rows:
+            fields["rows"] = visit.num_rows
+        if visit.code:
+            fields["code"] = visit.code
+        log_event("request", fields)
+
+
+class _Answer:
+    """Sends an answer with the headers that all have."""
+
+    def __init__(self, send: Any, visit: Visit) -> None:
+        self._send = send
+        self._visit = visit
+        self._has_begun = False
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            self._has_begun = True
+            self._visit.status = message["status"]
+            headers = list(message.get("headers", ()))
+            names = {name for name, _ in headers}
+            headers += [header for header in _DEFAULTS if header[0] not in names]
+            headers += _HEADERS
+            headers.append((b"x-request-id", self._visit.request_id.encode()))
+            message["headers"] = headers
+        await self._send(message)
+
+    async def send_problem(self, problem: Problem) -> None:
+        """Send a problem, unless an answer has begun: then its client sees it end too early."""
+        self._visit.code = problem.body["code"]
+        if self._has_begun:
+            self._visit.status = problem.status
+            return
+        body = problem.encode()
+        headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
+        headers += [(name.encode(), value.encode("latin-1", "replace")) for name, value in problem.headers.items()]
+        await self.send({"type": "http.response.start", "status": problem.status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body})
+
+
+def _unforeseen() -> RequestRefused:
+    return RequestRefused(
+        "the service failed in a way nobody foresaw",
+        "try again; the operator finds the reason in the log under this `request_id`",
+        code="unforeseen",
+        status=500,
+    )

@@ -1,0 +1,308 @@
+"""Evaluations: what a version answered to its dev rows, kept for reports, mistakes and comparisons. No torch.
+
+The trainer writes one for each version it publishes. A version that is compared with a newer one answers the newer
+one's dev rows too, where those differ: that is an evaluation as well, `rows_of` the newer one. Rows that one of two
+versions was trained on are left out of a comparison, since it may know them by heart.
+
+What always holds: a file is whole and says its own checksum; a damaged one is an error and never half read. Labels are
+kept by name, so versions with other labels can be compared.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from inlay.errors import NotFinite, StoreDamaged, Unsupported
+from inlay.store import Manifest, write_atomically
+
+if TYPE_CHECKING:
+    from inlay.data import Judged, Split
+
+MOST_ROWS = 5000
+"""dev rows of an evaluation; of more, so many are drawn"""
+MOST_LETTERS = 16_000_000
+"""letters of their texts together"""
+MOST_CELLS = 10_000_000
+"""rows times labels, where a row has a set of labels"""
+_FORMAT = 1
+_KEY_BYTES = 5  # of a training row's digest: of a million rows, one dev row of 200,000 is taken for one of them
+
+
+@dataclass(frozen=True)
+class EvaluatedRow:
+    """A dev row and the answer to it. `target` and `given` are cells of the task's kind, with labels by name."""
+
+    line: int
+    text: str
+    pair: str | None
+    target: Any
+    given: Any
+    confidence: float | None
+    is_right: bool | None
+    """None for numbers, of which none is quite right"""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A version's answers to dev rows. Make it with `evaluate_version`."""
+
+    version: int
+    kind: str
+    labels: tuple[str, ...]
+    unseen: tuple[str, ...]
+    """labels of these rows that the version's training never saw"""
+    metric: str
+    metrics: dict[str, dict[str, float | None]]
+    """the version's scores, by side and metric"""
+    dev_digest: str
+    num_dev: int
+    """dev rows there were; `rows` are some of them if they were too many"""
+    rows: tuple[EvaluatedRow, ...]
+    trained: str = ""
+    """digests of the rows that the version was trained on"""
+    rows_of: int | None = None
+    """the version whose dev rows these are, if they are not its own"""
+
+    @property
+    def texts(self) -> list[tuple[str, str | None]]:
+        """The texts of its rows, to be answered by another version."""
+        return [(row.text, row.pair) for row in self.rows]
+
+
+def choose_rows(split: Split, num_labels: int) -> Split:
+    """Return the rows of a split that an evaluation keeps: all of them, or as many as it may, drawn by a fixed seed."""
+    most = MOST_ROWS
+    if split.targets is not None and split.targets.ndim == 2:
+        most = max(1, min(most, MOST_CELLS // max(num_labels, 1)))
+    drawn = split if len(split) <= most else split.draw(most, 0)
+    sizes = [sum(map(len, texts)) for texts in drawn.rows()]
+    if sum(sizes) <= MOST_LETTERS:
+        return drawn
+    kept, total = [], 0
+    for row, size in enumerate(sizes):
+        if total + size <= MOST_LETTERS:
+            kept.append(row)
+            total += size
+    return drawn.take(kept)
+
+
+def evaluate_version(
+    version: int, manifest: Manifest, dev: Split, answers: Sequence[Mapping[str, Any]], train: Split
+) -> Evaluation:
+    """Return the evaluation of a version on `dev`, chosen rows of its dev rows, from described answers to each."""
+    from inlay.data import KINDS
+
+    form, labels = KINDS[manifest.kind].targets, (*manifest.labels, *dev.unseen)
+    assert dev.targets is not None
+    pairs: Sequence[str | None] = dev.pairs or [None] * len(dev)
+    rows = [
+        EvaluatedRow(line, text, pair, form.make_cell(target, labels), None, None, None)
+        for line, text, pair, target in zip(dev.lines, dev.texts, pairs, dev.targets, strict=True)
+    ]
+    trained = digest_rows(manifest.kind, train.texts, train.pairs)
+    about: dict[str, Any] = {"unseen": dev.unseen, "num_dev": len(dev), "rows": tuple(rows), "trained": trained}
+    return _fill_in(dataclasses.replace(describe_version(version, manifest), **about), answers)
+
+
+def describe_version(version: int, manifest: Manifest) -> Evaluation:
+    """Return the evaluation, still without rows, of a version that another part of Inlay trained."""
+    about: dict[str, Any] = {name: getattr(manifest, name) for name in ("kind", "labels", "metric")}
+    # JSON has no NaN: a score that is none is null.
+    about["metrics"] = {
+        side: {name: value if math.isfinite(value) else None for name, value in scores.items()}
+        for side, scores in manifest.metrics.items()
+    }
+    return Evaluation(version=version, unseen=(), dev_digest=manifest.dev_digest, num_dev=0, rows=(), **about)
+
+
+def answer_again(owner: Evaluation, other: Evaluation, answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    """Return the evaluation of the version of `other` on the rows of `owner`, from described answers to each."""
+    check_comparable(owner, other)
+    known = (*owner.labels, *owner.unseen)
+    same_rows: dict[str, Any] = {name: getattr(owner, name) for name in ("dev_digest", "num_dev", "rows", "metric")}
+    unseen = tuple(label for label in known if label not in other.labels)
+    moved = dataclasses.replace(other, **same_rows, unseen=unseen, rows_of=owner.version)
+    return _fill_in(moved, answers)
+
+
+def check_comparable(first: Evaluation, second: Evaluation) -> None:
+    """Refuse to compare versions of different kinds, or with levels that are not the same."""
+    from inlay.data import KINDS
+
+    both = f"versions {first.version} and {second.version}"
+    if first.kind != second.kind:
+        raise Unsupported(
+            f"{both} answer different kinds of task: `{first.kind}` and `{second.kind}`",
+            "look at each one's own report",
+        )
+    if KINDS[first.kind].targets.is_ordered and first.labels != second.labels:
+        raise Unsupported(f"{both} have different levels", "look at each one's own report")
+
+
+def _fill_in(empty: Evaluation, answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    """Put answers into an evaluation's rows, and judge each."""
+    from inlay.data import find_right
+
+    told = [read_answer(answer) for answer in answers]
+    rows = [
+        dataclasses.replace(row, given=given, confidence=confidence)
+        for row, (given, confidence) in zip(empty.rows, told, strict=True)
+    ]
+    judged = make_judged(empty.kind, list_labels([empty]), rows)
+    right = find_right(judged, decide_rows(judged, rows))
+    verdicts: list[bool | None] = [None] * len(rows) if right is None else right.tolist()
+    judged_rows = [dataclasses.replace(row, is_right=verdict) for row, verdict in zip(rows, verdicts, strict=True)]
+    return dataclasses.replace(empty, rows=tuple(judged_rows))
+
+
+def read_answer(answer: Mapping[str, Any]) -> tuple[Any, float | None]:
+    """Return what a described answer (`inlay.serving.describe_answer`) says, as a cell, and how sure it is.
+
+    As sure as its label is likely; a set or tags as their least sure part.
+    """
+    if "error" in answer or not any(name in answer for name in _SAID):
+        raise NotFinite("a dev row has no answer", "train the task again with a smaller `--lr`")
+    return next(read(answer) for name, read in _SAID.items() if name in answer)
+
+
+def _read_set(answer: Mapping[str, Any]) -> tuple[list[str], float]:
+    given = list(answer["labels"])
+    chosen = set(given)
+    return given, min(p if label in chosen else 1 - p for label, p in answer["probabilities"].items())
+
+
+def _read_tags(answer: Mapping[str, Any]) -> tuple[list[str], float]:
+    tags = [word["tag"] for word in answer["words"]]
+    return tags, min((entity["probability"] for entity in answer.get("entities") or ()), default=1.0)
+
+
+# The field that an answer has -> a function of it that says what is given, and how sure.
+_SAID = {
+    "words": _read_tags,
+    "labels": _read_set,
+    "value": lambda answer: (answer["value"], None),
+    "answer": lambda answer: (answer["answer"], answer.get("probability")),
+    "label": lambda answer: (answer["label"], answer["probabilities"][answer["label"]]),
+}
+
+
+# Rows as arrays
+
+
+def list_labels(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
+    """Return the labels of all evaluations, in order: those of the first, then others that occur anywhere."""
+    found: dict[str, None] = {}
+    for evaluation in evaluations:
+        found |= dict.fromkeys((*evaluation.labels, *evaluation.unseen))
+    return tuple(found)
+
+
+def make_judged(kind: str, labels: tuple[str, ...], rows: Sequence[EvaluatedRow]) -> Judged:
+    """Return the rows' targets as arrays."""
+    from inlay.data import Judged, Scheme
+
+    scheme = Scheme(kind, labels)
+    return Judged(kind, labels, scheme.collect([scheme.read(_to_tuples(row.target)) for row in rows]))
+
+
+def decide_rows(judged: Judged, rows: Sequence[EvaluatedRow]) -> Any:
+    """Return the given answers as metrics take decisions: arrays of classes, sets or numbers; or tags, or texts."""
+    from inlay.data import KINDS, Scheme
+
+    if KINDS[judged.kind].decide is None:
+        return [_to_tuples(row.given) for row in rows]
+    scheme = Scheme(judged.kind, judged.labels)
+    return scheme.collect([scheme.read(row.given) for row in rows])
+
+
+def _to_tuples(cell: Any) -> Any:
+    """Return a cell as it was before JSON made lists of its tuples; sets of labels stay lists."""
+    if isinstance(cell, list):
+        return tuple(tuple(item) if isinstance(item, list) else item for item in cell)
+    return cell
+
+
+def digest_rows(kind: str, texts: Sequence[str], pairs: Sequence[str] | None) -> str:
+    """Return short digests of rows, sorted, as text: enough to tell whether a row is among them, and no more."""
+    from inlay.data import row_keys
+
+    digests = sorted({_digest_key(key) for key in row_keys(kind, texts, pairs)})
+    return base64.b64encode(b"".join(digests)).decode()
+
+
+def _digest_key(key: str) -> bytes:
+    return hashlib.blake2b(key.encode("utf8", "surrogatepass"), digest_size=_KEY_BYTES).digest()
+
+
+def find_trained(evaluation: Evaluation, rows: Sequence[EvaluatedRow]) -> list[bool]:
+    """Tell for each row whether the version was trained on it."""
+    from inlay.data import row_keys
+
+    packed = base64.b64decode(evaluation.trained)
+    known = {packed[start : start + _KEY_BYTES] for start in range(0, len(packed), _KEY_BYTES)}
+    pairs = None if any(row.pair is None for row in rows) else [str(row.pair) for row in rows]
+    keys = row_keys(evaluation.kind, [row.text for row in rows], pairs)
+    return [_digest_key(key) in known for key in keys]
+
+
+def has_same_rows(first: Evaluation, second: Evaluation) -> bool:
+    """Tell whether two evaluations are of the same rows, with the same targets."""
+    if len(first.rows) != len(second.rows):
+        return False
+    pairs = zip(first.rows, second.rows, strict=True)
+    return all((a.text, a.pair, a.target) == (b.text, b.pair, b.target) for a, b in pairs)
+
+
+# Files
+
+
+class _EvaluationFile(msgspec.Struct):
+    format: int
+    sha256: str
+    evaluation: msgspec.Raw
+
+
+def write_evaluation(folder: Path, evaluation: Evaluation) -> None:
+    """Write an evaluation into the folder of its task, whole or not at all."""
+    content = msgspec.json.encode(evaluation)
+    sealed = _EvaluationFile(_FORMAT, hashlib.sha256(content).hexdigest(), msgspec.Raw(content))
+    write_atomically(_find_file(folder, evaluation.version, evaluation.rows_of), msgspec.json.encode(sealed))
+
+
+def read_evaluation(folder: Path, version: int, rows_of: int | None = None) -> Evaluation | None:
+    """Read a version's evaluation, on the dev rows of version `rows_of` if they are not its own; None if there is none.
+
+    One that is damaged is a `StoreDamaged`.
+    """
+    try:
+        content = _find_file(folder, version, rows_of).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        sealed = msgspec.json.decode(content, type=_EvaluationFile)
+        if sealed.format != _FORMAT:
+            raise ValueError(f"format {sealed.format}")
+        if hashlib.sha256(sealed.evaluation).hexdigest() != sealed.sha256:
+            raise ValueError("it is not what was written")
+        evaluation = msgspec.json.decode(sealed.evaluation, type=Evaluation)
+        if (evaluation.version, evaluation.rows_of) != (version, rows_of):
+            raise ValueError("it is another version's")
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
+        raise StoreDamaged(
+            f"the evaluation of version {version} is damaged: {error}",
+            "its task answers as before; to have a report again, train it again",
+        ) from None
+    return evaluation
+
+
+def _find_file(folder: Path, version: int, rows_of: int | None) -> Path:
+    return folder / (f"{version}.json" if rows_of is None else f"{version}-on-{rows_of}.json")

@@ -88,6 +88,7 @@ def serve(
         log_json=log_json,
         drain_s=parse_duration(drain, "--drain"),
     )
+    settings.check()
     screen.log(f"starting, with all files in {settings.home}", "dim")
     if not run_service(settings, Announcer(_show_ready, _show_progress)):
         raise typer.Exit(STOPPED)

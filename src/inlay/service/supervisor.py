@@ -135,14 +135,15 @@ class Supervisor:
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._num_asked = 0
         self._deadline: float | None = None  # of the drain
-        self._was_ready = False
+        self._was_ready = self._is_over = False
         self._failure: InlayError | None = None
 
     def stop(self) -> None:
-        """Ask for a drain; asked a second time, everything ends at once."""
+        """Ask for a drain; asked a second time, everything ends at once. After the end it does nothing."""
         self._num_asked += 1
-        with suppress(BlockingIOError):
-            os.write(self._wake, b".")
+        if not self._is_over:
+            with suppress(BlockingIOError):
+                os.write(self._wake, b".")
 
     def run(self) -> bool:
         """Keep the programs running until asked to stop; return whether they were drained, not ended at once.
@@ -258,12 +259,13 @@ class Supervisor:
         elif report["kind"] == "ready" and keeper.state == "starting":
             keeper.facts, keeper.was_ready = report["facts"], True
             keeper.turn("ready")
-            self._tell()
-            if not self._was_ready and all(each.state == "ready" for each in self._keepers):
-                self._was_ready = True
-                self._listeners.on_ready({each.program.name: each.facts for each in self._keepers})
-            elif self._was_ready:
+            is_first = not self._was_ready and all(each.state == "ready" for each in self._keepers)
+            if self._was_ready:
                 log_event("ready again", {"name": keeper.program.name})
+            self._was_ready = self._was_ready or is_first
+            self._tell()
+            if is_first:
+                self._listeners.on_ready({each.program.name: each.facts for each in self._keepers})
 
     def _reap(self) -> None:
         for keeper in self._keepers:
@@ -340,6 +342,7 @@ class Supervisor:
                 keeper.process.wait()
             if keeper.status is not None:
                 os.close(keeper.status)
+        self._is_over = True
         self._selector.close()
         for descriptor in (self._life, self._life_end, self._woken, self._wake):
             os.close(descriptor)

@@ -22,8 +22,7 @@ from typing import Any
 
 from inlay.errors import InlayError
 from inlay.service import child
-from inlay.service.logs import log_event
-from inlay.service.state.timestamps import to_iso
+from inlay.service.logs import log_event, write_time
 
 KILLED_EARLY = 5
 """how often a program may end before it was ever ready, until the service gives up"""
@@ -173,7 +172,7 @@ class Supervisor:
                 "name": keeper.program.name,
                 "pid": None if keeper.process is None else keeper.process.pid,
                 "state": keeper.state,
-                "since": to_iso(wall - (now - keeper.since)),
+                "since": write_time(wall - (now - keeper.since)),
                 "restarts": keeper.restarts,
                 "last_exit": keeper.last_exit,
             }

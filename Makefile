@@ -7,7 +7,7 @@ JOBS ?= 2
 # Bytecode is written as modules are first imported, not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart test fuzz kill mutants interop triton quality-env check lint env clean help
+.PHONY: quickstart serve test fuzz kill kill-service soak mutants interop triton quality-env check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,9 @@ quickstart: env ## train the SMS spam task on the default backbone and use it (m
 	$(BIN)/inlay predict sms-spam "WINNER!! You have been selected for a free prize, call 09061701461 now" "Running late, home by eight. Shall I bring bread?" "URGENT! Your mobile was awarded a 2000 pound bonus" "Can you send me the notes from class?"
 	$(BIN)/inlay tasks
 
+serve: env ## serve over HTTP: the page, the API, training (SERVE="--port 9000" for options)
+	@$(BIN)/inlay serve $(SERVE)
+
 test: env ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton" -n $(JOBS) --dist loadfile
 
@@ -40,6 +43,16 @@ fuzz: env ## damage every kind of input and see that nothing gets through (an ho
 
 kill: env ## kill every command that writes at random moments and see that nothing is lost (an hour; KILLS=10 for less)
 	OMP_NUM_THREADS=1 $(BIN)/python tests/attack/kill.py --seed $(SEED) --kills $(KILLS)
+
+# Kills of the service's processes, and how long a soak is.
+SERVICE_KILLS ?= 500
+SOAK_MINUTES ?= 60
+
+kill-service: env ## kill the service's processes at random under load and see that nothing acknowledged is lost (an hour)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/attack/kill_service.py --seed $(SEED) --kills $(SERVICE_KILLS)
+
+soak: env ## a day of traffic in an hour, and see that the service's memory stays flat (SOAK_MINUTES=10 for less)
+	$(BIN)/python tests/attack/soak_service.py --seed $(SEED) --minutes $(SOAK_MINUTES)
 
 mutants: env ## change the code a little, a hundred times, and see that a test fails each time (about twenty minutes)
 	$(BIN)/python tests/mutants/run.py --jobs $(JOBS)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
 import subprocess
 import sys
 import tomllib
+from contextlib import closing
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,8 +20,18 @@ from inlay.cli import main
 from inlay.errors import BadConfig, InlayError, Missing
 from inlay.service import launch
 from inlay.service.home import AlreadyServed, HomeLock, prepare_home, read_secret, read_status, write_status
-from inlay.service.launch import EXTRA, PortTaken, bind, check_extra, make_environment, make_programs, notify_systemd
+from inlay.service.launch import (
+    EXTRA,
+    PortTaken,
+    bind,
+    check_extra,
+    make_environment,
+    make_programs,
+    notify_systemd,
+    prepare_database,
+)
 from inlay.service.settings import VARIABLE, ServeSettings, read_settings
+from inlay.service.state import Database, Keys
 
 
 @pytest.fixture
@@ -177,6 +190,49 @@ def test_settings_reach_a_process_unchanged(tmp_path):
 def test_addresses_and_loopback(tmp_path, host, is_loopback, address):
     settings = ServeSettings(home=tmp_path, host=host)
     assert (settings.is_loopback, settings.address) == (is_loopback, address)
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts", "is_for_others"),
+    [
+        ("127.0.0.1", (), False),
+        ("127.0.0.1", ("localhost:9000", "[::1]"), False),
+        ("0.0.0.0", (), True),
+        ("127.0.0.1", ("inlay.example.org",), True),
+    ],
+)
+def test_a_name_that_a_proxy_serves_opens_the_service_as_much_as_an_address(tmp_path, host, hosts, is_for_others):
+    assert ServeSettings(home=tmp_path, host=host, hosts=hosts).is_for_others is is_for_others
+
+
+def test_without_a_key_a_service_for_others_does_not_start(settings):
+    assert prepare_database(settings) is False
+    for more in ({"host": "0.0.0.0"}, {"hosts": ("inlay.example.org",)}):
+        with pytest.raises(InlayError, match="no key exists") as refused:
+            prepare_database(replace(settings, **more))
+        assert "inlay key make" in refused.value.hint
+    with closing(Database.open(settings.home)) as database:
+        Keys(database).make("local", ["predict"], "test")
+    assert prepare_database(replace(settings, host="0.0.0.0")) is True
+
+
+def test_doctor_tells_of_a_service_that_runs(settings, capsys):
+    def find_service() -> dict:
+        with pytest.raises(SystemExit):
+            main(["doctor", "--json", "--store", str(settings.home)])
+        return next(each for each in json.loads(capsys.readouterr().out)["findings"] if each["what"] == "service")
+
+    assert find_service()["state"] == "absent"
+    processes = [
+        {"name": "engine", "state": "ready", "restarts": 2},
+        {"name": "web", "state": "starting", "restarts": 0},
+    ]
+    write_status(settings, {"pid": os.getpid(), "address": "http://127.0.0.1:1", "processes": processes})
+    assert find_service() == {
+        "what": "service",
+        "state": "ok",
+        "detail": "http://127.0.0.1:1 (engine ready, web starting; 2 restarts)",
+    }
 
 
 def test_processes_wait_without_spinning_share_the_cores_and_ask_no_hub(tmp_path, monkeypatch):

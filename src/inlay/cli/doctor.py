@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from inlay import service
 from inlay.caches import find_others_folder, open_compiled
 from inlay.cli import screen
 from inlay.cli.backbone import describe_built_in
@@ -37,6 +38,7 @@ _NEEDED = (
 _EXTRAS = {
     "datasets": "[hub]: Hugging Face datasets by name",
     **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "[onnx]: tasks as one ONNX graph"),
+    **dict.fromkeys(("fastapi", "uvicorn", "sqlalchemy"), "[serve]: `inlay serve`"),
 }
 
 
@@ -51,6 +53,7 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
         *_check_machine(),
         *_check_backbones(),
         _check_store(open_store(store)),
+        _check_service(store),
         _check_cache(),
         _check_compiled(),
     ]
@@ -121,6 +124,17 @@ def _check_store(store: Store) -> Diagnosis:
     num_versions = sum(len(task.versions) for task in ledger)
     about = f"{screen.count(len(ledger), 'task')}, {screen.count(num_versions, 'version')}"
     return Diagnosis("store", "ok", f"{store.root} ({about})")
+
+
+def _check_service(store: Path | None) -> Diagnosis:
+    """Tell whether a service runs on the store, and how its processes are."""
+    status = service.read_status(service.ServeSettings(home=service.find_home(store)))
+    if not status.get("is_running"):
+        return Diagnosis("service", "absent", "none runs on this store; `inlay serve` starts one")
+    processes = [f"{each['name']} {each['state']}" for each in status.get("processes", ())]
+    restarts = sum(each["restarts"] for each in status.get("processes", ()))
+    again = f"; {screen.count(restarts, 'restart')}" if restarts else ""
+    return Diagnosis("service", "ok", f"{status.get('address')} ({', '.join(processes)}{again})")
 
 
 def _check_cache() -> Diagnosis:

@@ -151,9 +151,10 @@ def prepare_database(settings: ServeSettings) -> bool:
 
     with closing(Database.open(settings.home)) as database:
         needs_key = Keys(database).exist()
-    if not needs_key and not settings.is_loopback:
+    if not needs_key and settings.is_for_others:
+        option = "--host " + settings.host if not settings.is_loopback else "--allow-host " + " ".join(settings.hosts)
         raise InlayError(
-            f"`--host {settings.host}` would open the service to other machines, and no key exists",
+            f"`{option}` would open the service to other machines, and no key exists",
             "make one first: `inlay key make local --scope predict,train,admin`",
         )
     return needs_key

@@ -84,13 +84,14 @@ class ServeSettings:
 
     @property
     def is_loopback(self) -> bool:
-        """Return whether only this machine can reach the service."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        """Return whether only this machine can reach the service's port."""
+        return _is_loopback(self.host)
+
+    @property
+    def is_for_others(self) -> bool:
+        """Return whether others than this machine are meant to ask: by its port, or by a name that a proxy serves."""
+        names = [host.rpartition(":")[0] if host.count(":") == 1 else host for host in self.hosts]
+        return not all(map(_is_loopback, (self.host, *names)))
 
     @property
     def address(self) -> str:
@@ -149,6 +150,15 @@ def read_settings(variables: Mapping[str, str] = os.environ) -> ServeSettings:
         raise BadConfig(f"`${VARIABLE}` is not set", "`inlay serve` starts this process, and sets it")
     tree: dict[str, Any] = json.loads(text)
     return ServeSettings(**tree | {"home": Path(tree["home"]), "hosts": tuple(tree.get("hosts", ()))})
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def count_cores() -> int:

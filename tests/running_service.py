@@ -1,0 +1,112 @@
+"""A real `inlay serve` in processes of its own, for tests that need one: started, watched, killed, stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+START_S = 60.0
+"""how long a service on the tiny backbone may take until it is ready, on a busy machine"""
+
+
+def find_port() -> int:
+    """A port that is free now, on this machine's loopback address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(condition: Callable[[], Any], what: str, patience_s: float = START_S, pause_s: float = 0.05) -> Any:
+    """What the condition returns as soon as it is true."""
+    until = time.monotonic() + patience_s
+    while not (found := condition()):
+        if time.monotonic() > until:
+            raise AssertionError(f"waited {patience_s:g} s in vain for {what}")
+        time.sleep(pause_s)
+    return found
+
+
+class RunningService:
+    """`inlay serve` over a home; killed and started again it keeps its port."""
+
+    def __init__(self, home: Path, backbone: Path | str, *flags: str) -> None:
+        self.home, self.port = home, find_port()
+        self.flags = ["--backbone", str(backbone), "--store", str(home), "--port", str(self.port), *flags]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = home.with_name(f"{home.name}.log")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> RunningService:
+        self.start()
+        self.wait_ready()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+    def start(self) -> None:
+        """Start the supervisor; nothing is waited for."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "INLAY_CACHE_BYTES": "0"}
+        with self.log.open("ab") as log:
+            command = [sys.executable, "-P", "-m", "inlay", "serve", *self.flags]
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def wait_ready(self, patience_s: float = START_S) -> None:
+        """Wait until every process is ready and a row was answered."""
+        wait_until(self.is_ready, f"readiness; the log ends with\n{self.tail()}", patience_s)
+
+    def is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.tail()}"
+        status = self.status()
+        if status.get("pid") != self.process.pid or any(each["state"] != "ready" for each in status["processes"]):
+            return False
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5.0).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def status(self) -> dict[str, Any]:
+        """What the supervisor last wrote of its processes."""
+        try:
+            return json.loads((self.home / "service" / "run" / "status.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+
+    def pid_of(self, name: str) -> int | None:
+        """The process of this name: `supervisor`, `web`, `engine`, `trainer`."""
+        if name == "supervisor":
+            return None if self.process is None else self.process.pid
+        return next((each["pid"] for each in self.status().get("processes", ()) if each["name"] == name), None)
+
+    def kill(self, name: str) -> None:
+        """Kill a process by -9, if it is there."""
+        pid = self.pid_of(name)
+        if pid is not None:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                return
+        if name == "supervisor" and self.process is not None:
+            self.process.wait()
+
+    def stop(self, patience_s: float = 40.0) -> int:
+        """Ask for a drain; the exit status."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(patience_s)
+
+    def tail(self, num_characters: int = 3000) -> str:
+        return self.log.read_text(errors="replace")[-num_characters:] if self.log.exists() else ""

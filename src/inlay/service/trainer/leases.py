@@ -1,0 +1,79 @@
+"""The lease of a cohort while it is worked on: a thread shows signs of life, and whoever works asks if it still holds.
+
+What always holds: once the lease may be over, `check` raises, whatever the clock of the day says. It is measured by a
+clock that goes on while the process is stopped, from before the last sign of life was sent; so a process that was
+stopped and wakes up finds its lease gone before it does anything else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+
+from inlay.errors import InlayError
+from inlay.service.logs import log_event, log_failure
+from inlay.service.state import HEARTBEAT_S, LEASE_S, JobCohort, JobQueue, StaleLease
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also goes on while the machine sleeps
+_MARGIN = 0.6  # the share of a lease after which it is not relied upon any more
+
+
+def read_clock() -> float:
+    """Return seconds of a clock that only goes forward, and goes on while this process is stopped."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Lease:
+    """The hold on a cohort, for a `with` block. `cancelled` has the ids of its jobs that are to be cancelled."""
+
+    def __init__(
+        self, queue: JobQueue, cohort: JobCohort, *, heartbeat_s: float = HEARTBEAT_S, lease_s: float = LEASE_S
+    ) -> None:
+        self._queue, self.cohort = queue, cohort
+        self._heartbeat_s, self._trusted_s = heartbeat_s, _MARGIN * lease_s
+        self.cancelled: frozenset[str] = frozenset(job.id for job in cohort.jobs if job.cancel_requested)
+        self._is_lost = False
+        self._seen_at = read_clock()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def __enter__(self) -> Lease:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def check(self) -> None:
+        """Raise StaleLease if the cohort may be another trainer's by now. Takes a microsecond."""
+        if self._is_lost or read_clock() - self._seen_at > self._trusted_s:
+            raise StaleLease(self.cohort.id, self.cohort.token)
+
+    def confirm(self) -> None:
+        """Ask the database whether the cohort is still held; raise StaleLease if not. Before something is published."""
+        self.check()
+        self._renew()
+        self.check()
+
+    def _renew(self) -> None:
+        began = read_clock()
+        answer = self._queue.heartbeat(self.cohort)
+        if answer.is_held:
+            self._seen_at, self.cancelled = began, self.cancelled | frozenset(answer.cancelled)
+        else:
+            self._is_lost = True
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._heartbeat_s) and not self._is_lost:
+            try:
+                self._renew()
+            except InlayError as error:  # a full disk, perhaps: the next sign of life may get through
+                log_event("a sign of life failed", {"cohort": self.cohort.id, "code": error.code}, level=30)
+            except Exception:
+                log_failure("a sign of life failed", {"cohort": self.cohort.id})
+        if self._is_lost:
+            log_event("the lease is lost", {"cohort": self.cohort.id, "attempt": self.cohort.token}, level=30)

@@ -6,6 +6,7 @@ Importing this room imports neither torch nor numpy.
 
 from __future__ import annotations
 
+from inlay.service.state.aliases import Publication
 from inlay.service.state.backup import BackupReport, back_up, restore
 from inlay.service.state.database import Database
 from inlay.service.state.datasets import FORMATS, Dataset, DatasetDraft, Found
@@ -19,7 +20,6 @@ from inlay.service.state.job_queue import (
     JobCohort,
     JobNote,
     JobQueue,
-    Publication,
     QueueStats,
 )
 from inlay.service.state.jobs import (

@@ -56,6 +56,8 @@ class Database:
         self._watch_lock = threading.Lock()
         self._watch = _open_watch(places.database)
         self._seen_change, self._hot_revision = -1, -1
+        self.seen_in_store: dict[str, Any] = {}
+        """what references meant in the store, by the time of the last change there"""
         self._cache: tuple[int, dict[Hashable, Any]] = (-1, {})
         self.meter = Meter(self)
 

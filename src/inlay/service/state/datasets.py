@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from inlay.service.state.timestamps import to_iso
+from sqlalchemy import Connection, func, insert, select, update
 
+from inlay.errors import BadConfig, UnknownName
+from inlay.service.state import schema
+from inlay.service.state.audit import check_label
+from inlay.service.state.identifiers import make_id
+from inlay.service.state.paging import Page, check_limit, cut_page, read_cursor
+from inlay.service.state.places import Places
+from inlay.service.state.state_errors import OverLimit
+from inlay.service.state.tenants import Tenant, TenantLimits
+from inlay.service.state.timestamps import to_iso
+from inlay.store import sync_directory, telling_full_disk
+
+MOST_DATASET_NAME = 255
 FORMATS = ("csv", "tsv", "jsonl", "parquet", "xlsx", "json", "conll")
 
 
@@ -72,3 +86,117 @@ class Dataset:
             "first_rows": self.found.first_rows,
             "created_at": to_iso(self.created_at),
         }
+
+
+def check_draft(draft: DatasetDraft, limits: TenantLimits) -> None:
+    """Refuse an upload that is above the tenant's limits, or that has a name or a format that cannot be."""
+    check_label("name of a dataset", draft.name, MOST_DATASET_NAME)
+    if draft.format not in FORMATS:
+        raise UnknownName("format", draft.format, FORMATS)
+    labels = len((draft.found.reading or {}).get("labels") or ())
+    for name, asked in (("dataset_bytes", draft.size_bytes), ("dataset_rows", draft.num_rows), ("labels", labels)):
+        allowed = getattr(limits, name)
+        if allowed is not None and asked > allowed:
+            raise OverLimit(name, asked, allowed)
+
+
+def keep_file(draft: DatasetDraft, folder: Path) -> str:
+    """Sync an upload and give it its name in the tenant's folder; return the id of the dataset it becomes."""
+    dataset_id = make_id("ds")
+    with telling_full_disk(folder, 0):
+        descriptor = os.open(draft.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(draft.path, folder / file_name(dataset_id, draft.format))
+        sync_directory(folder)
+    return dataset_id
+
+
+def file_name(dataset_id: str, format_: str) -> str:
+    """Return the name of a dataset's file in the tenant's folder."""
+    return f"{dataset_id}.{format_}"
+
+
+def insert_dataset(
+    connection: Connection, tenant: Tenant, dataset_id: str, draft: DatasetDraft, made: tuple[float, str | None]
+) -> None:
+    """Enter a dataset whose file has its name; `made` is when, and the task whose corrections made it."""
+    allowed = tenant.limits.stored_bytes
+    stored = count_stored(connection, tenant.name)
+    if allowed is not None and stored + draft.size_bytes > allowed:
+        raise OverLimit("stored_bytes", stored + draft.size_bytes, allowed)
+    created_at, task = made
+    connection.execute(
+        insert(schema.datasets).values(
+            tenant=tenant.name,
+            id=dataset_id,
+            name=draft.name,
+            format=draft.format,
+            file=file_name(dataset_id, draft.format),
+            size_bytes=draft.size_bytes,
+            sha256=draft.sha256,
+            num_rows=draft.num_rows,
+            found=asdict(draft.found),
+            task=task,
+            created_at=created_at,
+        )
+    )
+
+
+def count_stored(connection: Connection, tenant: str) -> int:
+    """Return the bytes of a tenant's datasets and of the versions it trained."""
+    total = 0
+    for table in (schema.datasets, schema.versions):
+        query = select(func.coalesce(func.sum(table.c.size_bytes), 0)).where(table.c.tenant == tenant)
+        total += int(connection.execute(query).scalar_one())
+    return total
+
+
+def find_dataset(connection: Connection, places: Places, tenant: str, dataset_id: str) -> Dataset:
+    """Return a tenant's dataset."""
+    row = schema.datasets.c
+    query = select(schema.datasets).where(row.tenant == tenant, row.id == dataset_id)
+    found = connection.execute(query).one_or_none()
+    if found is None:
+        raise UnknownName("dataset", dataset_id, (), hint="`GET /v1/datasets` lists them")
+    return _dataset_of(found, places)
+
+
+def list_datasets(connection: Connection, places: Places, tenant: str, limit: int, cursor: str | None) -> Page[Dataset]:
+    """Return a page of a tenant's datasets, newest first."""
+    check_limit(limit)
+    row = schema.datasets.c
+    after = read_cursor("datasets", cursor, int)
+    query = select(schema.datasets).where(row.tenant == tenant)
+    query = query if after is None else query.where(row.number < after)
+    found = connection.execute(query.order_by(row.number.desc()).limit(limit + 1)).all()
+    return cut_page("datasets", [_dataset_of(item, places) for item in found], limit, lambda item: item.number)
+
+
+def update_found(connection: Connection, dataset: Dataset, changed: Mapping[str, object]) -> None:
+    """Replace parts of what was found in a dataset."""
+    known = {item.name for item in fields(Found)}
+    for name in changed:
+        if name not in known:
+            raise BadConfig(f"`{name}` is nothing that is found in a dataset", f"one of: {', '.join(sorted(known))}")
+    found = {**asdict(dataset.found), **changed}
+    mine = update(schema.datasets).where(schema.datasets.c.number == dataset.number)
+    connection.execute(mine.values(found=found))
+
+
+def _dataset_of(row: Any, places: Places) -> Dataset:
+    return Dataset(
+        id=row.id,
+        name=row.name,
+        format=row.format,
+        path=places.datasets(row.tenant) / row.file,
+        size_bytes=row.size_bytes,
+        sha256=row.sha256,
+        num_rows=row.num_rows,
+        found=Found(**row.found),
+        created_at=row.created_at,
+        number=row.number,
+        task=row.task,
+    )

@@ -6,8 +6,17 @@ repeated request finds what was made (`subject`), and the web shows that.
 
 from __future__ import annotations
 
+import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select, update
+
+from inlay.errors import BadConfig
+from inlay.service.state import schema
+from inlay.service.state.state_errors import CallInFlight, KeyReused
 
 KEPT_S = 24 * 3600.0
 HELD_S = 60.0
@@ -31,3 +40,64 @@ class StoredAnswer:
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
+
+
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+
+
+def begin_call(connection: Connection, tenant: str, key: str, digest: str, now: float) -> Call | StoredAnswer:
+    """Begin a call, or return the answer of the first one with its key."""
+    if not _KEY.fullmatch(key):
+        raise BadConfig("the idempotency key cannot be one", "1 to 255 printable ASCII characters without blanks")
+    row = schema.calls.c
+    connection.execute(delete(schema.calls).where(row.created_at < now - KEPT_S))
+    found = connection.execute(_of(tenant, key)).one_or_none()
+    if found is None or (found.digest == digest and _is_abandoned(found, now)):
+        connection.execute(delete(schema.calls).where(row.tenant == tenant, row.key == key))
+        call = Call(key, secrets.token_hex(16))
+        held = {"tenant": tenant, "key": key, "digest": digest, "token": call.token, "held_until": now + HELD_S}
+        connection.execute(insert(schema.calls).values(**held, created_at=now))
+        return call
+    if found.digest != digest:
+        raise KeyReused
+    if found.status is None and (found.subject is None or not _is_over(found, now)):
+        raise CallInFlight
+    return StoredAnswer(found.subject, found.status, found.headers or {}, found.body)
+
+
+def _of(tenant: str, key: str) -> Any:
+    row = schema.calls.c
+    return select(schema.calls).where(row.tenant == tenant, row.key == key)
+
+
+def _is_over(row: Any, now: float) -> bool:
+    """Tell whether whoever was answering must be gone. Also if the clock was set back since."""
+    return not now <= row.held_until <= now + HELD_S
+
+
+def _is_abandoned(row: Any, now: float) -> bool:
+    return row.status is None and row.subject is None and _is_over(row, now)
+
+
+def note_subject(connection: Connection, tenant: str, call: Call | None, subject: str) -> None:
+    """Note, in the transaction that makes it, what a call makes. CallInFlight if another process took it over."""
+    if call is None:
+        return
+    row = schema.calls.c
+    mine = update(schema.calls).where(row.tenant == tenant, row.key == call.key, row.token == call.token)
+    if connection.execute(mine.values(subject=subject)).rowcount != 1:
+        raise CallInFlight
+
+
+def finish_call(connection: Connection, tenant: str, call: Call, answer: StoredAnswer) -> None:
+    """Keep the answer of a call. One that was taken over keeps the other's."""
+    row = schema.calls.c
+    mine = update(schema.calls).where(row.tenant == tenant, row.key == call.key, row.token == call.token)
+    connection.execute(mine.values(status=answer.status, headers=dict(answer.headers), body=answer.body))
+
+
+def abandon_call(connection: Connection, tenant: str, call: Call) -> None:
+    """Forget a call that made nothing."""
+    row = schema.calls.c
+    is_it = (row.tenant == tenant, row.key == call.key, row.token == call.token, row.subject.is_(None))
+    connection.execute(delete(schema.calls).where(*is_it))

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
+import re
+import secrets
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-from inlay.service.state.state_errors import Forbidden
+from sqlalchemy import Connection, insert, select, update
+
+from inlay.errors import BadConfig, UnknownName
+from inlay.service.state import schema
+from inlay.service.state.audit import check_label, write_audit
+from inlay.service.state.database import Database, bump, counted
+from inlay.service.state.state_errors import Conflict, Forbidden, Unauthorized
+from inlay.service.state.tenants import active_tenant
 from inlay.service.state.timestamps import to_iso
-
-if TYPE_CHECKING:
-    from inlay.service.state.database import Database
 
 SCOPES = ("predict", "train", "admin", "operator")
 """predict: ask; train: datasets, jobs, aliases, feedback; admin: keys and erasure; operator: all tenants"""
 USUAL_SCOPES = ("predict", "train", "admin")
+MOST_NAME = 64
+_MARK = "inl"
+_ID = re.compile(r"[a-z2-7]{12}")
+_SECRET_BYTES = 32
+_MOST_LIFE_S, _MOST_OVERLAP_S = 100 * 366 * 86400.0, 30 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -63,8 +77,8 @@ class Keys:
         self._actor = actor
 
     def exist(self) -> bool:
-        """Tell whether any key is there, revoked or not: then every request needs one. Cached."""
-        raise NotImplementedError
+        """Tell whether a key was ever made: from then on every request needs one. Cached."""
+        return self._db.cached("keys-exist", self._were_made)
 
     def make(
         self,
@@ -74,20 +88,133 @@ class Keys:
         expires_at: float | None = None,
     ) -> tuple[Key, str]:
         """Make a key; return it and its whole text, which is shown once and never kept."""
-        raise NotImplementedError
+        check_scopes(scopes)
+        check_label("name of a key", name, MOST_NAME)
+        now = self._db.now()
+        if expires_at is not None and not now < expires_at < now + _MOST_LIFE_S:
+            raise BadConfig("the key would end in the past, or in more than 100 years", "choose a time to come")
+        key = Key(_make_id(), tenant, name, frozenset(scopes), now, expires_at)
+        with self._db.writing() as connection:
+            active_tenant(connection, tenant)
+            secret = self._insert(connection, key)
+            write_audit(connection, tenant, now, (self._actor, "key.make", key.id))
+        return key, f"{_MARK}_{key.id}_{secret}"
 
     def check(self, text: str) -> Key:
         """Return the valid key that a text is; Unauthorized for any other. Takes microseconds when nothing changed."""
-        raise NotImplementedError
+        _, _, rest = text.partition("_")
+        key_id, _, secret = rest.partition("_")
+        try:
+            found = self._db.cached(("key", key_id), lambda: self._load(key_id)) if _ID.fullmatch(key_id) else _DUMMY
+        except UnknownName:
+            found = _DUMMY
+        key, digest = found
+        # Compared also if there is no such key, and whatever else is wrong with it: all refusals take the same time.
+        is_right = hmac.compare_digest(_digest(secret), digest)
+        is_valid = key.revoked_at is None and (key.expires_at is None or self._db.now() < key.expires_at)
+        if not (is_right and is_valid and text.startswith(f"{_MARK}_")) or found is _DUMMY:
+            raise Unauthorized
+        self._db.meter.note_use(key.id)
+        return key
 
     def list(self, tenant: str) -> list[Key]:
         """Return a tenant's keys, newest first, revoked ones too."""
-        raise NotImplementedError
+        row = schema.keys.c
+        query = select(schema.keys).where(row.tenant == tenant).order_by(row.created_at.desc(), row.id)
+        with self._db.reading() as connection:
+            return [_key_of(found) for found in connection.execute(query)]
+
+    def get(self, key_id: str, *, tenant: str | None = None) -> Key:
+        """Return a key. With `tenant`, a key of another tenant is as unknown as one that never was."""
+        with self._db.reading() as connection:
+            return _find(connection, key_id, tenant)[0]
 
     def revoke(self, key_id: str, *, tenant: str | None = None) -> Key:
         """End a key at once. With `tenant`, a key of another tenant is as unknown as one that never was."""
-        raise NotImplementedError
+        now = self._db.now()
+        with self._db.writing() as connection:
+            key, _ = _find(connection, key_id, tenant)
+            if key.revoked_at is None:
+                _end(connection, key_id, {"revoked_at": now})
+                write_audit(connection, key.tenant, now, (self._actor, "key.revoke", key_id))
+            return _find(connection, key_id, tenant)[0]
 
     def rotate(self, key_id: str, *, tenant: str | None = None, overlap_s: float = 0.0) -> tuple[Key, str]:
         """Make a key like another, which ends after `overlap_s` seconds."""
-        raise NotImplementedError
+        now = self._db.now()
+        if not 0 <= overlap_s <= _MOST_OVERLAP_S:
+            raise BadConfig(f"the old key would stay for {overlap_s:g} seconds", "0 to 30 days")
+        with self._db.writing() as connection:
+            old, _ = _find(connection, key_id, tenant)
+            if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
+                raise Conflict(f"the key `{key_id}` has ended", "make a new key")
+            new = replace(old, id=_make_id(), created_at=now, last_used_at=None)
+            secret = self._insert(connection, new)
+            ends_at = now + overlap_s if old.expires_at is None else min(old.expires_at, now + overlap_s)
+            _end(connection, key_id, {"expires_at": ends_at} if overlap_s else {"revoked_at": now})
+            write_audit(connection, old.tenant, now, (self._actor, "key.rotate", f"{key_id} {new.id}"))
+        return new, f"{_MARK}_{new.id}_{secret}"
+
+    def _insert(self, connection: Connection, key: Key) -> str:
+        secret = secrets.token_urlsafe(_SECRET_BYTES)
+        connection.execute(
+            insert(schema.keys).values(
+                id=key.id,
+                tenant=key.tenant,
+                name=key.name,
+                digest=_digest(secret),
+                scopes=" ".join(sorted(key.scopes)),
+                created_at=key.created_at,
+                expires_at=key.expires_at,
+            )
+        )
+        bump(connection, "keys")
+        bump(connection)
+        return secret
+
+    def _load(self, key_id: str) -> tuple[Key, str]:
+        with self._db.reading() as connection:
+            return _find(connection, key_id, None)
+
+    def _were_made(self) -> bool:
+        with self._db.reading() as connection:
+            return counted(connection, "keys") > 0
+
+
+def check_scopes(scopes: Collection[str]) -> None:
+    """Refuse scopes that are none, and a key without any."""
+    for scope in scopes:
+        if scope not in SCOPES:
+            raise UnknownName("scope", scope, SCOPES)
+    if not scopes:
+        raise BadConfig("a key needs a scope", f"one or more of: {', '.join(SCOPES)}")
+
+
+def _find(connection: Connection, key_id: str, tenant: str | None) -> tuple[Key, str]:
+    row = schema.keys.c
+    query = select(schema.keys).where(row.id == key_id)
+    found = connection.execute(query if tenant is None else query.where(row.tenant == tenant)).one_or_none()
+    if found is None:
+        raise UnknownName("key", key_id, (), hint="the part of a key between the two `_` is its id")
+    return _key_of(found), found.digest
+
+
+def _key_of(row: Any) -> Key:
+    scopes = frozenset(row.scopes.split())
+    return Key(row.id, row.tenant, row.name, scopes, row.created_at, row.expires_at, row.revoked_at, row.last_used_at)
+
+
+def _end(connection: Connection, key_id: str, values: dict[str, float]) -> None:
+    connection.execute(update(schema.keys).where(schema.keys.c.id == key_id).values(**values))
+    bump(connection)
+
+
+def _make_id() -> str:
+    return base64.b32encode(secrets.token_bytes(8)).decode().lower()[:12]
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
+
+
+_DUMMY = (Key("", "", "", frozenset(), 0.0), _digest(""))

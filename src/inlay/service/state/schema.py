@@ -23,7 +23,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0001"
+HEAD = "0002"
 """the newest migration: a database at this revision needs none"""
 metadata = MetaData()
 _Number = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only what is called INTEGER
@@ -65,6 +65,16 @@ keys = Table(
     Column("revoked_at", Float),
     Column("last_used_at", Float),
     Index("keys_of_tenant", "tenant"),
+)
+
+sessions = Table(
+    "sessions",  # browsers that signed in with a key
+    metadata,
+    Column("digest", String(64), primary_key=True),  # sha256 of the cookie's token
+    Column("key", String(12), nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Index("sessions_of_key", "key"),
 )
 
 datasets = Table(
@@ -145,7 +155,7 @@ cohorts = Table(
     "cohorts",
     metadata,
     Column("id", String(32), primary_key=True),
-    Column("state", String(16), nullable=False),  # running | waiting (lost or given back, to go on) | done
+    Column("state", String(16), nullable=False),  # a word of claiming.py
     Column("token", _Number, nullable=False),  # the attempt: a write with an older one is refused
     Column("owner", String(128), nullable=False),
     Column("structure", Text, nullable=False),

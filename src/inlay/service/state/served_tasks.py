@@ -29,6 +29,7 @@ class Alias:
     moved_by: str
     reason: str
     name: str = LIVE
+    digest: str = ""
 
     @property
     def etag(self) -> str:

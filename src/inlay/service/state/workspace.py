@@ -6,17 +6,33 @@ Methods are synchronous and take about a millisecond; `resolve` and `tenant` tak
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
+from sqlalchemy import Connection, delete, select, update
+
+from inlay.errors import UnknownName
+from inlay.service.state import aliases, datasets, feedback, idempotency, jobs, schema, task_lookup, usage
+from inlay.service.state.aliases import Reason, TaskKey
+from inlay.service.state.audit import check_label, write_audit
+from inlay.service.state.corrected import merge_corrections
 from inlay.service.state.database import Database
 from inlay.service.state.datasets import Dataset, DatasetDraft
+from inlay.service.state.erasing import mark_task
 from inlay.service.state.feedback import Correction, Feedback
+from inlay.service.state.file_lock import removing_file
 from inlay.service.state.idempotency import Call, StoredAnswer
 from inlay.service.state.jobs import Job, JobEvent, JobRequest
-from inlay.service.state.paging import Page
+from inlay.service.state.paging import Page, check_limit
 from inlay.service.state.served_tasks import Alias, AliasMove, ResolvedTask, ServedTask, VersionRow
-from inlay.service.state.tenants import Tenant
+from inlay.service.state.state_errors import Conflict, LiveMoved
+from inlay.service.state.task_lookup import FoundTask
+from inlay.service.state.tenants import Tenant, active_tenant
 from inlay.service.state.usage import DayUsage, LimitsUsed
+
+MOST_REASON = 500
+_UPLOAD = "upload a dataset with the corrected rows, and train with that"
 
 
 class Workspace:
@@ -30,141 +46,247 @@ class Workspace:
     @property
     def tenant(self) -> Tenant:
         """The tenant, with its limits. Cached; UnknownName if it is gone or being removed."""
-        raise NotImplementedError
+        return self.db.cached(("tenant", self.name), self._load_tenant)
 
     # datasets
 
     def add_dataset(self, draft: DatasetDraft, call: Call | None = None) -> Dataset:
-        """Keep an upload: sync the draft, name it, and write its row. OverLimit removes nothing: the caller does."""
-        raise NotImplementedError
+        """Keep an upload: sync the draft, name it, and write its row. What is refused is deleted."""
+        return self._add_dataset(draft, call, made_by=None)
 
     def dataset(self, dataset_id: str) -> Dataset:
         """Return a dataset."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return datasets.find_dataset(connection, self.db.places, self.name, dataset_id)
 
     def datasets(self, limit: int = 50, cursor: str | None = None) -> Page[Dataset]:
         """Return the datasets, newest first."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return datasets.list_datasets(connection, self.db.places, self.name, limit, cursor)
 
     def set_reading(self, dataset_id: str, found: Mapping[str, object]) -> Dataset:
         """Replace what was found in a dataset: other columns were chosen. Keys as in `Found`; others stay."""
-        raise NotImplementedError
+        with self._writing() as connection:
+            dataset = datasets.find_dataset(connection, self.db.places, self.name, dataset_id)
+            datasets.update_found(connection, dataset, found)
+            return datasets.find_dataset(connection, self.db.places, self.name, dataset_id)
 
     def delete_dataset(self, dataset_id: str) -> None:
         """Delete a dataset and its file; Conflict while a job that has not ended uses it."""
-        raise NotImplementedError
+        row = schema.jobs.c
+        with self._writing() as connection:
+            dataset = datasets.find_dataset(connection, self.db.places, self.name, dataset_id)
+            in_use = (row.tenant == self.name, row.dataset == dataset_id, row.state.not_in(jobs.ENDED))
+            user = connection.execute(select(row.id).where(*in_use)).scalar()
+            if user is not None:
+                raise Conflict(f"job `{user}` uses dataset `{dataset_id}`", "cancel the job, or wait until it ends")
+            connection.execute(delete(schema.datasets).where(schema.datasets.c.number == dataset.number))
+            calls = schema.calls.c
+            connection.execute(delete(schema.calls).where(calls.tenant == self.name, calls.subject == dataset_id))
+            self._note(connection, "dataset.delete", dataset_id)
+        removing_file(self.db.places, dataset.path)
 
     # jobs
 
     def submit(self, request: JobRequest, call: Call | None = None) -> Job:
         """Queue a job. The first job of a task makes the task. OverLimit, UnknownName of a dataset, Conflict."""
-        raise NotImplementedError
+        jobs.check_request(request)
+        task = TaskKey(self.name, request.task)
+        now = self.db.now()
+        with self._writing() as connection:
+            tenant = active_tenant(connection, self.name)
+            if request.dataset is not None:
+                datasets.find_dataset(connection, self.db.places, self.name, request.dataset)
+            if request.kind == jobs.TRAIN:
+                task_lookup.check_new_name(task)
+                row = task_lookup.adopt_task(connection, self.db, task, now, request.publish)
+                if row.state != aliases.ACTIVE:
+                    raise Conflict(f"task `{task.name}` is being erased", "wait until it is gone, or use another name")
+                request = replace(request, publish=request.publish or row.policy)
+            else:
+                task_lookup.find_task(connection, self.db, task)
+            job = jobs.insert_job(connection, tenant, request, self.actor, now)
+            idempotency.note_subject(connection, self.name, call, job.id)
+            self._note(connection, "job.submit", job.id)
+            return jobs.placed(connection, [job])[0]
 
     def job(self, job_id: str) -> Job:
         """Return a job, with its place in the queue."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return jobs.placed(connection, [jobs.find_job(connection, self.name, job_id)])[0]
 
     def jobs(
         self, *, task: str | None = None, state: str | None = None, limit: int = 50, cursor: str | None = None
     ) -> Page[Job]:
         """Return the jobs, newest first."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return jobs.list_jobs(connection, self.name, {"task": task, "state": state}, limit, cursor)
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job: at once if it is queued, as soon as its trainer hears of it if it runs. Ended ones stay."""
-        raise NotImplementedError
+        with self._writing() as connection:
+            job = jobs.find_job(connection, self.name, job_id)
+            if not job.has_ended:
+                jobs.cancel_job(connection, job, self.db.now())
+                self._note(connection, "job.cancel", job_id)
+            return jobs.find_job(connection, self.name, job_id)
 
     def events(self, job_id: str, after: int = 0, limit: int = 200) -> list[JobEvent]:
         """Return what happened to a job after the event with the id `after`, oldest first."""
-        raise NotImplementedError
+        check_limit(limit)
+        with self._reading() as connection:
+            job = jobs.find_job(connection, self.name, job_id)
+            return jobs.list_events(connection, job.number, after, limit)
 
     def place(self, job_id: str) -> int | None:
         """Return a queued job's place in the queue (1: next); None if it is not queued."""
-        raise NotImplementedError
+        return self.job(job_id).place
 
     # tasks
 
     def tasks(self, limit: int = 50, cursor: str | None = None) -> Page[ServedTask]:
         """Return the tasks, by name."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return task_lookup.list_tasks(connection, self.db, self.name, limit, cursor)
 
     def task(self, name: str) -> ServedTask:
         """Return a task, with its versions and labels."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return task_lookup.describe_task(connection, self.db, self._find_task(connection, name))
 
     def versions(self, name: str) -> list[VersionRow]:
         """Return a task's versions, oldest first."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return list(task_lookup.list_versions(connection, self.db, self._find_task(connection, name)))
 
     def live(self, name: str) -> int | None:
         """Return the number of the version that answers for a task."""
-        raise NotImplementedError
+        try:
+            return self.resolve(name).number
+        except Conflict:
+            return None
 
     def alias(self, name: str) -> Alias | None:
         """Return what `live` of a task stands for; None if it was never set."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return aliases.read_alias(connection, self._find_task(connection, name).key)
 
     def resolve(self, reference: str) -> ResolvedTask:
         """Return what `mail` (the live version) or `mail@3` means in the store. The hot route: cached.
 
         UnknownName for an unknown task or version; Conflict for a task without a live version.
         """
-        raise NotImplementedError
+        return task_lookup.resolve_task(self.db, self.name, reference)
 
     def move_alias(self, name: str, to: int, *, if_match: int | None = None, reason: str = "") -> Alias:
         """Make a version the live one. LiveMoved if `if_match` is not the alias's counter (0: never set)."""
-        raise NotImplementedError
+        check_label("reason", reason, MOST_REASON)
+        now = self.db.now()
+        with self._writing() as connection:
+            found = self._find_task(connection, name)
+            alias = aliases.read_alias(connection, found.key)
+            if if_match is not None and if_match != (0 if alias is None else alias.counter):
+                raise LiveMoved(name)
+            version = task_lookup.find_version(connection, self.db, found, to)
+            task_lookup.adopt_task(connection, self.db, found.key, now)
+            why = Reason(self.actor, reason)
+            self._note(connection, "alias.move", f"{name}@{to}")
+            return aliases.set_alias(connection, found.key, (version.number, version.digest), why, now)
 
     def history(self, name: str) -> list[AliasMove]:
         """Return the moves of a task's `live`, newest first."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return aliases.list_moves(connection, self._find_task(connection, name).key)
 
     def set_policy(self, name: str, publish: str, *, if_match: int | None = None) -> ServedTask:
         """Say when a version trained from now on goes live. LiveMoved if `if_match` is not the task's counter."""
-        raise NotImplementedError
+        if publish not in jobs.POLICIES:
+            raise UnknownName("policy", publish, jobs.POLICIES)
+        row = schema.tasks.c
+        with self._writing() as connection:
+            found = self._find_task(connection, name)
+            if if_match is not None and if_match != (0 if found.row is None else found.row.counter):
+                raise LiveMoved(name)
+            task_lookup.adopt_task(connection, self.db, found.key, self.db.now())
+            mine = update(schema.tasks).where(row.tenant == self.name, row.name == name)
+            connection.execute(mine.values(policy=publish))
+            aliases.touch_task(connection, found.key)
+            self._note(connection, "task.policy", f"{name} {publish}")
+            return task_lookup.describe_task(connection, self.db, self._find_task(connection, name))
 
     def erase_task(self, name: str, call: Call | None = None) -> Job:
         """Begin to erase a task: it is gone for all readers at once, its jobs are cancelled, a job erases the rest."""
-        raise NotImplementedError
+        now = self.db.now()
+        with self._writing() as connection:
+            tenant = active_tenant(connection, self.name)
+            found = self._find_task(connection, name)
+            task_lookup.adopt_task(connection, self.db, found.key, now)
+            job = mark_task(connection, tenant, found.key, self.actor, now)
+            idempotency.note_subject(connection, self.name, call, job.id)
+            self._note(connection, "task.erase", name)
+            return job
 
     # feedback
 
     def add_feedback(self, task: str, items: Sequence[Correction], call: Call | None = None) -> list[Feedback]:
         """Keep corrections of a task's answers."""
-        raise NotImplementedError
+        feedback.check_corrections(items)
+        with self._writing() as connection:
+            found = self._find_task(connection, task)
+            kept = feedback.insert_feedback(connection, found.key, items, self.actor, self.db.now())
+            idempotency.note_subject(connection, self.name, call, f"task:{task}")
+            return kept
 
     def feedback(self, task: str, limit: int = 50, cursor: str | None = None) -> Page[Feedback]:
         """Return a task's corrections, newest first."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return feedback.list_feedback(connection, self._find_task(connection, task).key, limit, cursor)
 
     def num_feedback(self, task: str) -> int:
         """Return the number of a task's corrections."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return feedback.count_feedback(connection, self._find_task(connection, task).key)
 
     def feedback_dataset(self, task: str) -> Dataset:
         """Merge the corrections with the live version's dataset into a new dataset. Reads files: not on a hot route.
 
         A correction of a row that is there replaces its label; others are added. Of several the last one counts.
         """
-        raise NotImplementedError
+        with self._reading() as connection:
+            found = self._find_task(connection, task)
+            corrections = feedback.all_feedback(connection, found.key)
+            live = next((row for row in task_lookup.list_versions(connection, self.db, found) if row.is_live), None)
+            if live is None or live.dataset is None:
+                raise Conflict(f"no dataset is known that the live version of `{task}` was trained on", _UPLOAD)
+            if not corrections:
+                raise Conflict(f"task `{task}` has no corrections", "send some first")
+            try:
+                dataset = datasets.find_dataset(connection, self.db.places, self.name, live.dataset)
+            except UnknownName:
+                raise Conflict(f"the dataset of the live version of `{task}` was deleted", _UPLOAD) from None
+        draft = merge_corrections(dataset, [item.correction for item in corrections], task)
+        return self._add_dataset(draft, None, made_by=task)
 
     # usage and limits
 
     def add_usage(self, task: str, *, rows: int, tokens: int, requests: int = 1) -> None:
         """Count answered rows. Written once a second by a thread of the database."""
-        raise NotImplementedError
+        self.db.meter.add(self.db.meter.today(self.name, task), rows=rows, tokens=tokens, requests=requests)
 
     def usage(self, days: int = 30) -> list[DayUsage]:
         """Return the usage of the last days (today's included), by day and task, newest first."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return usage.list_usage(connection, self.name, days, self.db.now())
 
     def stored_bytes(self) -> int:
         """Return what the tenant's datasets and versions take on the disk."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return datasets.count_stored(connection, self.name)
 
     def limits(self) -> LimitsUsed:
         """Return the tenant's limits, and what of them is used."""
-        raise NotImplementedError
+        with self._reading() as connection:
+            return usage.read_limits(connection, active_tenant(connection, self.name))
 
     # idempotency and audit
 
@@ -174,16 +296,64 @@ class Workspace:
         Returns the first answer if there is one. KeyReused (422) for another digest, CallInFlight (409) while the
         first is being answered.
         """
-        raise NotImplementedError
+        with self._writing() as connection:
+            return idempotency.begin_call(connection, self.name, key, digest, self.db.now())
 
     def finish_call(self, call: Call, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """Keep the answer of a call, for 24 hours."""
-        raise NotImplementedError
+        with self._writing() as connection:
+            answer = StoredAnswer(None, status, headers, body)
+            idempotency.finish_call(connection, self.name, call, answer)
 
     def abandon_call(self, call: Call) -> None:
         """Forget a call that made nothing: it may be sent again."""
-        raise NotImplementedError
+        with self._writing() as connection:
+            idempotency.abandon_call(connection, self.name, call)
 
     def audit(self, action: str, target: str) -> None:
         """Note who did what: `key.make`, `task.erase` … Never a text or a label."""
-        raise NotImplementedError
+        with self._writing() as connection:
+            self._note(connection, action, target)
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """Give a connection to read with; UnknownName once the tenant is gone."""
+        with self.db.reading() as connection:
+            active_tenant(connection, self.name)
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """Give a transaction; UnknownName once the tenant is gone."""
+        with self.db.writing() as connection:
+            active_tenant(connection, self.name)
+            yield connection
+
+    def _load_tenant(self) -> Tenant:
+        with self.db.reading() as connection:
+            return active_tenant(connection, self.name)
+
+    def _find_task(self, connection: Connection, name: str) -> FoundTask:
+        return task_lookup.find_task(connection, self.db, TaskKey(self.name, name))
+
+    def _note(self, connection: Connection, action: str, target: str) -> None:
+        write_audit(connection, self.name, self.db.now(), (self.actor, action, target))
+
+    def _add_dataset(self, draft: DatasetDraft, call: Call | None, *, made_by: str | None) -> Dataset:
+        """Keep a draft; what is refused is deleted."""
+        try:
+            datasets.check_draft(draft, self.tenant.limits)
+            folder = self.db.places.datasets(self.name)
+            dataset_id = datasets.keep_file(draft, folder)
+        except BaseException:
+            draft.path.unlink(missing_ok=True)
+            raise
+        try:
+            with self._writing() as connection:
+                tenant = active_tenant(connection, self.name)
+                datasets.insert_dataset(connection, tenant, dataset_id, draft, (self.db.now(), made_by))
+                idempotency.note_subject(connection, self.name, call, dataset_id)
+                return datasets.find_dataset(connection, self.db.places, self.name, dataset_id)
+        except BaseException:
+            (folder / datasets.file_name(dataset_id, draft.format)).unlink(missing_ok=True)
+            raise

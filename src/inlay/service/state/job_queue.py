@@ -51,6 +51,8 @@ class JobCohort:
     members: tuple[str, ...]
     """ids of all it ever had, also ended ones: resume finds its state by them"""
     lease_until: float
+    others: tuple[Job, ...] = ()
+    """its members that are not to be done: ended ones, and those that left it"""
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,12 @@ class JobQueue:
                 claiming.park(connection, cohort, self._db.now(), has_died=True)
         return lost
 
+    def open_cohorts(self) -> set[str]:
+        """Return the ids of the cohorts that are not done: files of any other may be deleted."""
+        row = schema.cohorts.c
+        with self._db.reading() as connection:
+            return set(connection.execute(select(row.id).where(row.state != claiming.DONE)).scalars())
+
     def stats(self) -> QueueStats:
         """Return the state of the queue."""
         row = schema.jobs.c
@@ -271,7 +279,9 @@ def _find_member(connection: Connection, cohort: JobCohort, job_id: str) -> Job:
 def _read_cohort(connection: Connection, row: Any) -> JobCohort:
     job, member = schema.jobs.c, schema.cohort_members.c
     of_it = select(schema.jobs).join(schema.cohort_members, member.job == job.number).where(member.cohort == row.id)
-    found = [job_of(item) for item in connection.execute(of_it.order_by(member.position))]
-    todo = tuple(item for item in found if item.state == RUNNING)
-    ids = tuple(item.id for item in found)
-    return JobCohort(row.id, row.token, row.owner, row.structure, todo, ids, row.lease_until)
+    rows = connection.execute(of_it.order_by(member.position)).all()
+    # A job that has killed two trainers goes on in a cohort of its own.
+    todo = tuple(job_of(item) for item in rows if item.state == RUNNING and item.cohort == row.id)
+    others = tuple(job_of(item) for item in rows if item.state != RUNNING or item.cohort != row.id)
+    ids = tuple(item.id for item in rows)
+    return JobCohort(row.id, row.token, row.owner, row.structure, todo, ids, row.lease_until, others)

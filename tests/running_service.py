@@ -45,6 +45,7 @@ class RunningService:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = home.with_name(f"{home.name}.log")
         self.process: subprocess.Popen[bytes] | None = None
+        self.killed: set[int] = set()
 
     def __enter__(self) -> RunningService:
         self.start()
@@ -71,7 +72,9 @@ class RunningService:
         assert self.process is not None
         assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.tail()}"
         status = self.status()
-        if status.get("pid") != self.process.pid or any(each["state"] != "ready" for each in status["processes"]):
+        if status.get("pid") != self.process.pid:
+            return False
+        if any(each["state"] != "ready" or each["pid"] in self.killed for each in status["processes"]):
             return False
         try:
             return httpx.get(f"{self.url}/readyz", timeout=5.0).status_code == 200
@@ -95,6 +98,7 @@ class RunningService:
         """Kill a process by -9, if it is there."""
         pid = self.pid_of(name)
         if pid is not None:
+            self.killed.add(pid)
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

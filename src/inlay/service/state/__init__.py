@@ -10,7 +10,7 @@ from inlay.service.state.aliases import Publication
 from inlay.service.state.backup import BackupReport, back_up, restore
 from inlay.service.state.database import Database
 from inlay.service.state.datasets import FORMATS, Dataset, DatasetDraft, Found
-from inlay.service.state.erasure import Erased, erase_task, erase_tenant, run_erasure, sweep_leftovers
+from inlay.service.state.erasure import Erased, erase_task, erase_tenant, run_erasure
 from inlay.service.state.feedback import Correction, Feedback
 from inlay.service.state.idempotency import Call, StoredAnswer
 from inlay.service.state.job_queue import (
@@ -52,6 +52,7 @@ from inlay.service.state.state_errors import (
     StaleLease,
     Unauthorized,
 )
+from inlay.service.state.sweeping import sweep_leftovers
 from inlay.service.state.tenants import LOCAL, NO_LIMITS, Tenant, TenantLimits, Tenants
 from inlay.service.state.timestamps import day_of, to_iso
 from inlay.service.state.usage import DayUsage, LimitsUsed

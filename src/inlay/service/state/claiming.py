@@ -109,7 +109,7 @@ def pick_fresh(connection: Connection, wish: Wish, now: float) -> str | None:
         if first.structure in unripe and not _is_alone(first):
             continue
         if _is_alone(first):
-            if first.kind != ERASE or not _is_busy(connection, first):
+            if first.kind != ERASE or not is_busy(connection, first.tenant, first.task):
                 return _make_cohort(connection, [first], turns, now)
             continue
         together = [job for job in waiting if job.structure == first.structure and not _is_alone(job)]
@@ -127,12 +127,12 @@ def _is_alone(job: Waiting) -> bool:
     return job.kind != TRAIN or job.deaths >= _ALONE_AFTER
 
 
-def _is_busy(connection: Connection, erasure: Waiting) -> bool:
-    """Tell whether a trainer may still write files of a task (or tenant) that is to be erased."""
+def is_busy(connection: Connection, tenant: str, task: str) -> bool:
+    """Tell whether a trainer may still write files of a task, or with "" of any task of the tenant."""
     job, member, cohort = schema.jobs.c, schema.cohort_members.c, schema.cohorts.c
-    is_of_it = and_(job.tenant == erasure.tenant, job.number != erasure.number)
-    if erasure.task:
-        is_of_it = and_(is_of_it, job.task == erasure.task)
+    is_of_it = and_(job.tenant == tenant, job.kind != ERASE)
+    if task:
+        is_of_it = and_(is_of_it, job.task == task)
     joined = and_(member.job == job.number, cohort.id == member.cohort, cohort.state.in_((HELD, LATE)))
     return bool(connection.execute(select(exists().where(is_of_it, joined))).scalar_one())
 

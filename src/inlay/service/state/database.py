@@ -14,7 +14,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ BUSY_S = 10.0
 """longest wait for other writers"""
 _POOL, _MORE = 4, 60  # connections kept open, and more of them under load
 _MOST_CACHED = 100_000
+_CHECKPOINT_S = 0.2
 _PRAGMAS = (
     f"PRAGMA busy_timeout = {int(1000 * BUSY_S)}",
     "PRAGMA synchronous = FULL",
@@ -142,10 +143,15 @@ class Database:
             bump(connection, "probe")
 
     def checkpoint(self) -> bool:
-        """Bring the write-ahead log into the database and empty it; False if readers kept it from it."""
-        with telling_sql_errors(self.places.database), self._connect() as connection:
-            raw: Any = connection.connection.dbapi_connection
-            return raw.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0
+        """Bring the write-ahead log into the database and empty it; False if readers kept it from it.
+
+        Writers wait meanwhile, so it gives up soon.
+        """
+        with (
+            telling_sql_errors(self.places.database),
+            closing(sqlite3.connect(self.places.database, isolation_level=None, timeout=_CHECKPOINT_S)) as connection,
+        ):
+            return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
 
     def free_bytes(self) -> int:
         """Return the room that is left on the disk of the database."""

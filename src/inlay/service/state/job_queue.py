@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select, update
 
 from inlay.service.state import claiming, schema
-from inlay.service.state.aliases import Publication, enter_version
+from inlay.service.state.aliases import Publication, TaskKey, enter_version
 from inlay.service.state.database import Database
 from inlay.service.state.jobs import (
     ENDED,
@@ -144,11 +144,7 @@ class JobQueue:
         """Note a file or folder below the home BEFORE it is made for a job: it goes when the job's task is erased."""
         below = str(path.absolute().relative_to(self._db.places.home))
         with self._working(cohort, job_id) as (connection, job):
-            row = schema.job_files.c
-            is_it = (row.tenant == job.tenant, row.task == job.task, row.path == below)
-            if connection.execute(select(row.path).where(*is_it)).first() is None:
-                values = {"tenant": job.tenant, "task": job.task, "path": below}
-                connection.execute(insert(schema.job_files).values(**values))
+            note_file(connection, TaskKey(job.tenant, job.task), below)
 
     def finish(
         self,
@@ -251,6 +247,14 @@ class JobQueue:
             if job.state != RUNNING:
                 raise Conflict(f"job `{job_id}` has ended: {job.state}", "stop its work")
             yield connection, job
+
+
+def note_file(connection: Connection, task: TaskKey, path: str) -> None:
+    """Note a path below the home as one that goes when a task is erased."""
+    row = schema.job_files.c
+    is_it = (row.tenant == task.tenant, row.task == task.name, row.path == path)
+    if connection.execute(select(row.path).where(*is_it)).first() is None:
+        connection.execute(insert(schema.job_files).values(tenant=task.tenant, task=task.name, path=path))
 
 
 def _is_held(connection: Connection, cohort: JobCohort) -> bool:

@@ -41,6 +41,7 @@ from inlay.service.state.keys import SCOPES, USUAL_SCOPES, Key, Keys
 from inlay.service.state.paging import MOST_ITEMS, Page
 from inlay.service.state.places import Places
 from inlay.service.state.served_tasks import LIVE, Alias, AliasMove, ResolvedTask, ServedTask, VersionRow
+from inlay.service.state.sessions import Sessions
 from inlay.service.state.state_errors import (
     CallInFlight,
     Conflict,
@@ -113,6 +114,7 @@ __all__ = [
     "QueueStats",
     "ResolvedTask",
     "ServedTask",
+    "Sessions",
     "StaleLease",
     "StoredAnswer",
     "Tenant",

@@ -14,8 +14,7 @@ import torch
 from inlay.errors import WrongBackbone
 from inlay.model import SlotSpec, load_backbone
 from inlay.model.heads.heads import HeadSpec
-from inlay.serving import Engine, Request
-from inlay.serving import engine as engine_module
+from inlay.serving import Engine, Request, encoded_requests
 from inlay.serving.verification import _difference, verify
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
@@ -107,7 +106,7 @@ def test_more_tasks_than_slots_are_answered_by_turns(tiny_bert, kept):
     for _ in range(2):  # the second time with slots that hold other tasks
         for a, b in zip(small.predict(requests), large.predict(requests), strict=True):
             torch.testing.assert_close(a.logits, b.logits, atol=1e-5, rtol=1e-5)
-    assert len(small._hot) == 2
+    assert len(small.hot_versions.values()) == 2
 
 
 def test_the_least_recently_used_task_leaves(tiny_bert, kept):
@@ -115,7 +114,7 @@ def test_the_least_recently_used_task_leaves(tiny_bert, kept):
     engine = Engine(tiny_bert, store, num_slots=2)
     for name in ("two", "five", "two", "twenty"):
         engine.predict([Request(name, "good")])
-    assert {hot.version.name for hot in engine._hot.values()} == {"two", "twenty"}
+    assert {hot.version.name for hot in engine.hot_versions.values()} == {"two", "twenty"}
 
 
 def test_a_new_version_answers_from_the_next_request_on(tiny_bert, toy_task, tmp_path):
@@ -147,9 +146,12 @@ def test_a_damaged_version_is_an_error_for_its_own_requests_only(tiny_bert, toy_
     content[-1] ^= 1
     path.chmod(0o644)
     path.write_bytes(content)
-    answers = Engine(tiny_bert, store, num_slots=1).predict([Request("bad", "why"), Request("good", "why")])
-    assert answers[0].error.code == "store-damaged"
-    assert answers[1].outcome.label.startswith("label-")
+    for num_slots in (1, 2):
+        good, bad = Engine(tiny_bert, store, num_slots=num_slots).predict(
+            [Request("good", "why"), Request("bad", "why")]
+        )
+        assert bad.error.code == "store-damaged"
+        assert good.outcome.label.startswith("label-")
 
 
 def publish_lost(store, version, name):
@@ -442,14 +444,14 @@ def test_a_reference_that_cannot_be_read_is_the_error_of_its_requests(tiny_bert,
 
 def test_what_nobody_foresaw_fails_one_request_and_not_its_batch(tiny_bert, kept, monkeypatch):
     store, _ = kept
-    encode = engine_module.encode_split
+    encode = encoded_requests.encode_split
 
     def fail(tokenizer, split, reading):
         if "poison" in split.texts:
             raise RuntimeError("no such thing")
         return encode(tokenizer, split, reading)
 
-    monkeypatch.setattr(engine_module, "encode_split", fail)
+    monkeypatch.setattr(encoded_requests, "encode_split", fail)
     requests = [Request("two", text) for text in ("good", "bad", "poison", "why", "seven")]
     answers = Engine(tiny_bert, store).predict(requests)
     assert [answer.error is None for answer in answers] == [True, True, False, True, True]

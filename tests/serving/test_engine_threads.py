@@ -124,7 +124,8 @@ def test_threads_on_one_engine_get_the_answers_of_one_thread(
     for answers, known in zip(found, expected, strict=True):
         assert_same(answers, known)
     assert_same(answer_all(engine, calls[0]), expected[0])  # and nothing is wrong afterwards
-    assert len({hot.slot for hot in engine._hot.values()}) == len(engine._hot) <= num_slots
+    hot = engine.hot_versions.values()
+    assert len({each.slot for each in hot}) == len(hot) <= num_slots
     assert engine.num_tokens == alone.num_tokens + sum(
         len(tiny_bert.tokenizer(request.text, truncation=True, max_length=length)["input_ids"])
         for request, length in [

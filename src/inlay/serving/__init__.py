@@ -11,7 +11,9 @@ from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
     from inlay.serving.answers import Answer, Request, answer_cell, answer_words, check_confidence, describe_answer
-    from inlay.serving.engine import Engine, check_backbone, find_reading
+    from inlay.serving.encoded_requests import CheckedRequest, EncodedRequest
+    from inlay.serving.engine import Engine
+    from inlay.serving.hot_versions import HotVersion, check_backbone, find_reading
     from inlay.serving.pool import EnginePool
     from inlay.serving.precision import Drift, is_changed
     from inlay.serving.slots import read_slot
@@ -28,7 +30,9 @@ __getattr__ = import_lazily(
             "check_confidence",
             "describe_answer",
         ),
-        "inlay.serving.engine": ("Engine", "check_backbone", "find_reading"),
+        "inlay.serving.encoded_requests": ("CheckedRequest", "EncodedRequest"),
+        "inlay.serving.engine": ("Engine",),
+        "inlay.serving.hot_versions": ("HotVersion", "check_backbone", "find_reading"),
         "inlay.serving.pool": ("EnginePool",),
         "inlay.serving.precision": ("Drift", "is_changed"),
         "inlay.serving.slots": ("read_slot",),
@@ -39,9 +43,12 @@ __getattr__ = import_lazily(
 __all__ = [
     "Answer",
     "Check",
+    "CheckedRequest",
     "Drift",
+    "EncodedRequest",
     "Engine",
     "EnginePool",
+    "HotVersion",
     "ProbeRow",
     "Request",
     "answer_cell",

@@ -2,13 +2,13 @@
 
 A captured pass (model/heads/captured_inference.py) takes rows of any mix of tasks whose heads read one vector of a
 row. Rows of other heads, and all rows where nothing can be captured, are launched kernel by kernel, so that an odd row
-does not slow down the others.
+does not slow down the others. Launched rows that share a text share its frozen layers (`shared_texts.py`).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -18,11 +18,12 @@ from inlay.model import (
     Bank,
     GraphedForward,
     Row,
+    SlotSpec,
     batches_by_length,
     find_obstacle,
-    infer,
     is_out_of_memory,
 )
+from inlay.serving.shared_texts import SharedTexts
 
 PATIENCE_S = 5.0
 """Seconds of launched passes after which an engine that may choose begins to capture: about what compiling takes. (On
@@ -42,7 +43,7 @@ class Passes:
         obstacle = find_obstacle(bank.backbone)
         if is_compiled and obstacle is not None:
             raise Unsupported(f"a compiled engine on the backbone `{bank.backbone.name}`: {obstacle[0]}", obstacle[1])
-        self._bank = bank
+        self._shared, self._num_layers = SharedTexts(bank), bank.anatomy.num_layers
         self._graphed = None if obstacle is not None or is_compiled is False else GraphedForward(bank)
         self._patience_s = 0.0 if is_compiled else PATIENCE_S
         self._has_launched = False
@@ -53,24 +54,29 @@ class Passes:
         """Return whether rows are captured from now on."""
         return self._graphed is not None and self._patience_s <= 0
 
-    def logits(self, rows: Sequence[Row]) -> list[Tensor]:
-        """Return the logits of every row, as `infer` gives them, in order."""
+    def find_share(self, spec: SlotSpec) -> float:
+        """Return the share of a slot's layers that rows of one text have in common."""
+        return 0.0 if self.is_compiled else self._shared.find_depth(spec).layer / self._num_layers
+
+    def logits(self, rows: Sequence[Row], keys: Sequence[Hashable] | None = None) -> list[Tensor]:
+        """Return the logits of every row, as `infer` gives them, in order; rows of one key have the same tokens."""
+        keys = range(len(rows)) if keys is None else keys
         if self._graphed is None:
-            return infer(self._bank, rows)
+            return self._shared.logits(rows, keys)
         is_taken = [self._graphed.takes(row) for row in rows]
         found: dict[int, Tensor] = {}
         late: list[int] = []  # rows that no captured pass takes go together at the end
         for indices in _chunks(rows):
             taken = [index for index in indices if is_taken[index]]
             if taken and self.is_compiled:
-                found |= self._capture(rows, taken)
+                found |= self._capture(rows, keys, taken)
                 late += [index for index in indices if not is_taken[index]]
             else:
-                found |= self._launch(rows, indices, share=len(taken) / len(indices))
-        found |= self._launch(rows, late)
+                found |= self._launch(rows, keys, indices, share=len(taken) / len(indices))
+        found |= self._launch(rows, keys, late)
         return [found[index] for index in range(len(rows))]
 
-    def _capture(self, rows: Sequence[Row], indices: list[int]) -> dict[int, Tensor]:
+    def _capture(self, rows: Sequence[Row], keys: Sequence[Hashable], indices: list[int]) -> dict[int, Tensor]:
         """Send rows through captured programs; if a capture does not fit in memory, launch from now on."""
         assert self._graphed is not None
         self._graphed.on_compile = self.on_compile
@@ -81,15 +87,18 @@ class Passes:
                 raise
             self._graphed = None
         self.on_compile("captured passes do not fit in memory: from now on passes are launched")
-        return self._launch(rows, indices)
+        return self._launch(rows, keys, indices)
 
-    def _launch(self, rows: Sequence[Row], indices: list[int], share: float = 0.0) -> dict[int, Tensor]:
+    def _launch(
+        self, rows: Sequence[Row], keys: Sequence[Hashable], indices: list[int], share: float = 0.0
+    ) -> dict[int, Tensor]:
         """Send rows through launched kernels.
 
         The time counts against the patience for capturing, by the share of the rows that could have been captured.
         """
         began = time.perf_counter()
-        found = dict(zip(indices, infer(self._bank, [rows[index] for index in indices]), strict=True))
+        chosen, own = [rows[index] for index in indices], [keys[index] for index in indices]
+        found = dict(zip(indices, self._shared.logits(chosen, own), strict=True))
         if self._has_launched:  # the first pass loads the kernels, which a captured one would do too
             self._patience_s -= share * (time.perf_counter() - began)
         self._has_launched = self._has_launched or bool(indices)

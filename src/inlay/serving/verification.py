@@ -27,7 +27,8 @@ from inlay.model import (
     make_rows,
 )
 from inlay.serving.answers import Request
-from inlay.serving.engine import Engine, check_backbone, find_reading
+from inlay.serving.engine import Engine
+from inlay.serving.hot_versions import check_backbone, find_reading
 from inlay.serving.slots import read_slot
 from inlay.store import HASHED, Loaded, Manifest, Probe, Store, Version
 

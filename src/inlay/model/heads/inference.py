@@ -16,7 +16,7 @@ from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.loading import load_backbone
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import SlotSpec
-from inlay.model.batch.route import Row, collate
+from inlay.model.batch.route import CacheDepth, Row, collate
 from inlay.threads import single_thread
 
 TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
@@ -88,11 +88,12 @@ def _trim(logits: Tensor, row: Row, bank: Bank) -> Tensor:
 
 
 def _batches(bank: Bank, rows: Sequence[Row], token_budget: int | None) -> Iterator[list[int]]:
-    """Indices in batches of similar length; rows with a prefix, and those of a slot with its own weights, go apart."""
+    """Indices in batches of similar length; rows that begin elsewhere, or have their slot's own weights, go apart."""
     budget = token_budget or TOKEN_BUDGET[bank.backbone.device.type]
-    groups: dict[tuple[int | None, bool], list[int]] = {}
+    groups: dict[tuple[int | None, CacheDepth | None], list[int]] = {}
     for index, row in enumerate(rows):
-        group = (row.slot if bank.is_finetuned(row.slot) else None, row.prefix is not None)
+        begins_at = None if row.prefix is None else row.prefix.reach
+        group = (row.slot if bank.is_finetuned(row.slot) else None, begins_at)
         groups.setdefault(group, []).append(index)
     for indices in groups.values():
         # Rows that are answered by the same texts lie together: a decoder's pass is for one set of texts.

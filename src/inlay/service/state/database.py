@@ -191,6 +191,7 @@ def _make_engine(path: Path) -> Engine:
         pool_size=_POOL,
         max_overflow=_MORE,
         pool_timeout=BUSY_S,
+        hide_parameters=True,  # errors and logs must not have a customer's text
         json_serializer=lambda value: json.dumps(value, separators=(",", ":"), allow_nan=False),
     )
 

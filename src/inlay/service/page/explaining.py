@@ -1,0 +1,80 @@
+"""Errors in the words of the page: what is wrong, and what a person in front of a browser can do about it."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from inlay.errors import InlayError
+from inlay.service.web.problems import Secrets, describe_error
+
+
+class Explained(NamedTuple):
+    """What went wrong, what to do, and the status of the answer."""
+
+    detail: str
+    hint: str | None
+    status: int
+    code: str
+
+
+# Code -> what to do, where the hint of the API is for programs.
+_HINTS = {
+    "unknown-name": "it may have been deleted, or it belongs to somebody else",
+    "unauthorized": "check that the whole key was copied; it may also have ended or been revoked",
+    "forbidden": "sign in with a key that may, or ask for one",
+    "live-moved": "somebody else changed what is live in the meantime: look at the page again",
+    "unforeseen": "try again; whoever runs the service finds the reason in its log",
+    "tenant-limit": "wait a moment and try again",
+    "queue-full": "the service is busy: try again in a moment",
+    "draining": "the service is restarting: try again in a moment",
+    "wrong-origin": "open the page by its own address and try again",
+}
+# Words of the API -> words of the page, in this order.
+_WORDS = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"`settings\.lr`", "the learning rate, under “More settings”"),
+        (r"`settings\.epochs`", "the rounds, under “More settings”"),
+        (r"`settings\.class_weights`: `\"balanced\"`", "“Rare labels count as much”, under “More settings”"),
+        (r"`settings\.max_length`", "the longest text, under “More settings”"),
+        (r"`settings\.seed`", "the seed, under “More settings”"),
+        (r"`settings\.size`", "the size, under “More settings”"),
+        (r"`kind`: `\w+`", "another answer under “Kind of answer”"),
+        (r"\bkind `(\w+)`", r"kind `\1`"),
+    )
+)
+_FOR_PROGRAMS = re.compile(
+    r"`(?:GET|POST|PUT|DELETE|PATCH) |`/docs`|`errors` lists|`next_cursor`|`inlay |`settings\.|Authorization"
+)
+
+
+def explain(error: InlayError, secrets: Secrets | None = None) -> Explained:
+    """Return an error for a page, without the server's paths and without words for programs."""
+    said = describe_error(error, secrets)
+    return Explained(said["detail"], _reword(said["code"], said["hint"]), said["status"], said["code"])
+
+
+def explain_problem(problem: dict[str, object] | None) -> Explained | None:
+    """Return a problem that was kept as data (of a job, a dataset, a row) for a page."""
+    if problem is None:
+        return None
+    code, hint, status = str(problem.get("code", "")), problem.get("hint"), problem.get("status", 400)
+    words = _reword(code, hint if isinstance(hint, str) else None)
+    return Explained(
+        str(problem.get("detail") or problem.get("message") or ""),
+        words,
+        status if isinstance(status, int) else 400,
+        code,
+    )
+
+
+def _reword(code: str, hint: str | None) -> str | None:
+    if code in _HINTS:
+        return _HINTS[code]
+    if hint is None:
+        return None
+    for pattern, words in _WORDS:
+        hint = pattern.sub(words, hint)
+    parts = [part for part in hint.split("; ") if not _FOR_PROGRAMS.search(part)]
+    return "; ".join(parts) or None

@@ -1,0 +1,202 @@
+"""Pages about jobs: the list, and one job with its place in the queue, its learning curve and its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from inlay.service.page.explaining import explain_problem
+from inlay.service.page.rendering import (
+    duration,
+    first_large,
+    is_share,
+    metric_words,
+    ordinal,
+    plural,
+    read_time,
+    show_number,
+    show_score,
+)
+from inlay.service.page.screens import PageCall, go_to
+
+_DOING = {"train": "Training of", "batch": "Answers of", "erase": "Erasing of"}
+_WHAT = {"train": "Training", "batch": "Answering a file", "erase": "Erasing"}
+_MOST_EVENTS = 200
+# Kind of event -> how it reads in the log, where the trainer's own words are for programs.
+_EVENTS = {
+    "queued": "Put into the queue",
+    "claimed": "Its turn has come",
+    "published": "Stored as a version that never changes",
+    "proved": "Loaded and proved: it answers as it did when it was stored",
+    "live": "Live: it answers from now on",
+    "cancelled": "Cancelled",
+}
+_STEPS = (
+    ("queued", "Waiting"),
+    ("read", "Reading"),
+    ("training", "Training"),
+    ("published", "Storing"),
+    ("live", "Live"),
+)
+
+
+def show_jobs(call: PageCall) -> Response:
+    """Show all jobs, newest first."""
+    page = call.desk.jobs(cursor=call.text("after") or None, limit=50)
+    jobs = [add_words(job) for job in page["items"]]
+    return call.show("jobs.html", "Jobs", {"jobs": jobs, "more": page["next_cursor"]})
+
+
+def show_job(call: PageCall) -> Response:
+    """Show a job. With `seen`, only what happened since is listed, and nothing at all is sent if nothing did."""
+    job = call.desk.job(call.path("job"))
+    last, _, before = call.text("seen").partition(".")
+    after = int(last) if last.isascii() and last.isdigit() and len(last) < 16 else 0
+    events = call.desk.events(job["id"])
+    progress = job["progress"] or {}
+    marks = (job["state"], job["place"], job["cancel_requested"], progress.get("stage"), progress.get("epoch"))
+    state = "-".join(map(str, marks))
+    newest = max((event["id"] for event in events), default=0)
+    if call.text("seen") and newest == after and state == before:
+        return Response(status_code=204, headers={"Cache-Control": "no-store"})
+    shown = add_words(job) | describe_progress(job, events)
+    new = [_say_event(event, shown["metric"]) for event in events if event["id"] > after]
+    return call.show("job.html", "Jobs", {"job": shown, "events": new, "seen": f"{newest}.{state}"})
+
+
+def cancel_job(call: PageCall) -> Response:
+    """Cancel a job."""
+    call.desk.cancel(call.path("job"))
+    return go_to(f"/jobs/{quote(call.path('job'), safe='')}", "cancelled")
+
+
+def add_words(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a job with what is said of it in lists."""
+    kind = job["kind"]
+    said = {"doing": _DOING.get(kind, kind), "what": _WHAT.get(kind, kind)}
+    return {**job, **said, "outcome": _say_outcome(job), "took": _say_took(job)}
+
+
+def _say_took(job: Mapping[str, Any]) -> str:
+    if not job["started_at"]:
+        return ""
+    if not job["ended_at"]:
+        return "so far"
+    return duration((read_time(job["ended_at"]) - read_time(job["started_at"])).total_seconds())
+
+
+def _say_outcome(job: Mapping[str, Any]) -> str:
+    if job["state"] == "queued":
+        return f"{ordinal(job['place'])} in the queue" if job["place"] else ""
+    if job["error"]:
+        return first_large(str(job["error"].get("detail") or job["error"].get("message") or ""))
+    result = job["result"] or {}
+    if result.get("version"):
+        return f"version {result['version']}, {'live' if result.get('is_live') else 'kept aside'}"
+    return ""
+
+
+def describe_progress(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a job's own page shows beyond the job: steps, curve, result."""
+    metric = _find_metric(job, events)
+    return {
+        "metric": metric,
+        "metric_words": metric_words(metric),
+        "points": _find_points(job, events, metric),
+        "steps": _find_steps(job, events),
+        "now": _say_now(job, metric),
+        "can_cancel": job["state"] in ("queued", "running") and not job["cancel_requested"],
+        "rows_words": _say_rows(events),
+        "error": explain_problem(job["error"]),
+        "result": _describe_result(job["result"], metric),
+    }
+
+
+def _find_metric(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
+    if job["result"] and job["result"].get("metric"):
+        return str(job["result"]["metric"])
+    for event in events:
+        if event["data"].get("metric"):
+            return str(event["data"]["metric"])
+    return "accuracy"
+
+
+def _find_points(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """Return the learning curve: the score on dev rows after each round, the last word on each."""
+    found: dict[float, float] = {}
+    for event in events:
+        data = event["data"]
+        score = (data.get("dev") or {}).get(metric)
+        if event["kind"] == "epoch" and score is not None and data.get("epoch") is not None:
+            found[float(data["epoch"])] = float(score)
+    rounds = sorted(found)
+    most = (job["progress"] or {}).get("epochs")
+    return {"rounds": rounds, "scores": [found[n] for n in rounds], "most": most, "percent": is_share(metric)}
+
+
+def _find_steps(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    if job["kind"] != "train":
+        known = {"queued": "Waiting", "running": "Working", "succeeded": "Done", "failed": "Failed"}
+        return [{"words": known.get(job["state"], first_large(job["state"])), "state": "now"}]
+    seen = {event["kind"] for event in events}
+    reached = {"queued": True, "read": "claimed" in seen, "training": bool({"training", "epoch", "read"} & seen)}
+    reached |= {"published": "published" in seen, "live": job["state"] == "succeeded"}
+    last = max(number for number, (name, _) in enumerate(_STEPS) if reached[name])
+    steps = []
+    for number, (name, words) in enumerate(_STEPS):
+        look = "done" if number < last or job["state"] == "succeeded" else "now" if number == last else ""
+        shown = "Kept aside" if name == "live" and "kept" in seen else words
+        if look == "now" and job["state"] in ("failed", "cancelled"):
+            look, shown = "failed", first_large(job["state"])
+        steps.append({"words": shown, "state": look})
+    return steps
+
+
+def _say_now(job: Mapping[str, Any], metric: str) -> str:
+    if job["cancel_requested"] and job["state"] in ("queued", "running"):
+        return "It is being cancelled."
+    if job["state"] == "queued":
+        if job["place"] and job["place"] > 1:
+            return f"It is {ordinal(job['place'])} in the queue."
+        return "It is next: jobs that fit together are waited for, for two seconds at most."
+    progress = job["progress"] or {}
+    if job["state"] == "running":
+        score = (progress.get("dev") or {}).get(metric)
+        if progress.get("epoch"):
+            so_far = f" So far: {show_score(score, metric)} {metric_words(metric)}." if score is not None else ""
+            return f"Round {progress['epoch']} of {progress['epochs']} is done.{so_far}"
+        return "The rows are read and prepared." if job["kind"] == "train" else "It is at work."
+    return {"succeeded": "Done.", "failed": "It failed.", "cancelled": "It was cancelled."}[job["state"]]
+
+
+def _say_rows(events: Sequence[Mapping[str, Any]]) -> str:
+    for event in events:
+        if event["kind"] == "read" and event["data"].get("num_train"):
+            data = event["data"]
+            return (
+                f"{plural(data['num_train'], 'row')} to learn from and {show_number(data.get('num_dev'))} to judge by"
+            )
+    return ""
+
+
+def _describe_result(result: Mapping[str, Any] | None, metric: str) -> dict[str, Any] | None:
+    if result is None:
+        return None
+    facts = []
+    for side, words in (("test", "on test rows"), ("dev", "on the rows it is judged by")):
+        score = (result.get("metrics") or {}).get(side, {}).get(metric)
+        if score is not None:
+            facts.append((f"{first_large(metric_words(metric))} {words}", show_score(score, metric)))
+    return {**result, "facts": facts, "reason_words": first_large(str(result.get("reason") or "")).rstrip(".") + "."}
+
+
+def _say_event(event: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    data, kind = event["data"], event["kind"]
+    words = _EVENTS.get(kind, first_large(event["message"]))
+    score = (data.get("dev") or {}).get(metric)
+    if kind == "epoch" and score is not None:
+        words = f"Round {show_number(data.get('epoch'))}: {show_score(score, metric)} {metric_words(metric)}"
+    return {**event, "words": words}

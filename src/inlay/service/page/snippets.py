@@ -1,0 +1,30 @@
+"""Snippets: the same request as a person made on the page, for a shell and for Python. What was typed is quoted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+
+def write_curl(address: str, task: str, text: str, pair: str | None, *, needs_key: bool) -> str:
+    """Return the command that asks a task about a text."""
+    lines = [f"curl {shlex.quote(address + '/v1/predict')}"]
+    if needs_key:
+        lines.append('-H "Authorization: Bearer $INLAY_KEY"')
+    lines.append("-H 'Content-Type: application/json'")
+    row = text if pair is None else {"text": text, "pair": pair}
+    lines.append(f"-d {shlex.quote(json.dumps({'task': task, 'rows': [row]}, ensure_ascii=False))}")
+    return " \\\n  ".join(lines)
+
+
+def write_python(address: str, task: str, text: str, pair: str | None, *, needs_key: bool) -> str:
+    """Return the Python program that asks a task about a text."""
+    row = _literal(text) if pair is None else f'{{"text": {_literal(text)}, "pair": {_literal(pair)}}}'
+    head = "import os\n\nimport inlay\n\n" if needs_key else "import inlay\n\n"
+    key = ', key=os.environ["INLAY_KEY"]' if needs_key else ""
+    return f"{head}client = inlay.Client({_literal(address)}{key})\nprint(client.predict({_literal(task)}, [{row}]))"
+
+
+def _literal(text: str) -> str:
+    """Return a text as a Python literal; JSON's is one, but for what Python's own printing shows better."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,61 @@
+"""Rows that are worth labelling: those the live version is least sure of, and those it is surely wrong about.
+
+They are dev rows, which it did not learn from. A row that it is sure of and wrong about is often labelled wrongly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inlay.service.evaluations import EvaluatedRow, Evaluation, read_evaluation
+from inlay.service.state import Workspace
+from inlay.service.views import find_version
+
+_LEAST_SURE = 2 / 3  # share of the rows that are chosen for being unsure
+
+
+def suggest_rows(workspace: Workspace, name: str, most: int) -> list[dict[str, Any]]:
+    """Return the rows of a task that are worth labelling most, without those that were corrected already."""
+    evaluation = _read_live(workspace, name)
+    if evaluation is None:
+        return []
+    done = {(item.correction.text.strip(), item.correction.pair) for item in workspace.feedback(name, 200).items}
+    rows = [row for row in evaluation.rows if (row.text.strip(), row.pair) not in done]
+    unsure = sorted((row for row in rows if row.confidence is not None), key=lambda row: row.confidence or 0.0)
+    chosen = unsure[: round(most * _LEAST_SURE)] or rows[:most]
+    near = {id(row) for row in chosen}
+    wrong = [row for row in reversed(unsure) if row.is_right is False and id(row) not in near]
+    chosen = [*chosen, *wrong[: most - len(chosen)]]
+    return [_describe(row) for row in chosen]
+
+
+def sample_rows(workspace: Workspace, name: str, number: int) -> list[dict[str, Any]]:
+    """Return a few short dev rows of a task's live version, spread over all."""
+    evaluation = _read_live(workspace, name)
+    rows = [] if evaluation is None else [row for row in evaluation.rows if len(row.text) < 500]
+    step = max(1, len(rows) // number)
+    return [_describe(row) for row in rows[step // 2 :: step][:number]]
+
+
+def _read_live(workspace: Workspace, name: str) -> Evaluation | None:
+    place = find_version(workspace, name)
+    return read_evaluation(workspace.db.places.evaluations(workspace.name, name), place.row.number)
+
+
+def _describe(row: EvaluatedRow) -> dict[str, Any]:
+    return {
+        "text": row.text,
+        "pair": row.pair,
+        "answer": _write(row.given),
+        "confidence": row.confidence,
+        "expected": _write(row.target),
+        "line": row.line,
+        "source": "errors" if row.is_right is False else "dev",
+    }
+
+
+def _write(cell: Any) -> str:
+    """Write a target or an answer as a correction of it would be written."""
+    if isinstance(cell, list | tuple):
+        return "|".join(str(item) for item in cell)
+    return f"{cell:g}" if isinstance(cell, float) else str(cell)

@@ -1,0 +1,187 @@
+"""The page of one version: scores, what was taken for what, how sure it is, and the words that moved an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from inlay.errors import InlayError
+from inlay.service.page.drawings import draw_calibration
+from inlay.service.page.explaining import Explained, explain_problem
+from inlay.service.page.rendering import first_large, level, metric_words, plural, show_number, show_score
+from inlay.service.page.screens import PageCall, task_path
+from inlay.service.page.task_screens import head_of
+from inlay.service.page.word_effects import MOST_WORDS, leave_out, measure_effects, split_words
+
+_SHOWN_LABELS = 25
+_SIDES = (("test", "on test rows"), ("dev", "on the rows it is judged by"))
+
+
+def show_version(call: PageCall) -> Response:
+    """Show a version; with `expected` and `answer`, also the rows behind that cell."""
+    return _show_version(call, None)
+
+
+def _show_version(call: PageCall, moved: Mapping[str, Any] | None) -> Response:
+    task = head_of(call)
+    number = int(call.path("version"))
+    version = call.desk.version(task["name"], number)
+    report, no_report = None, None
+    try:
+        report = call.desk.report(task["name"], number)
+    except InlayError as error:
+        no_report = call.explain(error)
+    expected, answer = call.request.query_params.get("expected"), call.request.query_params.get("answer")
+    errors = None
+    if report is not None and (expected is not None or answer is not None):
+        errors = call.desk.errors(
+            task["name"], number, {"expected": expected, "answer": answer}, call.text("after") or None
+        )
+    context = {
+        "task": task,
+        "version": version,
+        "report": report,
+        "no_report": no_report,
+        "scores": _list_scores(version, report),
+        "confusion": [] if report is None else _look_at_confusion(call, report, number),
+        "left_out": "",
+        "calibration": None if report is None else draw_calibration(report["calibration"]),
+        "errors": errors,
+        "behind_title": _say_behind(expected, answer),
+        "behind_next": _next_page(call, errors, expected, answer),
+        "moved": moved,
+        "text": call.text("text"),
+    }
+    if report is not None and report["confusion"]:
+        num_labels = len(report["confusion"]["labels"])
+        if num_labels > _SHOWN_LABELS:
+            context["left_out"] = f"The {_SHOWN_LABELS} most frequent of {num_labels} labels."
+            context["report"] = {**report, "confusion": {"labels": _frequent(report)}}
+    return call.show("version.html", "Tasks", context)
+
+
+def _list_scores(version: Mapping[str, Any], report: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
+    """Return the scores to show: the metric that decides on both sides, then the others on the better-judged one."""
+    metric, found = version["metric"], []
+    sides = [(side, words) for side, words in _SIDES if version["metrics"].get(side)]
+    for side, words in sides:
+        bounds = ""
+        if side == "dev" and report is not None and report["interval"] is not None:
+            low, high = report["interval"]
+            bounds = f"{show_score(low, metric)} to {show_score(high, metric)}"
+        score = version["metrics"][side].get(metric)
+        found.append((f"{first_large(metric_words(metric))} {words}", show_score(score, metric), bounds))
+    for side, words in sides[:1]:
+        others = [name for name in version["metrics"][side] if name != metric]
+        found += [
+            (f"{first_large(metric_words(name))} {words}", show_score(version["metrics"][side][name], name), "")
+            for name in others
+        ]
+    return found
+
+
+def _frequent(report: Mapping[str, Any]) -> list[str]:
+    """Return the labels of a confusion that are shown: all, or the most frequent ones in their order."""
+    labels, counts = report["confusion"]["labels"], report["confusion"]["counts"]
+    if len(labels) <= _SHOWN_LABELS:
+        return list(labels)
+    weights = {label: sum(counts[n]) + sum(row[n] for row in counts) for n, label in enumerate(labels)}
+    kept = set(sorted(labels, key=lambda label: -weights[label])[:_SHOWN_LABELS])
+    return [label for label in labels if label in kept]
+
+
+def _look_at_confusion(call: PageCall, report: Mapping[str, Any], number: int) -> list[list[dict[str, Any]]]:
+    """Return the cells of a confusion: the count, its colour, and the address of the rows behind it."""
+    if report["confusion"] is None:
+        return []
+    labels, counts = report["confusion"]["labels"], report["confusion"]["counts"]
+    shown = [labels.index(label) for label in _frequent(report)]
+    most_right = max((counts[n][n] for n in shown), default=0)
+    most_wrong = max((counts[n][m] for n in shown for m in shown if n != m), default=0)
+    path = task_path(call.path("task"), f"/versions/{number}")
+    rows = []
+    for true in shown:
+        cells = []
+        for said in shown:
+            count, is_right = counts[true][said], true == said
+            strength = level(count, most_right if is_right else most_wrong)
+            query = urlencode({"expected": labels[true], "answer": labels[said]})
+            words = f"{plural(count, 'row')} of {labels[true]} that it took for {labels[said]}"
+            look = f"{'r' if is_right else 'w'}{strength}" if strength else ""
+            cells.append({"count": count, "look": look, "href": f"{path}?{query}", "words": words})
+        rows.append(cells)
+    return rows
+
+
+def _say_behind(expected: str | None, answer: str | None) -> str:
+    if expected is not None and answer is not None:
+        if expected == answer:
+            return f"Rows of {expected} that it got right"
+        return f"Rows of {expected} that it took for {answer}"
+    return f"Rows of {expected} that it got wrong" if expected is not None else f"Rows it wrongly took for {answer}"
+
+
+def _next_page(call: PageCall, errors: Mapping[str, Any] | None, expected: str | None, answer: str | None) -> str:
+    if errors is None or not errors["next_cursor"]:
+        return ""
+    given = {"expected": expected, "answer": answer, "after": errors["next_cursor"]}
+    kept = {name: value for name, value in given.items() if value is not None}
+    return f"{call.request.url.path}?{urlencode(kept)}"
+
+
+async def show_words(call: PageCall) -> Response:
+    """Show which words of a text moved its answer."""
+    reference = f"{call.path('task')}@{int(call.path('version'))}"
+    text = call.text("text").strip()
+    moved = await _find_moved(call, reference, text)
+    return _show_version(call, moved)
+
+
+async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, Any]:
+    empty: dict[str, Any] = {"error": None, "words": [], "table": [], "left_out": ""}
+    if not text:
+        return empty | {"error": Explained("there is no text", "write one above", 422, "")}
+    places = split_words(text)
+    shorter = leave_out(text, places)
+    try:
+        answers = await call.desk.predict([{"task": reference, "text": each} for each in (text, *shorter)])
+    except InlayError as error:
+        return empty | {"error": call.explain(error)}
+    whole, others = answers[0], answers[1:]
+    failed = next((answer["error"] for answer in answers if "error" in answer), None)
+    if failed is not None:
+        return empty | {"error": explain_problem(failed)}
+    if whole.get("label") is None or not whole.get("probabilities"):
+        return empty | {"error": Explained("only tasks that answer with one label can be asked so", None, 422, "")}
+    if not shorter:
+        return empty | {"error": Explained("a text of one word has no other words", "write a longer one", 422, "")}
+    effects = measure_effects(text, places, whole, others)
+    words = [
+        {"text": effect.text, "look": effect.look, "title": f"{_points(effect.change)} without it"}
+        for effect in effects
+    ]
+    table = [
+        {"text": effect.text, "without": effect.without, "change": _points(-effect.change)}
+        for effect in sorted(effects, key=lambda effect: -abs(effect.change))[:20]
+    ]
+    grouped = len(places) == MOST_WORDS or any(" " in effect.text for effect in effects)
+    left_out = "Neighbouring words were left out together, as there are many." if grouped else ""
+    return empty | {
+        "label": whole["label"],
+        "probability": whole["probability"],
+        "words": [
+            word | {"title": f"{_points(-effect.change)} without it"}
+            for word, effect in zip(words, effects, strict=True)
+        ],
+        "table": table,
+        "left_out": left_out,
+    }
+
+
+def _points(change: float) -> str:
+    """Write a change of a share in points."""
+    sign = "+" if change > 0 else "−" if change < 0 else ""
+    return f"{sign}{show_number(round(100 * abs(change), 1))} points"

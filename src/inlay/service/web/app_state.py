@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -12,6 +14,7 @@ from inlay.service.engine.protocol import Band
 from inlay.service.settings import ServeSettings
 from inlay.service.state import Database, Key, Keys, Tenant, Workspace
 from inlay.service.web.counters import Counters
+from inlay.service.web.inspection import Inspector
 from inlay.service.web.problems import Secrets
 
 _NAMES_KEPT_S = 1.0
@@ -34,12 +37,33 @@ class AppState:
     def __post_init__(self) -> None:
         self.keys = Keys(self.db)
         self.live_names = LiveNames()
+        self.inspector = Inspector(self.secrets)
+        self.streams: Counter[str] = Counter()
+        """open streams of events, by tenant"""
+        self.readiness = Readiness()
         self.started_at = time.time()
 
     @property
     def secrets(self) -> Secrets:
         """What no answer may show."""
         return Secrets(self.settings.home)
+
+
+class Readiness:
+    """What was last found of the service's parts, so that being asked often costs little."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.checks: dict[str, str] = {}
+        self._at = -math.inf
+
+    def is_fresh(self, seconds: float) -> bool:
+        """Return whether it was found within so many seconds."""
+        return time.monotonic() < self._at + seconds
+
+    def keep(self, checks: dict[str, str]) -> None:
+        """Remember what was found."""
+        self.checks, self._at = checks, time.monotonic()
 
 
 class LiveNames:

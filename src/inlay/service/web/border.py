@@ -13,8 +13,8 @@ from typing import Any
 from inlay.errors import InlayError
 from inlay.service.logs import log_event, log_failure
 from inlay.service.web.counters import Counters
-from inlay.service.web.problems import MEDIA_TYPE, Problem, RequestRefused, Secrets, make_problem
-from inlay.service.web.visits import ClientGone, Visit, find_header, make_request_id
+from inlay.service.web.problems import MEDIA_TYPE, Problem, RequestRefused, Secrets, make_problem, unforeseen
+from inlay.service.web.visits import BodyBudget, ClientGone, Visit, find_header, make_request_id
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 _QUIET_ROUTES = {"/healthz", "/readyz", "/metrics"}
@@ -44,6 +44,7 @@ class Border:
         self._counters = counters
         self._secrets = secrets
         self._most_bytes = most_bytes
+        self._budget = BodyBudget()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, or pass on the start and end of the process."""
@@ -54,7 +55,7 @@ class Border:
             await send({"type": "websocket.close", "code": 1008})
             return
         request_id = make_request_id(find_header(scope, b"x-request-id"))
-        visit = Visit(request_id, self._most_bytes)
+        visit = Visit(request_id, self._most_bytes, budget=self._budget)
         scope.setdefault("state", {})["visit"] = visit
         answer = _Answer(send, visit)
         try:
@@ -63,10 +64,12 @@ class Border:
         except ClientGone:
             visit.status = 499
         except InlayError as error:
-            await answer.send_problem(make_problem(error, request_id, self._secrets))
+            await answer.send_problem(make_problem(error, request_id, self._secrets.of_tenant(visit.tenant)))
         except Exception:
             log_failure("a request failed unforeseen", {"request": request_id, "route": visit.route})
-            await answer.send_problem(make_problem(_unforeseen(), request_id))
+            await answer.send_problem(make_problem(unforeseen(), request_id))
+        finally:
+            self._budget.give_back(visit)
         self._record(scope["method"], visit)
 
     def _check_host(self, scope: Any) -> None:
@@ -129,12 +132,3 @@ class _Answer:
         headers += [(name.encode(), value.encode("latin-1", "replace")) for name, value in problem.headers.items()]
         await self.send({"type": "http.response.start", "status": problem.status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})
-
-
-def _unforeseen() -> RequestRefused:
-    return RequestRefused(
-        "the service failed in a way nobody foresaw",
-        "try again; the operator finds the reason in the log under this `request_id`",
-        code="unforeseen",
-        status=500,
-    )

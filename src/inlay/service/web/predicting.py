@@ -72,7 +72,7 @@ class RowAnswer(msgspec.Struct, omit_defaults=True):
 class PredictAnswer(msgspec.Struct):
     """The answers in the order of the rows; with `tasks`, a list for each row in the order of the tasks."""
 
-    answers: list[RowAnswer] | list[list[RowAnswer]]
+    answers: list[RowAnswer | list[RowAnswer]]
     usage: UsedUp
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from inlay.errors import InlayError, UnknownName
+from inlay.service.state import LOCAL
 
 MEDIA_TYPE = "application/problem+json"
 _LONGEST_WORDS = 1000  # letters of a detail or hint
@@ -72,6 +73,16 @@ def bad_fields(faults: Sequence[FieldFault]) -> RequestRefused:
     more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
     hint = "`errors` lists the fields; `/docs` has what each of them takes"
     return RequestRefused(f"`{first.field}`: {first.detail}{more}", hint, code="bad-fields", status=422, faults=faults)
+
+
+def unforeseen() -> RequestRefused:
+    """Return what a caller hears of an error that nobody foresaw."""
+    return RequestRefused(
+        "the service failed in a way nobody foresaw",
+        "try again; the operator finds the reason in the log under this `request_id`",
+        code="unforeseen",
+        status=500,
+    )
 
 
 def refuse_row(problem: Mapping[str, Any], field_name: str) -> RequestRefused:
@@ -132,6 +143,10 @@ class Secrets:
 
     home: Path
     prefix: str = ""
+
+    def of_tenant(self, name: str) -> Secrets:
+        """Return what problems for a tenant must not show: its own names are told without their prefix."""
+        return Secrets(self.home, "" if name in ("", LOCAL) else f"{name}.")
 
     def remove(self, words: str) -> str:
         """Return words without the server's folders; a file keeps its name."""

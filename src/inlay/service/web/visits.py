@@ -18,6 +18,8 @@ CHUNK_PATIENCE_S = 30.0
 """seconds between two pieces of an upload"""
 LEAST_RATE = 1024
 """bytes a second that an upload must have, on the whole"""
+MOST_HELD_BYTES = 256 << 20
+"""bytes of bodies in memory at once"""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 Message = dict[str, Any]
@@ -25,6 +27,28 @@ Message = dict[str, Any]
 
 class ClientGone(Exception):
     """The client has closed the connection: nobody waits for the answer."""
+
+
+class BodyBudget:
+    """The bytes of all bodies that are in memory at once: beyond it, long bodies have to wait their turn elsewhere."""
+
+    def __init__(self, most_bytes: int = MOST_HELD_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self.held_bytes = 0
+
+    def take(self, visit: Visit, num_bytes: int) -> None:
+        """Count bytes that came in; refuse them when there are too many."""
+        if self.held_bytes + num_bytes > self._most_bytes:
+            raise RequestRefused(
+                "the service holds too many long requests", "try again in a moment", code="busy", status=503
+            ).with_headers({"connection": "close"})
+        self.held_bytes += num_bytes
+        visit.held_bytes += num_bytes
+
+    def give_back(self, visit: Visit) -> None:
+        """Stop counting the bytes of a request that was answered."""
+        self.held_bytes -= visit.held_bytes
+        visit.held_bytes = 0
 
 
 @dataclass
@@ -42,6 +66,8 @@ class Visit:
     num_rows: int = 0
     code: str = ""
     """the code of the problem that it was answered with"""
+    budget: BodyBudget = field(default_factory=lambda: BodyBudget())
+    held_bytes: int = 0
 
 
 def find_visit(scope: Any) -> Visit:
@@ -94,12 +120,12 @@ async def read_body(scope: Any, receive: Any) -> bytes:
                 if len(body) > most_bytes:
                     raise too_large(most_bytes)
                 return bytes(body)
-            return await _read_rest(message, receive, most_bytes)
+            return await _read_rest(find_visit(scope), message, receive)
     except TimeoutError:
         raise too_slow() from None
 
 
-async def _read_rest(message: Message, receive: Any, most_bytes: int) -> bytes:
+async def _read_rest(visit: Visit, message: Message, receive: Any) -> bytes:
     pieces: list[bytes] = []
     num_bytes = 0
     while True:
@@ -107,8 +133,9 @@ async def _read_rest(message: Message, receive: Any, most_bytes: int) -> bytes:
             raise ClientGone
         piece = message.get("body", b"")
         num_bytes += len(piece)
-        if num_bytes > most_bytes:
-            raise too_large(most_bytes)
+        if num_bytes > visit.most_bytes:
+            raise too_large(visit.most_bytes)
+        visit.budget.take(visit, len(piece))
         pieces.append(piece)
         if not message.get("more_body", False):
             return b"".join(pieces)

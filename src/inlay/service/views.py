@@ -1,0 +1,286 @@
+"""What the API's routes and the pages both show and do: tasks with their scores, reports, comparisons, going live.
+
+Each function takes the caller's workspace, and so sees nothing of other tenants. Those that read evaluations take
+milliseconds to a second and belong in a worker thread; those that ask the engine are coroutines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from inlay.errors import InlayError, UnknownName
+from inlay.service.engine import Caller, EngineClient, WireError, WireRow
+from inlay.service.evaluations import Evaluation, read_evaluation, write_evaluation
+from inlay.service.state import (
+    BATCH,
+    Alias,
+    Conflict,
+    Dataset,
+    Job,
+    JobRequest,
+    LiveMoved,
+    Page,
+    ServedTask,
+    VersionRow,
+    Workspace,
+)
+from inlay.service.state.paging import check_limit, cut_page, read_cursor
+from inlay.service.version_reports import NeedsAnswers, compare, find_comparison, list_errors, make_report
+from inlay.store import Manifest, Store, Version
+
+if TYPE_CHECKING:
+    from inlay.service.state import Call
+
+_MOST_REPORTS = 512
+_ROWS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class VersionPlace:
+    """A version of a task of the caller's own, as it was found."""
+
+    task: ServedTask
+    row: VersionRow
+
+    @property
+    def version(self) -> Version:
+        """The version in the store."""
+        return self.row.info.version
+
+
+def find_version(workspace: Workspace, name: str, number: int | None = None) -> VersionPlace:
+    """Return a version of a task; the live one, or the newest if none is, without a number."""
+    task = workspace.task(name)
+    if number is None:
+        row = task.live or (task.versions[-1] if task.versions else None)
+        if row is None:
+            raise Conflict(f"task `{name}` has no version yet", "wait until its first job has ended")
+        return VersionPlace(task, row)
+    for row in task.versions:
+        if row.number == number:
+            return VersionPlace(task, row)
+    raise UnknownName("version", f"{name}@{number}", ())
+
+
+# Tasks
+
+
+def describe_task(workspace: Workspace, name: str) -> dict[str, Any]:
+    """Return a task as the API shows it, with the interval of its live version's score."""
+    return _describe(workspace, workspace.task(name))
+
+
+def describe_tasks(workspace: Workspace, limit: int = 50, cursor: str | None = None) -> dict[str, Any]:
+    """Return a page of tasks as the API shows them."""
+    page = workspace.tasks(limit, cursor)
+    return {"items": [_describe(workspace, task) for task in page.items], "next_cursor": page.next_cursor}
+
+
+def _describe(workspace: Workspace, task: ServedTask) -> dict[str, Any]:
+    about = task.to_json()
+    if task.live is not None and about["live"] is not None:
+        try:
+            report = _reports.find(workspace, VersionPlace(task, task.live))
+        except InlayError:  # its evaluation is damaged, or it is another program's: its score stands without
+            report = None
+        about["live"]["interval"] = None if report is None else report["interval"]
+    return about
+
+
+# Reports
+
+
+class _ReportCache:
+    """Reports of versions, which never change."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[tuple[str, str, int], dict[str, Any] | None] = OrderedDict()
+
+    def find(self, workspace: Workspace, place: VersionPlace) -> dict[str, Any] | None:
+        """Return the report of a version; None if this service did not evaluate it."""
+        key = (str(workspace.db.places.home), place.version.digest, place.row.number)
+        if key in self._known:
+            return self._known[key]
+        evaluation = _read(workspace, place)
+        if evaluation is None:
+            return None  # one that is being written now will be there next time
+        report = make_report(evaluation)
+        self._known[key] = report
+        while len(self._known) > _MOST_REPORTS:
+            self._known.popitem(last=False)
+        return report
+
+
+_reports = _ReportCache()
+
+
+def describe_report(workspace: Workspace, name: str, number: int) -> dict[str, Any]:
+    """Return the report of a version: intervals, scores of labels, confusion, calibration."""
+    place = find_version(workspace, name, number)
+    report = _reports.find(workspace, place)
+    if report is None:
+        raise _not_evaluated(name, number)
+    return {**report, "rows": f"/v1/tasks/{name}/versions/{number}/errors"}
+
+
+def describe_errors(
+    workspace: Workspace,
+    place: VersionPlace,
+    filters: Mapping[str, str | None],
+    limit: int = 50,
+    cursor: str | None = None,
+) -> dict[str, Any]:
+    """Return a page of the rows that a version got wrong; `filters` may have `expected` and `answer`."""
+    check_limit(limit)
+    start = read_cursor("errors", cursor, int) or 0
+    evaluation = _read(workspace, place)
+    if evaluation is None:
+        raise _not_evaluated(place.task.name, place.row.number)
+    found = list_errors(evaluation, expected=filters.get("expected"), answer=filters.get("answer"))
+    rows = list(enumerate(found))[start : start + limit + 1]
+    page: Page[tuple[int, dict[str, Any]]] = cut_page("errors", rows, limit, lambda item: item[0] + 1)
+    return {"items": [row for _, row in page.items], "next_cursor": page.next_cursor}
+
+
+def _read(workspace: Workspace, place: VersionPlace) -> Evaluation | None:
+    folder = workspace.db.places.evaluations(workspace.name, place.task.name)
+    return read_evaluation(folder, place.row.number)
+
+
+def _not_evaluated(name: str, number: int) -> InlayError:
+    return Conflict(
+        f"version {number} of `{name}` was not trained by this service, which has no answers of it to judge",
+        "train the task here once more",
+    )
+
+
+# Comparing
+
+
+async def describe_comparison(
+    workspace: Workspace, engine: EngineClient, name: str, numbers: tuple[int, int]
+) -> dict[str, Any]:
+    """Compare two versions on the same dev rows; the engine answers those that one of them has not answered yet."""
+    found = await asyncio.to_thread(_find_comparison, workspace, name, numbers)
+    if isinstance(found, NeedsAnswers):
+        answers = await _answer_rows(workspace, engine, name, found)
+        found = await asyncio.to_thread(_fill_in, workspace, name, numbers, (found, answers))
+    return await asyncio.to_thread(compare, *found)
+
+
+def _find_comparison(
+    workspace: Workspace, name: str, numbers: tuple[int, int]
+) -> tuple[Evaluation, Evaluation] | NeedsAnswers:
+    for number in numbers:
+        find_version(workspace, name, number)
+    store = Store(workspace.db.places.home)
+
+    def read_manifest(number: int) -> Manifest:
+        return store.manifest(find_version(workspace, name, number).version)
+
+    folder = workspace.db.places.evaluations(workspace.name, name)
+    return find_comparison(folder, *numbers, read_manifest)
+
+
+async def _answer_rows(
+    workspace: Workspace, engine: EngineClient, name: str, needs: NeedsAnswers
+) -> list[Mapping[str, Any]]:
+    """Have one version answer the other's rows, behind everybody's requests."""
+    version = find_version(workspace, name, needs.other.version).version
+    tenant = workspace.tenant
+    caller = Caller(tenant.name, tenant.weight, None, "bulk")
+    answers: list[Mapping[str, Any]] = []
+    texts: Sequence[tuple[str, str | None]] = needs.owner.texts
+    for start in range(0, len(texts), _ROWS_AT_ONCE):
+        rows = [
+            WireRow(name, version.name, version.number, text, pair)
+            for text, pair in texts[start : start + _ROWS_AT_ONCE]
+        ]
+        predicted = await engine.predict(caller, rows)
+        for answer in predicted.answers:
+            if isinstance(answer, WireError):
+                raise Conflict(f"version {version.number} cannot answer the rows: {answer.message}", answer.hint)
+            if (answer.store_name, answer.number) != (version.name, version.number):
+                raise Conflict("another version than the one that was asked has answered", "try again")
+            answers.append(answer.answer)
+    return answers
+
+
+def _fill_in(
+    workspace: Workspace,
+    name: str,
+    numbers: tuple[int, int],
+    answered: tuple[NeedsAnswers, Sequence[Mapping[str, Any]]],
+) -> tuple[Evaluation, Evaluation]:
+    needs, answers = answered
+    folder = workspace.db.places.evaluations(workspace.name, name)
+    write_evaluation(folder, needs.fill_in(answers))
+    found = _find_comparison(workspace, name, numbers)
+    assert not isinstance(found, NeedsAnswers)
+    return found
+
+
+# Doing
+
+
+async def go_live(
+    workspace: Workspace, engine: EngineClient, name: str, to: int, *, if_match: int | None = None, reason: str = ""
+) -> Alias:
+    """Make a version the live one: first it is in a slot and its probes stand, then the alias moves."""
+    place = await asyncio.to_thread(find_version, workspace, name, to)
+    alias = await asyncio.to_thread(workspace.alias, name)
+    if if_match is not None and if_match != (0 if alias is None else alias.counter):
+        raise LiveMoved(name)
+    await engine.load(place.version.name, place.version.number)
+
+    def move() -> Alias:
+        return workspace.move_alias(name, to, if_match=if_match, reason=reason)
+
+    return await asyncio.to_thread(move)
+
+
+def submit_training(
+    workspace: Workspace, request: JobRequest, call: Call | None = None, *, corrections: bool = False
+) -> Job:
+    """Queue a training. Rows that cannot be used are left out and told, unless the settings say otherwise.
+
+    With `corrections` the rows are the live version's with the task's corrections, and its settings hold where the
+    request has none.
+    """
+    settings = {"bad_rows": "skip", **request.settings}
+    dataset = request.dataset
+    if corrections:
+        settings = {**settings, **_settings_of_live(workspace, request.task), **request.settings, "corrections": True}
+        dataset = workspace.feedback_dataset(request.task).id
+    if dataset is None:
+        raise Conflict("the job names no dataset", "upload one, and name its id")
+    return workspace.submit(replace(request, settings=settings, dataset=dataset), call)
+
+
+def _settings_of_live(workspace: Workspace, task: str) -> dict[str, Any]:
+    live = workspace.task(task).live
+    if live is None or live.job is None:
+        return {}
+    try:
+        return workspace.job(live.job).settings
+    except UnknownName:
+        return {}
+
+
+def submit_batch(
+    workspace: Workspace, reference: str, dataset: str, settings: Mapping[str, Any], *, priority: int, call: Call | None
+) -> Job:
+    """Queue a dataset to be answered; the version is the one that the reference means now."""
+    found = workspace.resolve(reference)
+    task = reference.partition("@")[0]
+    request = JobRequest(BATCH, task, dataset, {**settings, "version": found.number}, None, priority)
+    return workspace.submit(request, call)
+
+
+def is_trainable(dataset: Dataset) -> bool:
+    """Return whether a dataset can be trained on as it is read now."""
+    return dataset.found.problem is None and bool((dataset.found.reading or {}).get("label"))

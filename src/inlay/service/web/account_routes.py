@@ -1,0 +1,147 @@
+"""`/v1/usage`, `/v1/limits`, `/v1/keys`, and `/v1/operator` for whoever runs the service."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import Query, Response
+
+from inlay.errors import InlayError
+from inlay.service.engine import EngineRefused
+from inlay.service.home import read_status
+from inlay.service.state import JobQueue, Keys, Tenants, Workspace
+from inlay.service.web.app_state import AppState
+from inlay.service.web.bodies import KeyBody, RotationBody
+from inlay.service.web.guard import CurrentHere, Here, MadeReply, answer_once, make_router, needs
+from inlay.service.web.problems import FieldFault, RequestRefused, bad_fields
+from inlay.service.web.shapes import DayUsageShape, KeyShape, LimitsShape, ListShape, MadeKeyShape
+
+router = make_router("account")
+Days = Annotated[int, Query(ge=1, le=366)]
+
+
+@router.get("/v1/usage", response_model=ListShape[DayUsageShape])
+def list_usage(here: CurrentHere, days: Days = 30) -> Any:
+    """List what was answered in the last days (UTC), by day and task, newest first."""
+    return {"items": [item.to_json() for item in here.workspace.usage(days)], "next_cursor": None}
+
+
+@router.get("/v1/limits", response_model=LimitsShape)
+def get_limits(here: CurrentHere) -> Any:
+    """Return what you may use, and what of it is used."""
+    tenant = here.workspace.tenant
+    return {"tenant": tenant.name, "weight": tenant.weight, **here.workspace.limits().to_json()}
+
+
+@router.post(
+    "/v1/keys",
+    status_code=201,
+    response_model=MadeKeyShape,
+    openapi_extra=needs("admin"),
+    summary="Make a key",
+)
+def make_key(here: CurrentHere, body: KeyBody) -> Response:
+    """Make a key. Its `secret` is in this answer and nowhere else: it is not shown again."""
+    expires_at = _read_expiry(here, body.expires_at)
+
+    def make(call: Any) -> MadeReply:
+        key, secret = _keys(here).make(here.workspace.name, body.scopes, body.name, expires_at)
+        return _made({**key.to_json(), "secret": secret})
+
+    return answer_once(here, make, _show_nothing)
+
+
+@router.post(
+    "/v1/keys/{key}/rotate",
+    status_code=201,
+    response_model=MadeKeyShape,
+    openapi_extra=needs("admin"),
+    summary="Replace a key",
+)
+def rotate_key(here: CurrentHere, key: str, body: RotationBody) -> Response:
+    """Make a key like another one, which ends now or after `overlap_s` seconds."""
+
+    def make(call: Any) -> MadeReply:
+        new, secret = _keys(here).rotate(key, tenant=here.workspace.name, overlap_s=body.overlap_s)
+        return _made({**new.to_json(), "secret": secret})
+
+    return answer_once(here, make, _show_nothing)
+
+
+def _made(body: dict[str, Any]) -> MadeReply:
+    return MadeReply(body, 201, kept={**body, "secret": None})
+
+
+def _show_nothing(subject: str) -> MadeReply:
+    raise RequestRefused(
+        "the key was made, and its secret is shown only once",
+        "`GET /v1/keys` lists it: end it, and make another",
+        code="secret-lost",
+        status=409,
+    )
+
+
+def _keys(here: Here) -> Keys:
+    return Keys(here.state.db, here.workspace.actor)
+
+
+def _read_expiry(here: Here, given: datetime | None) -> float | None:
+    if given is None:
+        return None
+    at = (given if given.tzinfo is not None else given.replace(tzinfo=UTC)).timestamp()
+    if at <= here.state.db.now():
+        raise bad_fields([FieldFault("expires_at", "it has passed")])
+    return at
+
+
+@router.get("/v1/keys", response_model=ListShape[KeyShape], openapi_extra=needs("admin"))
+def list_keys(here: CurrentHere) -> Any:
+    """List the keys, newest first, without their secrets."""
+    return {"items": [key.to_json() for key in here.state.keys.list(here.workspace.name)], "next_cursor": None}
+
+
+@router.delete("/v1/keys/{key}", response_model=KeyShape, openapi_extra=needs("admin"), summary="End a key")
+def revoke_key(here: CurrentHere, key: str) -> Any:
+    """End a key at once, and the sessions that began with it."""
+    return _keys(here).revoke(key, tenant=here.workspace.name).to_json()
+
+
+@router.get("/v1/operator", openapi_extra=needs("operator"), summary="The whole service")
+async def get_operator(here: CurrentHere) -> dict[str, Any]:
+    """Return the tenants with what they use, the queue of jobs, the engine's load and slots, and the processes."""
+    return await describe_operator(here.state)
+
+
+async def describe_operator(state: AppState) -> dict[str, Any]:
+    """Return what whoever runs the service wants to see at a glance."""
+    try:
+        stats = asdict_stats(await state.engine.stats())
+    except EngineRefused as error:
+        stats = {"problem": error.to_json()}
+    found = await asyncio.to_thread(_describe_state, state)
+    return {**found, "engine": stats, "processes": read_status(state.settings)}
+
+
+def _describe_state(state: AppState) -> dict[str, Any]:
+    tenants = []
+    for tenant in Tenants(state.db).list():
+        about = tenant.to_json()
+        if not tenant.is_removing:
+            try:
+                about["used"] = Workspace(state.db, tenant.name).limits().to_json()["used"]
+            except InlayError:  # removed meanwhile
+                continue
+        tenants.append(about)
+    return {"tenants": tenants, "jobs": asdict(JobQueue(state.db).stats())}
+
+
+def asdict_stats(stats: Any) -> dict[str, Any]:
+    """Return the engine's counters as JSON data."""
+    about: dict[str, Any] = msgspec.structs.asdict(stats)
+    about.pop("id")
+    about["per_tenant"] = {name: msgspec.structs.asdict(load) for name, load in stats.per_tenant.items()}
+    return about

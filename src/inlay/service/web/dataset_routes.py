@@ -1,0 +1,160 @@
+"""`/v1/datasets`: uploads are streamed to the disk, looked into, and kept with what was found in them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import Query, Request, Response
+
+from inlay.service.state import FORMATS, Dataset, DatasetDraft, Workspace
+from inlay.service.web.app_state import AppState
+from inlay.service.web.bodies import ReadingBody
+from inlay.service.web.guard import CurrentHere, Here, MadeReply, answer_once, make_router, needs
+from inlay.service.web.inspection import Looked
+from inlay.service.web.problems import FieldFault, bad_fields
+from inlay.service.web.shapes import DatasetShape, ListShape
+from inlay.service.web.uploads import FIELDS, TYPES, Draft, Received, clean_name, receive_upload
+
+router = make_router("datasets")
+COLUMNS = ("text", "pair", "label", "kind")
+_KINDS = ("auto", "classify", "multilabel", "regress", "ordinal", "tag", "span", "text")
+_LONGEST = 500
+Column = Annotated[str | None, Query(max_length=_LONGEST, description="The name of a column, instead of a guess.")]
+Limit = Annotated[int, Query(ge=1, le=200)]
+Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
+
+_FILE = {"type": "string", "format": "binary"}
+_FORM = {
+    "type": "object",
+    "required": ["file"],
+    "properties": {"file": _FILE, **{name: {"type": "string", "maxLength": _LONGEST} for name in FIELDS}},
+}
+_UPLOAD: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {"schema": _FORM},
+            "application/octet-stream": {"schema": _FILE},
+            **{kind: {"schema": _FILE} for kind in TYPES},
+        },
+    }
+}
+
+
+@router.post(
+    "/v1/datasets",
+    status_code=201,
+    response_model=DatasetShape,
+    openapi_extra={**needs("train"), **_UPLOAD},
+    summary="Upload a dataset",
+)
+async def upload_dataset(
+    request: Request,
+    here: CurrentHere,
+    name: Annotated[str | None, Query(max_length=_LONGEST, description="The file's name.")] = None,
+    format: Annotated[str | None, Query(description=f"One of {', '.join(FORMATS)}.")] = None,
+    text: Column = None,
+    pair: Column = None,
+    label: Column = None,
+    kind: Annotated[str | None, Query(description=f"One of {', '.join(_KINDS)}.")] = None,
+) -> Response:
+    """Stream a CSV, TSV, JSON-lines, Parquet or Excel file, as the body itself or as `file` of a form.
+
+    The answer has the columns, the kind of task and labels that training would find, notes with line numbers, and the
+    first rows. A file without labels is kept too: a batch can answer it.
+    """
+    given = {"name": name, "format": format, "text": text, "pair": pair, "label": label, "kind": kind}
+    said = {key: value for key, value in given.items() if value is not None}
+    return await keep_upload(here, request, said)
+
+
+async def keep_upload(here: Here, request: Request, said: dict[str, str]) -> Response:
+    """Receive an upload, look into it, keep it, and answer with it; what fails on the way leaves nothing."""
+    _check_said(said)
+    workspace = here.workspace
+    folder = workspace.db.places.datasets(workspace.name)
+    async with Draft(folder) as draft:
+        received = await receive_upload(draft, workspace, request.scope, request.receive, said)
+        _check_said(received.said)
+        looked = await look_into(here.state, workspace, received)
+
+        def make(call: Any) -> MadeReply:
+            return _made(workspace.add_dataset(make_draft(received, looked), call))
+
+        def show(dataset_id: str) -> MadeReply:
+            return _made(workspace.dataset(dataset_id))
+
+        content = f"{received.sha256} {sorted(received.said.items())}"
+        return await asyncio.to_thread(answer_once, here, make, show, content=content)
+
+
+async def look_into(state: AppState, workspace: Workspace, received: Received) -> Looked:
+    """Return what an upload holds."""
+    columns = {name: received.said.get(name) or None for name in COLUMNS}
+    return await state.inspector.look(received.path, received.said["format"], workspace.tenant.limits, columns)
+
+
+def make_draft(received: Received, looked: Looked) -> DatasetDraft:
+    """Return an upload as what the workspace keeps."""
+    return DatasetDraft(
+        received.path,
+        clean_name(received.said.get("name", "")),
+        received.said["format"],
+        received.size_bytes,
+        received.sha256,
+        looked.num_rows,
+        looked.found,
+    )
+
+
+def _check_said(said: dict[str, str]) -> None:
+    faults = []
+    if said.get("format") and said["format"] not in FORMATS:
+        faults.append(FieldFault("format", f"one of {', '.join(FORMATS)}"))
+    if said.get("kind") and said["kind"] not in _KINDS:
+        faults.append(FieldFault("kind", f"one of {', '.join(_KINDS)}"))
+    if faults:
+        raise bad_fields(faults)
+
+
+def _made(dataset: Dataset) -> MadeReply:
+    return MadeReply(dataset.to_json(), 201, {"location": f"/v1/datasets/{dataset.id}"})
+
+
+@router.get("/v1/datasets", response_model=ListShape[DatasetShape], openapi_extra=needs("train"))
+def list_datasets(here: CurrentHere, limit: Limit = 50, cursor: Cursor = None) -> Any:
+    """List the datasets, newest first."""
+    return here.workspace.datasets(limit, cursor).to_json()
+
+
+@router.get("/v1/datasets/{dataset}", response_model=DatasetShape, openapi_extra=needs("train"))
+def get_dataset(here: CurrentHere, dataset: str) -> Any:
+    """Return a dataset."""
+    return here.workspace.dataset(dataset).to_json()
+
+
+@router.post(
+    "/v1/datasets/{dataset}/reading",
+    response_model=DatasetShape,
+    openapi_extra=needs("train"),
+    summary="Read a dataset by other columns",
+)
+async def read_dataset_again(here: CurrentHere, dataset: str, body: ReadingBody) -> Any:
+    """Look into a dataset again with chosen columns; later trainings read it that way."""
+    found = await read_again(here.state, here.workspace, dataset, body.model_dump(exclude_none=True))
+    return found.to_json()
+
+
+async def read_again(state: AppState, workspace: Workspace, dataset_id: str, columns: dict[str, str]) -> Dataset:
+    """Look into a dataset again with chosen columns, and keep what was found."""
+    dataset = await asyncio.to_thread(workspace.dataset, dataset_id)
+    looked = await state.inspector.look(dataset.path, dataset.format, workspace.tenant.limits, columns)
+    return await asyncio.to_thread(workspace.set_reading, dataset_id, vars(looked.found))
+
+
+@router.delete("/v1/datasets/{dataset}", status_code=204, openapi_extra=needs("train"))
+def delete_dataset(here: CurrentHere, dataset: str) -> Response:
+    """Delete a dataset and its file. A job that has not ended keeps it."""
+    here.workspace.delete_dataset(dataset)
+    return Response(status_code=204)

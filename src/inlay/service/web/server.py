@@ -1,0 +1,159 @@
+"""The web process: uvicorn on the socket that the supervisor bound, patient with clients but not for ever.
+
+uvicorn waits for the head of a request as long as it takes and takes it however long it is; here both have bounds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import uvicorn
+import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from inlay.service.child import Child
+from inlay.service.engine import EngineClient
+from inlay.service.state import Database
+from inlay.service.web.app import WebApp, make_app
+from inlay.service.web.problems import MEDIA_TYPE, describe_words
+
+HEAD_PATIENCE_S = 15.0
+"""seconds that the head of a request may take to arrive"""
+MOST_HEAD_BYTES = 64 * 1024
+_KEEP_ALIVE_S = 30
+_REFUSALS = {
+    400: ("Bad Request", "bad-request", "this is no HTTP request"),
+    408: ("Request Timeout", "too-slow", "the head of the request did not arrive in time"),
+    431: ("Request Header Fields Too Large", "too-large", "the head of the request is too long"),
+}
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with bounds on the head of a request."""
+
+    _is_in_head = True
+    """whether a head is awaited on a new connection, or has begun and is not whole"""
+    _head_bytes = 0
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait for the first head."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes: of a head only as many as one may have."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._head_bytes > MOST_HEAD_BYTES:
+            self._refuse(431)
+
+    def on_message_begin(self) -> None:
+        """Begin to wait for the rest of a head."""
+        self._is_in_head = True
+        if self._head_timer is None:
+            self._wait_for_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """End the waiting for a head."""
+        self._is_in_head, self._head_bytes = False, 0
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Count from here what may be the next head."""
+        self._head_bytes = 0
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse(400)
+
+    def _wait_for_head(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_PATIENCE_S, self._refuse, 408)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, status: int) -> None:
+        """Answer with a problem and close the connection."""
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        title, code, detail = _REFUSALS[status]
+        body = msgspec.json.encode(describe_words(code, status, detail, None))
+        head = f"HTTP/1.1 {status} {title}\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, which leaves signals to whoever runs the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Do nothing: SIGTERM is the process's own."""
+        yield
+
+
+def make_config(app: WebApp, drain_s: float = 20.0) -> uvicorn.Config:
+    """Return how uvicorn serves the app."""
+    return uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(drain_s)),
+    )
+
+
+def serve(child: Child) -> None:
+    """Answer requests until the supervisor says stop; then finish those that are under way."""
+    settings = child.settings
+    child.progress("opening the database")
+    db = Database.open(settings.database or settings.home)
+    try:
+        app = make_app(settings, db, EngineClient(settings.engine_socket))
+        server = DrainingServer(make_config(app, settings.drain_s))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.get_loop()
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            runner.run(_serve(child, server, app))
+    finally:
+        db.close()
+
+
+async def _serve(child: Child, server: DrainingServer, app: WebApp) -> None:
+    loop = asyncio.get_running_loop()
+
+    def drain() -> None:
+        app.state.is_draining = True
+        server.should_exit = True
+
+    def hear() -> None:
+        loop.call_soon_threadsafe(drain)
+
+    child.on_stop(hear)
+    serving = asyncio.ensure_future(server.serve(sockets=[child.listener()]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    if not serving.done():
+        child.ready()
+    await serving

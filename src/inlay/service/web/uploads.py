@@ -1,0 +1,290 @@
+"""Uploads on their way to the disk: raw bodies and forms, written as they come and counted while they are read.
+
+What always holds: an upload that ends early, is too long or cannot be read leaves nothing behind, and none is held in
+memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import TracebackType
+from typing import Any
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from inlay.errors import DiskFull
+from inlay.service.state import OverLimit, Workspace
+from inlay.service.web.problems import FieldFault, RequestRefused, bad_fields
+from inlay.service.web.visits import find_header, find_visit, stream_body
+from inlay.store import DRAFT_PREFIX, make_directory
+
+_FORM = b"multipart/form-data"
+_FORM_BYTES = 64 * 1024
+"""bytes of a form besides its file"""
+_FIELD_BYTES = 1024
+_BUFFER_BYTES = 1 << 20
+_LONGEST_NAME = 200
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
+# Suffix of a file's name, or type of its content -> format.
+_SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".xlsx": "xlsx",
+    ".conll": "conll",
+    ".iob": "conll",
+    ".bio": "conll",
+}
+_TYPES = {
+    b"text/csv": "csv",
+    b"application/csv": "csv",
+    b"text/tab-separated-values": "tsv",
+    b"application/jsonl": "jsonl",
+    b"application/x-jsonlines": "jsonl",
+    b"application/x-ndjson": "jsonl",
+    b"application/jsonlines": "jsonl",
+    b"application/json": "json",
+    b"application/vnd.apache.parquet": "parquet",
+    b"application/x-parquet": "parquet",
+    b"application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": "xlsx",
+}
+TYPES = tuple(sorted(kind.decode() for kind in _TYPES))
+FIELDS = ("name", "format", "text", "pair", "label", "kind")
+"""what may be said of a file, in the query or in fields of the form before or after it"""
+
+
+@dataclass
+class Received:
+    """An upload that is whole: its draft on the disk, and what was said of it."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+    said: dict[str, str] = field(default_factory=dict)
+    """`FIELDS` that were given, and the format that was found"""
+
+
+class Draft:
+    """A file that is written while an upload comes in; gone at the end of its block unless it was kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
+        self.size_bytes = 0
+        self._hash = hashlib.sha256()
+        self._buffer = bytearray()
+        self._file: Any = None
+
+    async def __aenter__(self) -> Draft:
+        self._file = await asyncio.to_thread(self._open)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self.path.unlink(missing_ok=True)  # a dataset made of it has another name
+
+    def _open(self) -> Any:
+        make_directory(self.path.parent)
+        return os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
+
+    async def write(self, piece: bytes | memoryview) -> None:
+        """Add bytes; they reach the disk a megabyte at a time."""
+        self._buffer += piece
+        self.size_bytes += len(piece)
+        if len(self._buffer) >= _BUFFER_BYTES:
+            await self._flush()
+
+    async def finish(self, suffix: str) -> Received:
+        """Write what is left, and give the draft the suffix that readers know its format by."""
+        await self._flush()
+        self._file.close()
+        named = self.path.with_name(f"{self.path.name}.{suffix}")
+        self.path.rename(named)
+        self.path = named
+        return Received(named, self.size_bytes, self._hash.hexdigest())
+
+    async def _flush(self) -> None:
+        piece, self._buffer = self._buffer, bytearray()
+        await asyncio.to_thread(self._put, piece)
+
+    def _put(self, piece: bytearray) -> None:
+        self._hash.update(piece)
+        rest = memoryview(piece)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull("the service's disk is full", "try again later; the operator must make room") from None
+            raise
+
+
+async def receive_upload(
+    draft: Draft, workspace: Workspace, scope: Any, receive: Any, asked: dict[str, str]
+) -> Received:
+    """Write an upload into its draft; `asked` is what the query says of it. Refuse one that is too long or empty."""
+    limit, most = _find_room(workspace)
+    visit = find_visit(scope)
+    content_type = find_header(scope, b"content-type") or b""
+    is_form = content_type.split(b";")[0].strip().lower() == _FORM
+    visit.most_bytes = most + (_FORM_BYTES if is_form else 0)
+    said = dict(asked)
+    try:
+        if is_form:
+            await _read_form(draft, stream_body(scope, receive), content_type, said, most)
+        else:
+            said.setdefault("format", "")
+            said["format"] = said["format"] or _find_format(said.get("name", ""), content_type)
+            async for piece in stream_body(scope, receive):
+                await draft.write(piece)
+    except RequestRefused as error:
+        if error.code == "too-large":
+            raise _over(limit, most, draft.size_bytes).with_headers(error.headers) from None
+        raise
+    if not draft.size_bytes:
+        raise RequestRefused("the file is empty", "send a file with a header and rows", code="bad-data", status=400)
+    received = await draft.finish(said["format"])
+    received.said = said
+    return received
+
+
+def _find_room(workspace: Workspace) -> tuple[str, int]:
+    """Return how many bytes a dataset may have, and which limit says so."""
+    limits = workspace.tenant.limits
+    rooms = {}
+    if limits.dataset_bytes is not None:
+        rooms["dataset_bytes"] = limits.dataset_bytes
+    if limits.stored_bytes is not None:
+        rooms["stored_bytes"] = max(0, limits.stored_bytes - workspace.stored_bytes())
+    if not rooms:
+        return "dataset_bytes", 1 << 40
+    name = min(rooms, key=lambda name: rooms[name])
+    return name, rooms[name]
+
+
+def _over(limit: str, most: int, num_bytes: int) -> RequestRefused:
+    error = OverLimit(limit, max(num_bytes, most + 1), most)
+    words = f"the file is longer than the {most:,} bytes that the limit of {limit.replace('_', ' ')} leaves"
+    return RequestRefused(words, error.hint, code=error.code, status=413)
+
+
+def _find_format(name: str, content_type: bytes) -> str:
+    """Return the format of a file from its name, or from the type of its content."""
+    suffix = PurePosixPath(name).suffix.lower()
+    found = _SUFFIXES.get(suffix) or _TYPES.get(content_type.split(b";")[0].strip().lower())
+    if found is None:
+        hint = f"send one of the types {', '.join(TYPES)}; or say `format`, or a `name` with a suffix such as .csv"
+        raise RequestRefused("the format of the file is not known", hint, code="wrong-content-type", status=415)
+    return found
+
+
+def clean_name(name: str) -> str:
+    """Return the name of a file, without folders and what cannot be shown."""
+    last = PureWindowsPath(PurePosixPath(name).name).name
+    return _UNPRINTABLE.sub("", last).strip()[:_LONGEST_NAME] or "upload"
+
+
+class _Form:
+    """The parts of a form: fields are short and kept; the one file goes to the draft, piece by piece."""
+
+    def __init__(self, boundary: bytes, said: dict[str, str]) -> None:
+        self.said = said
+        self.pieces: list[bytes] = []
+        """of the file, since they were last taken"""
+        self.has_file = False
+        self.is_whole = False
+        self.content_type = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._name, self._value = b"", b""
+        self._field = ""
+        self._text = bytearray()
+        names = ("part_begin", "part_data", "part_end", "header_field", "header_value", "header_end")
+        callbacks: dict[str, Any] = {
+            f"on_{name}": getattr(self, f"_{name}") for name in (*names, "headers_finished", "end")
+        }
+        self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
+
+    def feed(self, piece: bytes) -> None:
+        self._parser.write(piece)
+
+    def _part_begin(self) -> None:
+        self._headers, self._field, self._text = {}, "", bytearray()
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        self._headers[self._name.lower()] = self._value
+        self._name, self._value = b"", b""
+
+    def _headers_finished(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._field = options.get(b"name", b"").decode("utf8", "replace")
+        if b"filename" in options or self._field == "file":
+            if self.has_file:
+                raise bad_fields([FieldFault("file", "a form has one file: send each in a request of its own")])
+            self.has_file, self._field = True, ""
+            self.content_type = self._headers.get(b"content-type", b"")
+            self.said.setdefault("name", options.get(b"filename", b"").decode("utf8", "replace"))
+        elif self._field not in FIELDS:
+            raise bad_fields([FieldFault(self._field[:100], f"no such field: a form has `file`, {', '.join(FIELDS)}")])
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        if not self._field:
+            self.pieces.append(data[start:end])
+            return
+        self._text += data[start:end]
+        if len(self._text) > _FIELD_BYTES:
+            raise bad_fields([FieldFault(self._field, f"at most {_FIELD_BYTES:,} bytes")])
+
+    def _part_end(self) -> None:
+        if self._field and self._text:
+            self.said[self._field] = self._text.decode("utf8", "replace")
+
+    def _end(self) -> None:
+        self.is_whole = True
+
+
+async def _read_form(
+    draft: Draft, stream: AsyncIterator[bytes], content_type: bytes, said: dict[str, str], most: int
+) -> None:
+    _, options = parse_options_header(content_type)
+    try:
+        form = _Form(options[b"boundary"], said)
+        async for piece in stream:
+            form.feed(piece)
+            for part in form.pieces:
+                await draft.write(part)
+            form.pieces.clear()
+            if draft.size_bytes > most:
+                raise RequestRefused("", code="too-large", status=413).with_headers({"connection": "close"})
+    except (FormParserError, KeyError):
+        raise _bad_form("the form cannot be read") from None
+    if not form.is_whole:
+        raise _bad_form("the form ends early")
+    if not form.has_file:
+        raise bad_fields([FieldFault("file", "it is missing")])
+    if not said.get("format"):
+        said["format"] = _find_format(said.get("name", ""), form.content_type)
+
+
+def _bad_form(reason: str) -> RequestRefused:
+    hint = "send `multipart/form-data` with one `file`, or the file itself as the body"
+    return RequestRefused(reason, hint, code="bad-form", status=400)

@@ -115,7 +115,7 @@ def _collect_facts(state: AppState) -> dict[str, float]:
     }
     restarts = [
         process.get("restarts")
-        for process in (read_status(state.settings).get("processes") or {}).values()
+        for process in read_status(state.settings).get("processes", ())
         if isinstance(process, dict)
     ]
     facts["inlay_process_restarts"] = float(sum(number for number in restarts if isinstance(number, int)))

@@ -47,7 +47,7 @@ def prepare_home(settings: ServeSettings) -> None:
     """Make the service's folders, private, and its secret; refuse a folder that cannot be written to."""
     try:
         make_directory(settings.home)
-        for folder in (settings.folder, settings.run_folder, settings.engine_socket.parent):
+        for folder in (settings.folder, settings.run_folder, settings.engine_socket.parent, settings.metrics_folder):
             make_directory(folder)
             _make_private(folder)
         probe = settings.run_folder / f".writable-{os.getpid()}"

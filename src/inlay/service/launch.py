@@ -42,7 +42,10 @@ _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 _WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
-_OTHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "INLAY_JOBS", "NOTIFY_SOCKET")
+_OTHERS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "INLAY_JOBS"),
+    *("NOTIFY_SOCKET", "PROMETHEUS_MULTIPROC_DIR"),
+)
 
 
 class PortTaken(InlayError):
@@ -79,6 +82,8 @@ def serve(settings: ServeSettings, announcer: Announcer) -> bool:
     set_up_logs("serve", as_json=settings.log_json)
     prepare_home(settings)
     lock = HomeLock(settings)
+    for path in settings.metrics_folder.glob("*.db"):  # counters of processes that have ended
+        path.unlink()
     with bind(settings) as listener:
         settings = dataclasses.replace(settings, port=listener.getsockname()[1])
         lock.tell(settings)
@@ -181,7 +186,10 @@ def make_environment(settings: ServeSettings, role: str, own: Mapping[str, str] 
     threads = str(settings.threads_of(role))
     kept = {name: value for name, value in own.items() if name not in _OTHERS}
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
-    return {**kept, **_QUIET, **_WAITING, **counts, "INLAY_HOME": str(settings.home), VARIABLE: settings.to_json()}
+    own_places = {"INLAY_HOME": str(settings.home), VARIABLE: settings.to_json()}
+    if role == "web" and settings.web_processes > 1:
+        own_places["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_folder)
+    return {**kept, **_QUIET, **_WAITING, **counts, **own_places}
 
 
 def notify_systemd(message: str, own: Mapping[str, str] = os.environ) -> None:

@@ -74,6 +74,11 @@ class ServeSettings:
         return self.folder / "run"
 
     @property
+    def metrics_folder(self) -> Path:
+        """The folder in which several web processes keep their counters, so that any of them shows the sums."""
+        return self.run_folder / "metrics"
+
+    @property
     def engine_socket(self) -> Path:
         """The Unix socket on which the engine listens: in the run folder, or elsewhere where that path is too long."""
         usual = self.run_folder / "engine.sock"

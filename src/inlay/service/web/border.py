@@ -21,7 +21,6 @@ _QUIET_ROUTES = {"/healthz", "/readyz", "/metrics"}
 """asked every few seconds by machines: logged only if they fail"""
 _HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
@@ -30,6 +29,7 @@ _HEADERS: tuple[tuple[bytes, bytes], ...] = (
 _DEFAULTS: tuple[tuple[bytes, bytes], ...] = (
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
     (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
 )
 
 

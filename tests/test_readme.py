@@ -312,6 +312,10 @@ def test_settings_page_is_what_the_code_says():
     assert page("settings.md") == load_script("draw_settings").render(), "run `python docs/draw_settings.py`"
 
 
+def test_http_page_is_what_the_service_says():
+    assert page("http.md") == load_script("draw_http").render(), "run `python docs/draw_http.py`"
+
+
 def load_script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)

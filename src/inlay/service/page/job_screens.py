@@ -34,6 +34,8 @@ _EVENTS = {
     "live": "Live: it answers from now on",
     "cancelled": "Cancelled",
 }
+# Stage before the first round -> its name.
+_STAGES = {"probe": "A first guess", "contrast": "A first sorting"}
 _STEPS = (
     ("queued", "Waiting"),
     ("read", "Reading"),
@@ -107,7 +109,7 @@ def describe_progress(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]
         "metric_words": metric_words(metric),
         "points": _find_points(job, events, metric),
         "steps": _find_steps(job, events),
-        "now": _say_now(job, metric),
+        "now": _say_now(job, events, metric),
         "can_cancel": job["state"] in ("queued", "running") and not job["cancel_requested"],
         "rows_words": _say_rows(events),
         "error": explain_problem(job["error"]),
@@ -155,7 +157,7 @@ def _find_steps(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
     return steps
 
 
-def _say_now(job: Mapping[str, Any], metric: str) -> str:
+def _say_now(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], metric: str) -> str:
     if job["cancel_requested"] and job["state"] in ("queued", "running"):
         return "It is being cancelled."
     if job["state"] == "queued":
@@ -167,18 +169,27 @@ def _say_now(job: Mapping[str, Any], metric: str) -> str:
         score = (progress.get("dev") or {}).get(metric)
         if progress.get("epoch"):
             so_far = f" So far: {show_score(score, metric)} {metric_words(metric)}." if score is not None else ""
-            return f"Round {progress['epoch']} of {progress['epochs']} is done.{so_far}"
-        return "The rows are read and prepared." if job["kind"] == "train" else "It is at work."
+            return f"Round {progress['epoch']} of {progress['epochs']} is done.{so_far}{_say_rest(events)}"
+        if job["kind"] != "train":
+            return "It is at work."
+        is_training = any(event["kind"] == "training" for event in events)
+        return "The first round is under way." if is_training else "The rows are read and prepared."
     return {"succeeded": "Done.", "failed": "It failed.", "cancelled": "It was cancelled."}[job["state"]]
+
+
+def _say_rest(events: Sequence[Mapping[str, Any]]) -> str:
+    """Say how long the rounds that are left will take at most: it may stop early."""
+    data = next((event["data"] for event in reversed(events) if event["kind"] == "epoch"), {})
+    if not data.get("seconds") or not data.get("epoch") or data["epoch"] >= data.get("epochs", 0):
+        return ""
+    return f" At most {duration(data['seconds'] * (data['epochs'] / data['epoch'] - 1))} more."
 
 
 def _say_rows(events: Sequence[Mapping[str, Any]]) -> str:
     for event in events:
-        if event["kind"] == "read" and event["data"].get("num_train"):
-            data = event["data"]
-            return (
-                f"{plural(data['num_train'], 'row')} to learn from and {show_number(data.get('num_dev'))} to judge by"
-            )
+        rows = event["data"].get("rows") or {}
+        if event["kind"] == "read" and rows:
+            return f"{plural(rows['train'], 'row')} to learn from and {show_number(rows['dev'])} to be judged by"
     return ""
 
 
@@ -197,6 +208,9 @@ def _say_event(event: Mapping[str, Any], metric: str) -> dict[str, Any]:
     data, kind = event["data"], event["kind"]
     words = _EVENTS.get(kind, first_large(event["message"]))
     score = (data.get("dev") or {}).get(metric)
+    if kind == "read":
+        words = _say_rows([event]) or words
     if kind == "epoch" and score is not None:
-        words = f"Round {show_number(data.get('epoch'))}: {show_score(score, metric)} {metric_words(metric)}"
+        what = _STAGES.get(data.get("stage"), f"Round {show_number(data.get('epoch'))}")
+        words = f"{what}: {show_score(score, metric)} {metric_words(metric)}"
     return {**event, "words": words}

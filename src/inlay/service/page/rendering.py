@@ -36,6 +36,7 @@ _METRICS = {
     "rmse": ("error, root mean square", False),
     "quadratic_kappa": ("weighted kappa", False),
     "mae": ("mean error", False),
+    "ece": ("calibration error", True),
 }
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _SOON = 10

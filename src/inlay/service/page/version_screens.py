@@ -17,6 +17,7 @@ from inlay.service.page.task_screens import head_of
 from inlay.service.page.word_effects import MOST_WORDS, leave_out, measure_effects, split_words
 
 _SHOWN_LABELS = 25
+_HIDDEN = ("ece_uncalibrated",)
 _SIDES = (("test", "on test rows"), ("dev", "on the rows it is judged by"))
 
 
@@ -75,7 +76,7 @@ def _list_scores(version: Mapping[str, Any], report: Mapping[str, Any] | None) -
         score = version["metrics"][side].get(metric)
         found.append((f"{first_large(metric_words(metric))} {words}", show_score(score, metric), bounds))
     for side, words in sides[:1]:
-        others = [name for name in version["metrics"][side] if name != metric]
+        others = [name for name in version["metrics"][side] if name not in (metric, *_HIDDEN)]
         found += [
             (f"{first_large(metric_words(name))} {words}", show_score(version["metrics"][side][name], name), "")
             for name in others

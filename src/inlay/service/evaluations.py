@@ -245,13 +245,26 @@ def _digest_key(key: str) -> bytes:
 
 def find_trained(evaluation: Evaluation, rows: Sequence[EvaluatedRow]) -> list[bool]:
     """Tell for each row whether the version was trained on it."""
-    from inlay.data import row_keys
-
     packed = base64.b64decode(evaluation.trained)
     known = {packed[start : start + _KEY_BYTES] for start in range(0, len(packed), _KEY_BYTES)}
+    return [_digest_key(key) in known for key in _list_keys(evaluation.kind, rows)]
+
+
+def _list_keys(kind: str, rows: Sequence[EvaluatedRow]) -> list[str]:
+    from inlay.data import row_keys
+
     pairs = None if any(row.pair is None for row in rows) else [str(row.pair) for row in rows]
-    keys = row_keys(evaluation.kind, [row.text for row in rows], pairs)
-    return [_digest_key(key) in known for key in keys]
+    return row_keys(kind, [row.text for row in rows], pairs)
+
+
+def leave_out(evaluation: Evaluation, other: Evaluation) -> Evaluation:
+    """Return an evaluation without the rows of the other version's dataset, in training or among its dev rows."""
+    is_trained, theirs = find_trained(other, evaluation.rows), set(_list_keys(other.kind, other.rows))
+    keys = _list_keys(evaluation.kind, evaluation.rows)
+    kept = [
+        row for row, key, gone in zip(evaluation.rows, keys, is_trained, strict=True) if not gone and key not in theirs
+    ]
+    return dataclasses.replace(evaluation, rows=tuple(kept))
 
 
 def has_same_rows(first: Evaluation, second: Evaluation) -> bool:

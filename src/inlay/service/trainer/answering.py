@@ -9,7 +9,7 @@ from typing import Any
 
 from inlay.errors import Unanswered
 from inlay.model import Backbone
-from inlay.service.engine import Caller, EngineRefused, SyncEngineClient, WireAnswer, WireRow
+from inlay.service.engine import Caller, EngineRefused, SyncEngineClient, VersionLoaded, WireAnswer, WireRow
 from inlay.serving import Engine, Request, describe_answer
 from inlay.store import Store
 
@@ -17,7 +17,10 @@ CHUNK_ROWS = 256
 """rows that the engine is asked at once"""
 PATIENCE_S = 120.0
 """longest wait for an engine that is full or gone, before rows are answered here"""
+LOAD_PATIENCE_S = 15.0
+"""the same before a version goes live without being hot"""
 _FEWEST_S, _MOST_S = 0.2, 10.0  # between two attempts
+_UNAVAILABLE = 503
 _NUM_SLOTS = 4
 
 TextRow = tuple[str, str | None]
@@ -33,7 +36,25 @@ class Answerer:
         self._backbone, self._store, self.client = backbone, store, client
         self._patience_s = patience_s
         self._engine: Engine | None = None
+        self.num_tokens = 0
+        """tokens answered so far"""
         self._asking = threading.Lock()  # a client asks one thing after another
+
+    def load(self, version: tuple[str, int], check: Callable[[], None] = lambda: None) -> VersionLoaded | None:
+        """Bring a version into the engine, its probes answered; None without an engine. EngineRefused if it fails."""
+        until = time.monotonic() + min(LOAD_PATIENCE_S, self._patience_s)
+        while self.client is not None:
+            try:
+                with self._asking:
+                    return self.client.load(*version)
+            except EngineRefused as refusal:
+                if refusal.http_status != _UNAVAILABLE:
+                    raise
+                if time.monotonic() >= until:
+                    break
+                time.sleep(min(1.0, refusal.retry_after_s or _FEWEST_S))
+                check()
+        return None
 
     def answer(
         self,
@@ -81,6 +102,7 @@ class Answerer:
                 time.sleep(min(_MOST_S, max(pause_s, refusal.retry_after_s)))
                 pause_s = min(_MOST_S, 2 * pause_s)
                 check()
+        self.num_tokens += predicted.num_tokens
         found: list[dict[str, Any]] = []
         for answer in predicted.answers:
             if isinstance(answer, WireAnswer):
@@ -101,8 +123,10 @@ class Answerer:
             self._engine = Engine(self._backbone, self._store, num_slots=_NUM_SLOTS, is_compiled=False)
         reference = f"{version[0]}@{version[1]}"
         requests = [Request(reference, text, pair, min_confidence) for text, pair in rows]
-        found = []
-        for answer in self._engine.predict(requests):
+        found, before = [], self._engine.num_tokens
+        answers = self._engine.predict(requests)
+        self.num_tokens += self._engine.num_tokens - before
+        for answer in answers:
             about = describe_answer(answer)
             if answer.error is not None:
                 about = {"error": {**answer.error.to_json(), "status": answer.error.http_status}}

@@ -33,7 +33,7 @@ class Lease:
         self._queue, self.cohort = queue, cohort
         self._heartbeat_s, self._trusted_s = heartbeat_s, _MARGIN * lease_s
         self.cancelled: frozenset[str] = frozenset(job.id for job in cohort.jobs if job.cancel_requested)
-        self._is_lost = False
+        self._is_lost = self._is_done = False
         self._seen_at = read_clock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
@@ -48,8 +48,15 @@ class Lease:
         self._ended.set()
         self._thread.join()
 
+    def finish(self) -> None:
+        """Stop: all jobs of the cohort have ended, and the database has closed it."""
+        self._is_done = True
+        self._ended.set()
+
     def check(self) -> None:
         """Raise StaleLease if the cohort may be another trainer's by now. Takes a microsecond."""
+        if self._is_done:
+            return
         if self._is_lost or read_clock() - self._seen_at > self._trusted_s:
             raise StaleLease(self.cohort.id, self.cohort.token)
 
@@ -75,5 +82,5 @@ class Lease:
                 log_event("a sign of life failed", {"cohort": self.cohort.id, "code": error.code}, level=30)
             except Exception:
                 log_failure("a sign of life failed", {"cohort": self.cohort.id})
-        if self._is_lost:
+        if self._is_lost and not self._is_done:
             log_event("the lease is lost", {"cohort": self.cohort.id, "attempt": self.cohort.token}, level=30)

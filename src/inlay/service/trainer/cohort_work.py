@@ -1,0 +1,352 @@
+"""The work on one claimed cohort: its jobs' rows are read, runs of one structure train in one bank, each goes live.
+
+Jobs of several tenants share a bank; none sees another. A job that is bad (its data, its settings, its training) fails
+alone. What always holds: after a `kill -9` the next attempt finds the same runs and their resume state again, and goes
+on bit by bit as it would have; an attempt that was stopped and lost its lease writes to files that nobody reads,
+because the next attempt has moved the folder away under it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inlay.errors import InlayError, StoreDamaged
+from inlay.service.logs import log_event
+from inlay.service.state import CANCELLED, FAILED, Conflict, Job, JobCohort, JobNote, StaleLease
+from inlay.service.trainer.going_live import GoingLive, list_numbers
+from inlay.service.trainer.job_data import PreparedJob, TrainerContext, describe_rows, pack_jobs, prepare_job
+from inlay.service.trainer.job_notes import (
+    PlainWords,
+    describe_failure,
+    make_words,
+    note_epoch,
+    note_notes,
+    note_of,
+    note_rows,
+    note_start,
+)
+from inlay.service.trainer.leases import Lease
+from inlay.settings import FitSettings
+from inlay.store import make_directory
+from inlay.training import (
+    STOPPED_EARLY,
+    AnyMember,
+    CohortStarted,
+    EpochEnded,
+    Event,
+    Interrupted,
+    Referee,
+    RowsAnswered,
+    RunEnded,
+    RunEntered,
+    StepTaken,
+    fit,
+    list_stopped,
+    read_result,
+    structure_of,
+)
+
+_PREFIX_BYTES = 256 * 2**20
+_CANCELLED = "cancelled"
+_IN_THE_LOOP = (StepTaken, RowsAnswered, EpochEnded, RunEnded, RunEntered)
+"""events that come while a stop can save the resume state"""
+
+
+class Canceller(Referee):
+    """Ends runs that nobody wants any more. `unwanted` tells which they are now."""
+
+    def __init__(self, unwanted: Callable[[], Collection[str]]) -> None:
+        self._unwanted = unwanted
+
+    def judge(self, members: Iterable[AnyMember], fresh: Collection[str], *, is_late: bool) -> None:
+        """End members whose jobs were all cancelled."""
+        self._end(members)
+
+    def admit(self, entered: Iterable[AnyMember]) -> None:
+        """End runs that enter a slot after their jobs were cancelled."""
+        self._end(entered)
+
+    def _end(self, members: Iterable[AnyMember]) -> None:
+        unwanted = self._unwanted()
+        for member in members:
+            if member.is_active and member.run.id in unwanted:
+                member.progress.status, member.progress.message = STOPPED_EARLY, _CANCELLED
+
+
+class CohortWork:
+    """One attempt at a cohort of training jobs."""
+
+    def __init__(
+        self, cohort: JobCohort, context: TrainerContext, lease: Lease, stopping: threading.Event | None = None
+    ) -> None:
+        self._cohort, self._context, self._lease = cohort, context, lease
+        self._stopping = stopping or threading.Event()
+        self._was_asked = False
+        self._todo = {job.id for job in cohort.jobs}
+        self._open = set(self._todo)
+        self._jobs: dict[str, list[PreparedJob]] = {}  # run id -> the jobs that want it and have not ended
+        self._ended: set[str] = set()  # run ids of jobs that ended in an earlier attempt
+        self._known_epochs: dict[str, set[tuple[str, int]]] = {}
+        self._words: dict[str, PlainWords] = {}
+        self._home = runs_folder(context) / cohort.id
+        self.folder = self._home / f"attempt-{cohort.token}"
+
+    def run(self) -> None:
+        """Do the cohort's jobs, each to its end. StaleLease if the lease is lost, Interrupted if asked to stop."""
+        take_over(self._home, self.folder)
+        stopped = list_stopped(self.folder / "cohorts")
+        members = self._cohort.jobs
+        if stopped:  # those that have ended are needed to find the resume state
+            members = tuple(sorted((*members, *(job for job in self._cohort.others if job.has_ended)), key=self._place))
+        sizes = [self._size_of(job) for job in members]
+        for pack in pack_jobs(members, sizes):
+            self._train_pack(pack, stopped)
+            self._jobs, self._ended = {}, set()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def _place(self, job: Job) -> int:
+        return self._cohort.members.index(job.id)
+
+    def _size_of(self, job: Job) -> int:
+        try:
+            assert job.dataset is not None
+            return self._context.workspace(job.tenant).dataset(job.dataset).size_bytes
+        except (InlayError, AssertionError):
+            return 0
+
+    def _train_pack(self, pack: Sequence[Job], stopped: Sequence[Sequence[str]]) -> None:
+        """Train jobs whose rows are in memory together."""
+        # 1. read the rows; a bad job fails alone
+        readied = [ready for job in pack if (ready := self._prepare(job)) is not None]
+        # 2. group the runs that can share a bank, each run once
+        groups: dict[Any, dict[str, PreparedJob]] = {}
+        for ready in readied:
+            run = ready.prepared.run
+            if ready.job.id in self._todo:
+                self._jobs.setdefault(run.id, []).append(ready)
+            else:
+                self._ended.add(run.id)
+            groups.setdefault(structure_of(run), {}).setdefault(run.id, ready)
+        # 3. train group by group
+        for group in groups.values():
+            wanted = [ready for run_id, ready in group.items() if run_id in self._jobs]
+            if wanted:
+                self._train([*wanted, *self._find_companions(group, stopped)])
+
+    def _find_companions(self, group: Mapping[str, PreparedJob], stopped: Sequence[Sequence[str]]) -> list[PreparedJob]:
+        """Find runs that have ended, but are part of the resume state of those that have not."""
+        wanted = {run_id for run_id in group if run_id in self._jobs}
+        for together in stopped:
+            if wanted & set(together) and set(together) <= group.keys():
+                return [group[run_id] for run_id in together if run_id not in self._jobs]
+        return []
+
+    def _prepare(self, job: Job) -> PreparedJob | None:
+        """Read a job's rows; None if it has ended by that, or must not begin."""
+        self._lease.check()
+        self._check_stop()
+        is_todo = job.id in self._todo
+        words = make_words(self._context.db.places.home, None)
+        try:
+            workspace = self._context.workspace(job.tenant)
+            words = make_words(self._context.db.places.home, workspace.tenant)
+            if job.dataset is not None:
+                words = make_words(self._context.db.places.home, workspace.tenant, workspace.dataset(job.dataset))
+            if is_todo and job.id in self._lease.cancelled:
+                self._finish(job, CANCELLED)
+                return None
+            ready = prepare_job(job, self._context)
+        except StaleLease:
+            raise
+        except Exception as error:  # the border that isolates one job: whatever is wrong with it, the others go on
+            if is_todo:
+                self._fail(job, error, words)
+            return None
+        self._words[job.id] = words
+        if is_todo:
+            run = ready.prepared.run
+            notes = note_notes([*run.task.notes, *run.start.notes, *run.notes], words)
+            self._record(job, note_rows(describe_rows(ready), notes))
+            self._context.queue.note_path(self._cohort, job.id, self.folder / run.id)
+        return ready
+
+    def _train(self, group: Sequence[PreparedJob], *, restart: bool = False) -> None:
+        """Train runs of one structure together; if that fails, each alone, so that a bad one fails alone."""
+        runs = [ready.prepared.run for ready in group]
+        settings = FitSettings(
+            threads=self._context.num_threads,
+            draw_curves=False,
+            keep_last=False,
+            restart=restart,
+            prefix_bytes=_PREFIX_BYTES,
+            prefix_file_bytes=0,
+        )
+        ids = {run.id for run in runs}
+        try:
+            fit(
+                runs,
+                self._context.backbone,
+                self.folder,
+                settings,
+                lambda event: self._hear(event, ids),
+                referee=Canceller(self._list_unwanted),
+            )
+        except StaleLease:
+            raise
+        except StoreDamaged as error:
+            if restart:
+                self._fail_runs(ids, error)
+                return
+            log_event("a resume state is damaged: training begins anew", {"cohort": self._cohort.id}, level=30)
+            self._train(group, restart=True)
+        except Exception as error:  # memory that one long row used up, among others
+            left = [ready for ready in group if ready.prepared.run.id in self._jobs]
+            if len(runs) == 1:
+                self._fail_runs(ids, error)
+            for ready in left if len(runs) > 1 else ():
+                self._train([ready])
+        for run_id in sorted(ids & self._jobs.keys()):  # finished before this attempt, or by an earlier one
+            self._end_run(run_id)
+
+    def _hear(self, event: Event, ids: set[str]) -> None:
+        """Pass on what happens in training, and stop it where the lease is lost or a stop is asked for."""
+        self._lease.check()
+        self._check_stop(is_step=isinstance(event, _IN_THE_LOOP))
+        if isinstance(event, CohortStarted):
+            is_resumed = event.cohort.num_steps > 0
+            for member in event.cohort.members:
+                for ready in self._jobs.get(member.run.id, ()):
+                    run = ready.prepared.run
+                    added = run.spec.count_parameters(self._context.backbone.anatomy)
+                    self._record(ready.job, note_start(member.num_stages, added, is_resumed=is_resumed))
+                    self._known_epochs[ready.job.id] = self._list_epochs(ready.job) if is_resumed else set()
+        elif isinstance(event, EpochEnded):
+            place = (str(event.record.get("stage") or "training"), int(event.record["epoch"]))
+            for ready in self._jobs.get(event.member.run.id, ()):
+                if place not in self._known_epochs.get(ready.job.id, ()):
+                    self._record(ready.job, note_epoch(event))
+        elif isinstance(event, RunEnded):
+            if event.member.run.id in self._jobs:
+                # What is drawn here must not change what the others draw next.
+                devices = [self._context.backbone.device] if self._context.backbone.device.type == "cuda" else []
+                with torch.random.fork_rng(devices=devices):
+                    self._end_run(event.member.run.id)
+        else:
+            for run_id in ids & self._jobs.keys():
+                for ready in self._jobs[run_id]:
+                    if note := note_of(event, self._words[ready.job.id]):
+                        self._record(ready.job, note)
+
+    def _list_epochs(self, job: Job) -> set[tuple[str, int]]:
+        """Return the epochs that an earlier attempt has told of."""
+        workspace, after, found = self._context.workspace(job.tenant), 0, set()
+        while events := workspace.events(job.id, after):
+            after = events[-1].id
+            found |= {(event.data["stage"], event.data["epoch"]) for event in events if event.kind == "epoch"}
+        return found
+
+    def _list_unwanted(self) -> set[str]:
+        """Return the runs whose jobs were all cancelled, and those that ended so in an earlier attempt."""
+        cancelled = self._lease.cancelled
+        wanted = {run_id for run_id, jobs in self._jobs.items() if any(ready.job.id not in cancelled for ready in jobs)}
+        return ({*self._jobs} | self._ended) - wanted
+
+    def _end_run(self, run_id: str) -> None:
+        """End the jobs of a run that has ended: each goes live, or says why not."""
+        result = read_result(self.folder / run_id)
+        for ready in list(self._jobs.get(run_id, ())):
+            if ready.job.id in self._lease.cancelled:
+                self._finish(ready.job, CANCELLED)
+                continue
+            before = list_numbers(self._context, ready.store_name)
+            way = GoingLive(ready, self._context, self._lease, self._words[ready.job.id])
+            try:
+                assert result is not None, "a run that ended has its result"
+                way.run(result)
+                self._close(ready.job)
+            except StaleLease:
+                raise
+            except Conflict:  # cancelled, or its task is being erased
+                way.withdraw(before)
+                self._finish(ready.job, CANCELLED)
+            except Exception as error:
+                self._fail(ready.job, error, self._words[ready.job.id])
+        self._jobs.pop(run_id, None)
+
+    def _fail_runs(self, ids: Iterable[str], error: BaseException) -> None:
+        for run_id in ids:
+            for ready in self._jobs.pop(run_id, ()):
+                self._fail(ready.job, error, self._words[ready.job.id])
+
+    def _fail(self, job: Job, error: BaseException, words: PlainWords) -> None:
+        if job.id in self._lease.cancelled:
+            self._finish(job, CANCELLED)
+            return
+        self._lease.check()
+        described = describe_failure(error, words)
+        log_event("a job failed", {"job": job.id, "tenant": job.tenant, "code": described["code"]}, level=30)
+        self._context.queue.finish(self._cohort, job.id, FAILED, error=described)
+        self._close(job)
+
+    def _finish(self, job: Job, state: str) -> None:
+        self._lease.check()
+        self._context.queue.finish(self._cohort, job.id, state)
+        self._close(job)
+
+    def _close(self, job: Job) -> None:
+        self._open.discard(job.id)
+        if not self._open:
+            self._lease.finish()
+
+    def _record(self, job: Job, note: JobNote) -> None:
+        with suppress(Conflict):  # it was ended by somebody else, such as an erasure
+            self._context.queue.record(self._cohort, job.id, note)
+
+    def _check_stop(self, *, is_step: bool = False) -> None:
+        """Stop if that is asked for; in the middle of training by Ctrl-C's way, which saves the resume state first."""
+        if not self._stopping.is_set() or self._was_asked:
+            return
+        if is_step and threading.current_thread() is threading.main_thread():
+            self._was_asked = True
+            signal.raise_signal(signal.SIGINT)
+        else:
+            raise Interrupted
+
+
+def runs_folder(context: TrainerContext) -> Path:
+    """Return the folder of all cohorts' run folders."""
+    return context.db.places.service / "runs"
+
+
+def take_over(home: Path, folder: Path) -> None:
+    """Give a cohort's files to this attempt: the folder of the last one gets this one's name.
+
+    Whoever still writes under the old name writes into nothing.
+    """
+    make_directory(home)
+    earlier = sorted(home.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    if earlier:
+        os.rename(earlier[-1], folder)
+    make_directory(folder)
+
+
+def sweep_runs(context: TrainerContext) -> int:
+    """Delete the run folders of cohorts that are done, and what attempts that lost theirs have left."""
+    folder, number = runs_folder(context), 0
+    if not folder.is_dir():
+        return 0
+    alive = context.queue.open_cohorts()
+    for path in folder.iterdir():
+        if path.is_dir() and path.name not in alive and path.name.startswith("cohort_"):
+            shutil.rmtree(path, ignore_errors=True)
+            number += 1
+    return number

@@ -1,0 +1,238 @@
+"""From a trained run to a live version: judged, published, proved, compared with what is live, and then at once.
+
+What always holds: a version goes live in one transaction, after it is whole in the store and hot in the engine; it is
+published once, however often its trainer is killed, because content makes its name; whoever lost the cohort's lease
+publishes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from inlay.data import describe_unpredicted
+from inlay.errors import InlayError, NotFinite
+from inlay.service.engine import EngineRefused
+from inlay.service.evaluations import (
+    Evaluation,
+    answer_again,
+    choose_rows,
+    evaluate_version,
+    has_same_rows,
+    leave_out,
+    read_evaluation,
+    write_evaluation,
+)
+from inlay.service.logs import log_event
+from inlay.service.state import JobNote, LiveMoved, Publication
+from inlay.service.trainer.answering import TextRow
+from inlay.service.trainer.job_data import PreparedJob, TrainerContext
+from inlay.service.trainer.job_notes import PlainWords, note_notes
+from inlay.service.trainer.leases import Lease
+from inlay.service.version_reports import NeedsAnswers, compare, find_comparison
+from inlay.serving import Answer, describe_answer
+from inlay.store import Manifest, Version
+from inlay.training import Result, check_trained, judge_split, publish_result, read_outcomes, report_run
+
+_MOST_MOVES = 5  # of what is live, while a version is being compared with it
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Whether a version goes live, why, and the comparison with what was live (0: nothing)."""
+
+    goes_live: bool
+    reason: str
+    compared_with: int | None = None
+    comparison: dict[str, Any] | None = None
+
+
+class GoingLive:
+    """The way of one job's trained run into the store and, perhaps, live."""
+
+    def __init__(self, ready: PreparedJob, context: TrainerContext, lease: Lease, words: PlainWords) -> None:
+        self._ready, self._context, self._lease, self._words = ready, context, lease, words
+        self._folder = context.db.places.evaluations(ready.job.tenant, ready.job.task)
+
+    def run(self, result: Result) -> None:
+        """Judge, publish, prove and compare a trained run, and end its job."""
+        ready, job = self._ready, self._ready.job
+        check_trained(result)
+        # 1. answer the dev rows: who cannot is not published
+        answers, dev = self._answer_dev(result)
+        # 2. publish, unless the cohort is another trainer's by now
+        self._lease.confirm()
+        version = publish_result(ready.prepared, result, name=ready.store_name)
+        manifest = self._context.store.manifest(version)
+        evaluation = evaluate_version(version.number, manifest, dev, answers, ready.task.train)
+        evaluation = dataclasses.replace(evaluation, num_dev=len(ready.task.dev))
+        self._lease.check()
+        write_evaluation(self._folder, evaluation)
+        report = self._report(result, version)
+        self._note("published", f"version {version.number} is published", {"version": version.number} | report)
+        # 3. make it hot: its probes are answered and compared
+        obstacle = self._prove(version)
+        # 4. decide and end the job, again if something else went live meanwhile
+        for _ in range(_MOST_MOVES):
+            verdict = Verdict(False, obstacle) if obstacle else self._judge(version, evaluation)
+            outcome = {**report, "compare": verdict.comparison}
+            size_bytes = _find_size(self._context, version)
+            publication = Publication(
+                number=version.number,
+                digest=version.digest,
+                size_bytes=size_bytes,
+                goes_live=verdict.goes_live,
+                reason=verdict.reason,
+                result=outcome,
+                compared_with=verdict.compared_with,
+            )
+            try:
+                self._lease.check()
+                self._context.queue.publish_live(self._lease.cohort, job.id, publication)
+            except LiveMoved:
+                continue
+            return
+        raise LiveMoved(job.task)
+
+    def withdraw(self, before: set[int]) -> None:
+        """Take back what was published for a job that was cancelled in the meantime; `before` was there already."""
+        store, name = self._context.store, self._ready.store_name
+        for number in list_numbers(self._context, name) - before:
+            store.remove(f"{name}@{number}")
+
+    def _answer_dev(self, result: Result) -> tuple[list[dict[str, Any]], Any]:
+        run = self._ready.prepared.run
+        dev = choose_rows(run.task.dev, len(run.task.labels))
+        found = judge_split(result.spec(run), result.tensors, self._context.backbone, dev, run.reading)
+        outcomes = read_outcomes(found, run.task.labels)
+        lost = [row for row, outcome in enumerate(outcomes) if outcome is None]
+        if lost:
+            raise NotFinite(
+                f"the answers to {len(lost):,} of {len(dev):,} dev rows are not finite, the first on line "
+                f"{dev.lines[lost[0]]}",
+                "train again with a smaller `--lr`",
+            )
+        return [describe_answer(Answer(run.task.name, "", outcome)) for outcome in outcomes], dev
+
+    def _report(self, result: Result, version: Version) -> dict[str, Any]:
+        """Return the scores of a trained run as a job shows them: no paths, and the task's own name."""
+        ready = self._ready
+        known = report_run(ready.prepared, result, version)
+        kept = ("kind", "metric", "metrics", "best_epoch", "probe", "still_rising", "num_parameters", "seconds")
+        is_balanced = ready.prepared.run.config.train.class_weights == "balanced"
+        notes = describe_unpredicted(ready.task, result.unpredicted, is_balanced=is_balanced)
+        suspects = next(iter(result.history), {}).get("suspects") or None
+        more = {"version": version.number, "notes": note_notes(notes, self._words), "suspects": suspects}
+        return {**{name: known[name] for name in kept}, **more}
+
+    def _prove(self, version: Version) -> str:
+        """Bring a version into the engine, its probes answered; return why it must not go live, "" if it may."""
+        try:
+            loaded = self._context.answers.load((version.name, version.number), self._lease.check)
+        except EngineRefused as refusal:
+            log_event("a version was not proved", {"job": self._ready.job.id, "code": refusal.code}, level=40)
+            reason = f"version {version.number} is not live: the engine refuses it: {refusal.message}"
+            return self._words.clean(reason)
+        if loaded is None:
+            self._context.store.check(version)
+            self._note("notice", "no engine is there: the version is loaded when it is first asked for")
+            return ""
+        data = {"version": version.number, "seconds": round(loaded.seconds, 3), "num_probes": loaded.num_probes}
+        self._note("proved", f"{loaded.num_probes} probes are answered as they were", data)
+        return ""
+
+    def _judge(self, version: Version, evaluation: Evaluation) -> Verdict:
+        """Decide by the job's policy whether a version goes live."""
+        job = self._ready.job
+        alias = self._context.workspace(job.tenant).alias(job.task)
+        live = 0 if alias is None else alias.version
+        if job.publish == "never":
+            return Verdict(False, "not live: by its policy, versions of this task go live by hand")
+        if version.number == live:
+            return Verdict(False, f"the same as version {live}, which is live")
+        if job.publish == "always":
+            return Verdict(True, "live: by its policy, every new version of this task goes live")
+        if not live:
+            return Verdict(True, "live: the task's first version", 0)
+        try:
+            comparison = self._compare(live, evaluation)
+            objection = self._object(live, evaluation) if comparison["gain"] > 0 else ""
+        except (InlayError, ValueError) as error:
+            why = error.message if isinstance(error, InlayError) else "its answers are damaged"
+            reason = f"not live: it cannot be compared with version {live}: {why}"
+            return Verdict(False, self._words.clean(reason), live)
+        goes_live = comparison["gain"] > 0 and not objection
+        return Verdict(goes_live, objection or explain(comparison), live, comparison)
+
+    def _compare(self, live: int, new: Evaluation) -> dict[str, Any]:
+        """Compare what is live with a new version on the new one's dev rows, which the live one answers if need be."""
+        store, name = self._context.store, self._ready.store_name
+
+        def read_manifest(number: int) -> Manifest:
+            return store.manifest(store.resolve(f"{name}@{number}"))
+
+        found = find_comparison(self._folder, live, new.version, read_manifest)
+        if not isinstance(found, NeedsAnswers):
+            return compare(*found)
+        moved = self._ask(found.owner, found.other)
+        self._lease.check()
+        write_evaluation(self._folder, moved)
+        return compare(*((moved, found.owner) if moved.version == live else (found.owner, moved)))
+
+    def _object(self, live: int, new: Evaluation) -> str:
+        """Return why a version that is better on its own dev rows must not go live all the same; "" if nothing does.
+
+        Bad rows come with bad dev rows, on which the version that learned them looks well. So it must not be worse,
+        beyond chance, on what is left of the live version's dev rows: those that the new dataset has no other word on.
+        """
+        old = read_evaluation(self._folder, live)
+        if old is None or has_same_rows(old, new):
+            return ""
+        kept = leave_out(old, new)
+        if not kept.rows:
+            return ""
+        comparison = compare(kept, self._ask(kept, new))
+        return explain(comparison, "that it was judged by") if comparison["verdict"] == "worse" else ""
+
+    def _ask(self, owner: Evaluation, other: Evaluation) -> Evaluation:
+        """Have the version of `other` answer the rows of `owner`."""
+        rows: list[TextRow] = list(owner.texts)
+        version = (self._ready.store_name, other.version)
+        answers = self._context.answers.answer(self._ready.caller, version, rows, self._lease.check)
+        return answer_again(owner, other, answers)
+
+    def _note(self, kind: str, message: str, data: Mapping[str, Any] = {}) -> None:
+        note = JobNote(kind, message, data)
+        self._context.queue.record(self._lease.cohort, self._ready.job.id, note)
+
+
+def explain(comparison: Mapping[str, Any], which: str = "") -> str:
+    """Return in words why a version goes live, or does not, after a comparison with the live one; `which` rows it was.
+
+    The higher score counts, even where chance might have made the difference: of two that are alike, the newer one has
+    seen more. Of equal ones the live one stays.
+    """
+    metric, live, apart = comparison["metric"], comparison["a"], abs(comparison["difference"])
+    rows = f"{comparison['num_rows']:,} rows" + (f" {which}" if which else "")
+    scores = f"{metric} {comparison['score_b']:.4f} and {comparison['score_a']:.4f} on {rows}"
+    is_chance = comparison["verdict"] == "no-difference"
+    chance = f"; chance may explain it (p = {comparison['p_value']:.2g})" if is_chance else ""
+    if comparison["gain"] > 0:
+        return f"live: better than version {live} by {apart:.4f} ({scores}){chance}"
+    if comparison["gain"] < 0:
+        return f"not live: worse than version {live} by {apart:.4f} ({scores}){chance}"
+    return f"not live: no better than version {live} ({scores})"
+
+
+def list_numbers(context: TrainerContext, name: str) -> set[int]:
+    """Return the numbers of a task's versions in the store."""
+    try:
+        return {info.version.number for info in context.store.versions(name)}
+    except InlayError:
+        return set()
+
+
+def _find_size(context: TrainerContext, version: Version) -> int:
+    infos = context.store.versions(version.name)
+    return next(info.size_bytes for info in infos if info.version.number == version.number)

@@ -1,0 +1,254 @@
+"""Jobs beside training: a dataset answered offline in the bulk band, and erasure.
+
+What always holds: a batch's output appears whole, under its name, after its last row; until then its rows lie in a
+part that only one attempt writes. Who goes on after a kill copies what is whole of it, so that an attempt that lost its
+lease writes into a file without a name. One version answers all rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from inlay.data import InputRow, stream_rows
+from inlay.errors import InlayError
+from inlay.service.engine import Caller
+from inlay.service.logs import log_event
+from inlay.service.state import (
+    CANCELLED,
+    FAILED,
+    LOCAL,
+    SUCCEEDED,
+    JobCohort,
+    JobNote,
+    StaleLease,
+    Tenant,
+    Workspace,
+    run_erasure,
+)
+from inlay.service.trainer.answering import CHUNK_ROWS, TextRow
+from inlay.service.trainer.job_data import TrainerContext, find_dataset, name_in_store
+from inlay.service.trainer.job_notes import PlainWords, describe_failure, make_words
+from inlay.service.trainer.job_settings import BATCH_SETTINGS, make_tree
+from inlay.service.trainer.leases import Lease
+from inlay.serving import check_confidence
+from inlay.settings import DataConfig, from_tree
+from inlay.store import make_directory, sync_directory
+
+_NEWS_S = 5.0  # between two notes on how far a batch is
+
+
+class JobCancelled(Exception):
+    """The job is to be cancelled."""
+
+
+class StopAsked(Exception):
+    """The trainer is asked to stop; the job goes on with the next one."""
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What a batch job asks for: the version that answers, and how the rows are read."""
+
+    workspace: Workspace
+    tenant: Tenant
+    store_name: str
+    number: int
+    config: DataConfig
+    path: Path
+    num_rows: int
+    min_confidence: float | None
+
+
+class BatchWork:
+    """One attempt at an offline batch."""
+
+    def __init__(self, cohort: JobCohort, context: TrainerContext, lease: Lease, stopping: threading.Event) -> None:
+        self._cohort, self._context, self._lease, self._stopping = cohort, context, lease, stopping
+        self._job = cohort.jobs[0]
+        self._words: PlainWords = make_words(context.db.places.home, None)
+        self._output = context.db.places.batch(self._job.tenant, self._job.id)
+        self._told_at = 0.0
+
+    def run(self) -> None:
+        """Answer every row and finish the job; StaleLease if the lease is lost, StopAsked if asked to stop."""
+        job, queue = self._job, self._context.queue
+        try:
+            if self._output.is_file():  # whole: the last attempt did not come to say so
+                self._succeed()
+                return
+            plan = self._plan()
+            part = self._open_part(plan.number)
+            self._answer(plan, part)
+            self._check()
+            os.replace(part, self._output)
+            sync_directory(self._output.parent)
+            self._succeed()
+        except (StaleLease, StopAsked):
+            raise
+        except Exception as error:  # the border that isolates one job
+            self._lease.check()
+            self._drop_parts()
+            if job.id in self._lease.cancelled:
+                queue.finish(self._cohort, job.id, CANCELLED)
+            else:
+                queue.finish(self._cohort, job.id, FAILED, error=describe_failure(error, self._words))
+
+    def _plan(self) -> BatchPlan:
+        job, workspace = self._job, self._context.workspace(self._job.tenant)
+        tenant = workspace.tenant
+        self._words = make_words(self._context.db.places.home, tenant)
+        dataset = find_dataset(job, workspace)
+        self._words = make_words(self._context.db.places.home, tenant, dataset)
+        tree = make_tree(job.settings, dataset.found.reading, BATCH_SETTINGS)
+        number = self._find_pinned()
+        if number is None:
+            asked = job.settings.get("version")
+            resolved = workspace.resolve(job.task if asked is None else f"{job.task}@{asked}")
+            number = resolved.number
+        name = name_in_store(tenant, job.task)
+        least = job.settings.get("min_confidence")
+        manifest = self._context.store.manifest(self._context.store.resolve(f"{name}@{number}"))
+        check_confidence(least, manifest.kind)
+        config = from_tree(DataConfig, tree["data"])
+        return BatchPlan(workspace, tenant, name, number, config, dataset.path, dataset.num_rows, least)
+
+    def _answer(self, plan: BatchPlan, part: Path) -> None:
+        """Write a line for every row that has none yet."""
+        with part.open("r+b") as file:
+            num_done = _cut_torn(file)
+            row, before = 0, self._context.answers.num_tokens
+            for chunk in stream_rows(plan.path, plan.config, chunk_size=CHUNK_ROWS, isolate=True):
+                row += len(chunk)
+                left = chunk[max(0, len(chunk) - (row - num_done)) :] if row > num_done else []
+                if left:
+                    self._check()
+                    file.writelines(self._answer_chunk(plan, left))
+                    self._tell(row, plan)
+            file.flush()
+            os.fsync(file.fileno())
+        tokens = self._context.answers.num_tokens - before
+        plan.workspace.add_usage(self._job.task, rows=max(0, row - num_done), tokens=tokens)
+
+    def _answer_chunk(self, plan: BatchPlan, rows: Sequence[InputRow]) -> Iterator[bytes]:
+        """Yield a line for each row: its answer, or what is wrong with it."""
+        caller = Caller(plan.tenant.name, plan.tenant.weight, plan.tenant.limits.tokens_per_minute, "bulk")
+        good: list[TextRow] = [(row.text, row.pair) for row in rows if row.error is None]
+        version = (plan.store_name, plan.number)
+        answers = iter(self._context.answers.answer(caller, version, good, self._check, plan.min_confidence))
+        shown = {"task": self._job.task, "version": f"{self._job.task}@{plan.number}"}
+        for row in rows:
+            if row.error is not None:
+                found: dict[str, Any] = {"error": describe_failure(row.error, self._words)}
+            else:
+                found = next(answers)
+                if "error" in found:
+                    said = found["error"]
+                    hint = None if said["hint"] is None else self._words.clean(said["hint"])
+                    found = {"error": {**said, "message": self._words.clean(said["message"]), "hint": hint}}
+                else:
+                    found = {**found, **shown}
+            yield json.dumps({"line": row.line, **found}, ensure_ascii=False).encode() + b"\n"
+
+    def _open_part(self, number: int) -> Path:
+        """Return this attempt's part, with the lines that earlier attempts have answered."""
+        part = self._part_of(number)
+        for path in (self._output, part):
+            self._context.queue.note_path(self._cohort, self._job.id, path)
+        make_directory(part.parent)
+        earlier = self._list_parts()
+        content = earlier[-1] if earlier else None
+        with part.open("wb") as file:
+            if content is not None:
+                with content.open("rb") as old:
+                    while piece := old.read(1 << 20):
+                        file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        for path in earlier:
+            path.unlink(missing_ok=True)
+        return part
+
+    def _part_of(self, number: int) -> Path:
+        return self._output.with_name(f"{self._job.id}.{number}.{self._cohort.token}.part")
+
+    def _list_parts(self) -> list[Path]:
+        """Return the parts of earlier attempts, the last one last."""
+        own = self._output.parent.glob(f"{self._job.id}.*.*.part")
+        known = {int(path.name.split(".")[2]): path for path in own}
+        return [known[token] for token in sorted(known) if token < self._cohort.token]
+
+    def _find_pinned(self) -> int | None:
+        """Return the version that earlier attempts answered by."""
+        earlier = self._list_parts()
+        return int(earlier[-1].name.split(".")[1]) if earlier else None
+
+    def _drop_parts(self) -> None:
+        for path in self._output.parent.glob(f"{self._job.id}.*.part"):
+            path.unlink(missing_ok=True)
+
+    def _succeed(self) -> None:
+        num_rows = num_errors = 0
+        version = None
+        with self._output.open("rb") as file:
+            for line in file:
+                num_rows += 1
+                about = json.loads(line)
+                num_errors += "error" in about
+                version = version or about.get("version")
+        number = None if version is None else int(version.rpartition("@")[2])
+        result: dict[str, Any] = {"version": number, "rows": num_rows, "errors": num_errors}
+        result |= {"size_bytes": self._output.stat().st_size, "output": f"/v1/batches/{self._job.id}/output"}
+        self._lease.check()
+        self._context.queue.finish(self._cohort, self._job.id, SUCCEEDED, result=result)
+
+    def _tell(self, num_rows: int, plan: BatchPlan) -> None:
+        if time.monotonic() - self._told_at < _NEWS_S:
+            return
+        self._told_at = time.monotonic()
+        progress = {"stage": "answering", "rows": num_rows, "of": plan.num_rows}
+        note = JobNote("answered", f"{num_rows:,} of {plan.num_rows:,} rows are answered", progress, progress)
+        self._context.queue.record(self._cohort, self._job.id, note)
+
+    def _check(self) -> None:
+        self._lease.check()
+        if self._job.id in self._lease.cancelled:
+            raise JobCancelled
+        if self._stopping.is_set():
+            raise StopAsked
+
+
+def _cut_torn(file: Any) -> int:
+    """Cut a line that a kill tore off the end of a part, and return how many whole ones there are."""
+    number, end = 0, 0
+    for line in file:
+        if not line.endswith(b"\n"):
+            break
+        number, end = number + 1, end + len(line)
+    file.seek(end)
+    file.truncate()
+    return number
+
+
+def erase(cohort: JobCohort, context: TrainerContext) -> None:
+    """Do an erase job, and have the engine forget the task's versions."""
+    job = cohort.jobs[0]
+    prefix = "" if job.tenant == LOCAL else f"{job.tenant}."
+    names = [f"{prefix}{job.task}"]
+    if not job.task:  # all of a tenant's
+        known = (task.name for task in context.store.ledger(lambda version, error: None))
+        names = [name for name in known if prefix and name.startswith(prefix)]
+    erased = run_erasure(context.db, context.queue, cohort)
+    counts = {"versions": erased.num_versions, "datasets": erased.num_datasets, "files": erased.num_files}
+    log_event("erased", {"tenant": job.tenant, **counts})
+    for name in names:
+        with suppress(InlayError):  # an engine that is gone has forgotten everything
+            if context.answers.client is not None:
+                context.answers.client.forget(name)

@@ -1,0 +1,140 @@
+"""The trainer's process: claims cohorts one after another, and beside them batches and erasures, until it is stopped.
+
+It stands back behind the engine (niced, few threads), keeps nothing in memory between two cohorts but the backbone, and
+may be killed at any moment: what it had goes on with the next trainer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import threading
+from collections.abc import Callable
+
+from inlay.errors import InlayError
+from inlay.service.child import Child
+from inlay.service.engine import SyncEngineClient
+from inlay.service.logs import log_event, log_failure
+from inlay.service.settings import ServeSettings
+from inlay.service.state import BATCH, ERASE, HEARTBEAT_S, TRAIN, Database, JobCohort, JobQueue, StaleLease
+from inlay.service.trainer.answering import Answerer
+from inlay.service.trainer.cohort_work import CohortWork, sweep_runs
+from inlay.service.trainer.job_data import TrainerContext
+from inlay.service.trainer.leases import Lease
+from inlay.service.trainer.side_jobs import BatchWork, StopAsked, erase
+from inlay.store import Store
+from inlay.threads import set_threads
+
+POLL_S = 0.5
+_ERROR_S = 5.0  # after an error that nobody foresaw, such as a database that cannot be written
+
+
+class Trainer:
+    """Claims and does jobs. `serve` runs one as a process; tests call `train_next` and `do_next`."""
+
+    def __init__(
+        self,
+        context: TrainerContext,
+        owner: str,
+        stopping: threading.Event | None = None,
+        *,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self.context, self.owner, self.heartbeat_s = context, owner, heartbeat_s
+        self.stopping = stopping or threading.Event()
+
+    def train_next(self, company_s: float = 2.0) -> bool:
+        """Claim and train the next cohort; False if there is nothing to train."""
+        cohort = self.context.queue.claim(self.owner, kinds=(TRAIN,), company_s=company_s)
+        if cohort is None:
+            return False
+        self._work(cohort, lambda lease: CohortWork(cohort, self.context, lease, self.stopping).run())
+        return True
+
+    def do_next(self) -> bool:
+        """Claim and do the next erasure or batch; False if there is none."""
+        erasure = self.context.queue.claim(self.owner, kinds=(ERASE,), company_s=0.0)
+        if erasure is not None:
+            self._guard(erasure, lambda: erase(erasure, self.context))
+            return True
+        batch = self.context.queue.claim(self.owner, kinds=(BATCH,), company_s=0.0)
+        if batch is not None:
+            self._work(batch, lambda lease: BatchWork(batch, self.context, lease, self.stopping).run())
+        return batch is not None
+
+    def run(self, step: Callable[[], bool]) -> None:
+        """Take step after step until the trainer is stopped."""
+        while not self.stopping.is_set():
+            try:
+                did_something = step()
+            except InlayError as error:  # the database is full, or busy for too long
+                log_event("the trainer waits", {"code": error.code}, level=40)
+                self.stopping.wait(_ERROR_S)
+                continue
+            except Exception:
+                log_failure("the trainer waits after an error that nobody foresaw")
+                self.stopping.wait(_ERROR_S)
+                continue
+            if not did_something:
+                self.stopping.wait(POLL_S)
+
+    def _work(self, cohort: JobCohort, work: Callable[[Lease], None]) -> None:
+        """Do the work on a cohort while its lease holds; give it back if the trainer is asked to stop."""
+        with Lease(self.context.queue, cohort, heartbeat_s=self.heartbeat_s) as lease:
+            self._guard(cohort, lambda: work(lease))
+
+    def _guard(self, cohort: JobCohort, work: Callable[[], None]) -> None:
+        about = {"cohort": cohort.id, "attempt": cohort.token, "jobs": len(cohort.jobs)}
+        log_event("claimed", {**about, "structure": cohort.structure})
+        try:
+            work()
+        except StaleLease:
+            log_event("dropped: the lease was lost", about, level=30)
+        except (KeyboardInterrupt, StopAsked):  # a stop that was asked for, with the resume state saved
+            self.context.queue.release(cohort)
+            log_event("given back", about)
+            self.stopping.set()
+        else:
+            log_event("done", about)
+
+
+def serve(child: Child) -> None:
+    """Run the trainer's process until it is stopped."""
+    settings = child.settings
+    os.environ["INLAY_CACHE_BYTES"] = "0"  # nothing of a customer's rows is kept outside the service's folder
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    child.progress(f"loading the backbone {settings.backbone}")
+    context = open_context(settings)
+    owner = f"{socket.gethostname()}/{child.name}"
+    lost = context.queue.reclaim_of(owner)  # the process that had this name has ended
+    swept = sweep_runs(context)
+    if lost or swept:
+        log_event("goes on", {"cohorts": len(lost), "folders_deleted": swept})
+    trainer = Trainer(context, owner, child.stopping)
+    side = Trainer(_open_side(context, settings), f"{owner}/side", child.stopping)
+    context.queue.reclaim_of(side.owner)
+    thread = threading.Thread(target=side.run, args=(side.do_next,), name="side-jobs", daemon=True)
+    thread.start()
+    child.ready({"backbone": context.backbone.name, "device": str(context.backbone.device)})
+    trainer.run(trainer.train_next)
+    thread.join(settings.drain_s)
+    context.db.close()
+
+
+def open_context(settings: ServeSettings) -> TrainerContext:
+    """Load the backbone and open everything that jobs need."""
+    from inlay.model import load_backbone
+
+    num_threads = settings.threads_of("trainer")
+    set_threads(num_threads)
+    backbone = load_backbone(settings.backbone, device=None if settings.device == "auto" else settings.device)
+    db, store = Database.open(settings.home), Store(settings.home)
+    answers = Answerer(backbone, store, SyncEngineClient(settings.engine_socket))
+    return TrainerContext(db, JobQueue(db), store, backbone, answers, num_threads)
+
+
+def _open_side(context: TrainerContext, settings: ServeSettings) -> TrainerContext:
+    """Return the same things for another thread, with a connection to the engine of its own."""
+    answers = Answerer(context.backbone, context.store, SyncEngineClient(settings.engine_socket))
+    return dataclasses.replace(context, answers=answers)

@@ -22,8 +22,12 @@ DRAFTS = itertools.count()
 METHOD = {"name": "houlsby", "size": 8}
 HEAD = {"kind": "classify", "num_outputs": 2, "pooling": "cls"}
 BACKBONE = {
-    **{"name": "tiny", "fingerprint": "tiny", "family": "bert", "num_parameters": 100},
-    **{"exact_digest": "tiny", "precision": "float32"},
+    "name": "tiny",
+    "fingerprint": "tiny",
+    "family": "bert",
+    "num_parameters": 100,
+    "exact_digest": "tiny",
+    "precision": "float32",
 }
 
 

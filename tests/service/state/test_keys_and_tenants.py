@@ -206,4 +206,3 @@ def test_what_an_operator_does_is_noted(db, workspace):
         ("key:boss", "key.make", key.id),
         ("key:boss", "key.revoke", key.id),
     ]
-

@@ -167,9 +167,9 @@ def hold(connection: Connection, cohort: str, owner: str, now: float) -> Any:
 
 
 def forget_old_cohorts(connection: Connection) -> None:
-    """Delete the cohorts that are done and whose jobs are gone."""
+    """Delete the cohorts whose jobs are all gone: erased."""
     row, job = schema.cohorts.c, schema.jobs.c
-    gone = select(row.id).where(row.state == DONE, ~exists().where(job.cohort == row.id))
+    gone = select(row.id).where(~exists().where(job.cohort == row.id))
     numbers = connection.execute(gone).scalars().all()
     connection.execute(delete(schema.cohort_members).where(schema.cohort_members.c.cohort.in_(numbers)))
     connection.execute(delete(schema.cohorts).where(row.id.in_(numbers)))

@@ -14,28 +14,60 @@ if TYPE_CHECKING:
     from inlay.service.home import read_status
     from inlay.service.launch import Announcer, Readiness, check_extra, find_home, serve
     from inlay.service.settings import ServeSettings
-    from inlay.service.state import BackupReport, Database, Keys, Tenants, back_up, restore
+    from inlay.service.state import (
+        USUAL_SCOPES,
+        BackupReport,
+        Database,
+        Key,
+        Keys,
+        Tenant,
+        TenantLimits,
+        Tenants,
+        Workspace,
+        back_up,
+        remove_tenant,
+        restore,
+    )
 
 _HOMES = {
     "inlay.service.home": ("read_status",),
     "inlay.service.launch": ("Announcer", "Readiness", "check_extra", "find_home", "serve"),
     "inlay.service.settings": ("ServeSettings",),
-    "inlay.service.state": ("BackupReport", "Database", "Keys", "Tenants", "back_up", "restore"),
+    "inlay.service.state": (
+        "USUAL_SCOPES",
+        "BackupReport",
+        "Database",
+        "Key",
+        "Keys",
+        "Tenant",
+        "TenantLimits",
+        "Tenants",
+        "Workspace",
+        "back_up",
+        "remove_tenant",
+        "restore",
+    ),
 }
 __getattr__ = import_lazily(__name__, _HOMES)
 
 __all__ = [
+    "USUAL_SCOPES",
     "Announcer",
     "BackupReport",
     "Database",
+    "Key",
     "Keys",
     "Readiness",
     "ServeSettings",
+    "Tenant",
+    "TenantLimits",
     "Tenants",
+    "Workspace",
     "back_up",
     "check_extra",
     "find_home",
     "read_status",
+    "remove_tenant",
     "restore",
     "serve",
 ]

@@ -10,7 +10,7 @@ from inlay.service.state.aliases import Publication
 from inlay.service.state.backup import BackupReport, back_up, restore
 from inlay.service.state.database import Database
 from inlay.service.state.datasets import FORMATS, Dataset, DatasetDraft, Found
-from inlay.service.state.erasure import Erased, erase_task, erase_tenant, run_erasure
+from inlay.service.state.erasure import Erased, erase_task, erase_tenant, remove_tenant, run_erasure
 from inlay.service.state.feedback import Correction, Feedback
 from inlay.service.state.idempotency import Call, StoredAnswer
 from inlay.service.state.job_queue import (
@@ -127,6 +127,7 @@ __all__ = [
     "day_of",
     "erase_task",
     "erase_tenant",
+    "remove_tenant",
     "restore",
     "run_erasure",
     "sweep_leftovers",

@@ -26,10 +26,12 @@ from inlay.service.state.job_queue import HEARTBEAT_S, JobCohort, JobQueue, note
 from inlay.service.state.jobs import ERASE, FAILED, SUCCEEDED
 from inlay.service.state.state_errors import Conflict, StaleLease
 from inlay.service.state.task_lookup import store_name
-from inlay.service.state.tenants import REMOVING, find_row
+from inlay.service.state.tenants import REMOVING, Tenants, find_row
 
 OnStep = Callable[[str], None]
 _LOG_TRIES, _LOG_PAUSE_S = 20, 0.1
+_BUSY_PAUSE_S = 0.5
+PATIENCE_S = 40.0
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,23 @@ def erase_tenant(db: Database, tenant: str, on_step: OnStep = lambda step: None)
             _delete_tenant_rows(connection, tenant)
     _empty_log(db)
     return erased
+
+
+def remove_tenant(db: Database, name: str) -> Erased | None:
+    """Remove a tenant here and now; None if a trainer still works for it after `PATIENCE_S`: a service will go on.
+
+    A trainer that lives stops within seconds; of one that died the lease ends in less than the usual patience.
+    """
+    until = time.monotonic() + PATIENCE_S
+    Tenants(db).remove(name)
+    while True:
+        JobQueue(db).reclaim_expired()
+        try:
+            return erase_tenant(db, name)
+        except Conflict:
+            if time.monotonic() >= until:
+                return None
+        time.sleep(_BUSY_PAUSE_S)
 
 
 def run_erasure(db: Database, queue: JobQueue, cohort: JobCohort) -> Erased:

@@ -159,7 +159,9 @@ class WebBench:
 
     def client_with(self, secret: str) -> TestClient:
         """Return a client that sends a key."""
-        client = TestClient(self.app, BASE, raise_server_exceptions=False, headers={"authorization": f"Bearer {secret}"})
+        client = TestClient(
+            self.app, BASE, raise_server_exceptions=False, headers={"authorization": f"Bearer {secret}"}
+        )
         client.portal = self.client.portal
         return client
 
@@ -172,6 +174,51 @@ class WebBench:
         from state_makers import train_and_store
 
         return train_and_store(self.workspace(tenant), task, seed=seed)
+
+
+@dataclass
+class RawAnswer:
+    """What an app sent, message by message."""
+
+    messages: list[dict[str, Any]]
+
+    @property
+    def status(self) -> int | None:
+        """The status; None where nothing was sent."""
+        return self.messages[0]["status"] if self.messages else None
+
+    @property
+    def body(self) -> bytes:
+        """All pieces together."""
+        return b"".join(message.get("body", b"") for message in self.messages)
+
+
+def send_pieces(
+    app: WebApp, path: str, pieces: Sequence[bytes | None], secret: str, headers: dict[str, str] | None = None
+) -> RawAnswer:
+    """POST a body piece by piece to an app without a server; None in place of a piece is a client that goes."""
+    given = {"host": "127.0.0.1", "authorization": f"Bearer {secret}", "content-type": "application/json"}
+    head = [(name.encode(), value.encode()) for name, value in {**given, **(headers or {})}.items()]
+    path, _, query = path.partition("?")
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": query.encode(), "headers": head}
+    left = list(pieces)
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.sleep(0.01)
+        if not left:
+            await asyncio.sleep(60)
+        piece = left.pop(0)
+        if piece is None:
+            return {"type": "http.disconnect"}
+        has_more = bool(left) and (left[0] is not None or not piece.endswith(b"}"))
+        return {"type": "http.request", "body": piece, "more_body": has_more}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
+    return RawAnswer(sent)
 
 
 def open_bench(home: Path, **settings: Any) -> WebBench:

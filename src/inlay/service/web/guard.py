@@ -32,7 +32,7 @@ from inlay.service.web.problems import (
     unforeseen,
 )
 from inlay.service.web.shapes import ProblemShape
-from inlay.service.web.visits import Visit, find_header, find_visit, read_body
+from inlay.service.web.visits import ClientGone, Visit, find_header, find_visit, read_body
 
 SCOPE = "x-scope"
 OPEN = "none"
@@ -194,6 +194,8 @@ def _respond_again(stored: StoredAnswer, show: Callable[[str], MadeReply]) -> Re
 async def respond_error(request: Request, error: Exception) -> Response:
     """Return the problem that an error of a route is."""
     visit = find_visit(request.scope)
+    if isinstance(error, ClientGone):
+        raise error
     if isinstance(error, RequestValidationError):
         error = bad_fields([_find_fault(item) for item in error.errors()])
     elif isinstance(error, HTTPException):

@@ -222,7 +222,8 @@ def _describe_reading(scan: FileScan, task: Task | None) -> dict[str, Any] | Non
     if task is None:
         return {**roles, "kind": None, "labels": []}
     counts = _count_labels(scan, task)
-    labels = [{"label": label, "count": count} for label, count in counts.most_common(SHOWN_LABELS)]
+    most = scan.question.most_labels or SHOWN_LABELS  # of too many, those that the tenant may have
+    labels = [{"label": label, "count": count} for label, count in counts.most_common(min(SHOWN_LABELS, most))]
     return {**roles, "kind": kind, "labels": labels}
 
 
@@ -290,19 +291,21 @@ def bound_process() -> None:
     os.nice(5)
 
 
-def main() -> None:
-    """Answer the question on stdin; an error is an answer too."""
-    bound_process()
-    question = FileQuestion(**json.load(sys.stdin))
-    answer: dict[str, Any]
+def try_answer(question: FileQuestion) -> dict[str, Any]:
+    """Return what a file holds, or, as `error`, what makes it unreadable."""
     try:
-        answer = answer_question(question)
+        return answer_question(question)
     except InlayError as error:
-        answer = {"error": _describe(error)}
+        return {"error": _describe(error)}
     except (MemoryError, RecursionError):
         lacking = OutOfMemory("the file's rows do not fit in memory", "send a smaller file, or a simpler format")
-        answer = {"error": _describe(lacking)}
-    json.dump(answer, sys.stdout, allow_nan=False)
+        return {"error": _describe(lacking)}
+
+
+def main() -> None:
+    """Answer the question on stdin."""
+    bound_process()
+    json.dump(try_answer(FileQuestion(**json.load(sys.stdin))), sys.stdout, allow_nan=False)
 
 
 if __name__ == "__main__":

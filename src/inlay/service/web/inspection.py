@@ -20,6 +20,7 @@ from inlay.service.web.problems import RequestRefused, Secrets, describe_words, 
 MOST_AT_ONCE = 2
 MOST_WAITING = 32
 PATIENCE_S = 300.0
+READER = ("-m", "inlay.service.web.inspect_file")
 _NAME = "your file"
 
 
@@ -55,7 +56,7 @@ class Inspector:
         self._num_waiting += 1
         try:
             async with self._turns:
-                answer = await _run(path.parent, json.dumps(question).encode())
+                answer = await run_reader(path.parent, json.dumps(question).encode())
         finally:
             self._num_waiting -= 1
         if "error" in answer:
@@ -80,10 +81,10 @@ class Inspector:
         return speak_http(self._secrets.remove(message).removeprefix(f"{_NAME}: "))
 
 
-async def _run(folder: Path, question: bytes) -> dict[str, Any]:
+async def run_reader(folder: Path, question: bytes) -> dict[str, Any]:
     """Run the process that reads a file; one that dies or takes too long is an error of the file."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-P", "-m", "inlay.service.web.inspect_file"),  # -P: nothing is imported from the folder
+        *(sys.executable, "-P", *READER),  # -P: nothing is imported from the folder
         cwd=folder,
         env=_environment(),
         stdin=asyncio.subprocess.PIPE,

@@ -152,7 +152,7 @@ class Secrets:
         """Return words without the server's folders; a file keeps its name."""
         home = str(self.home)
         if home in words:
-            words = re.sub(rf"{re.escape(home)}(?:/[^\s`:,;]*/|/|(?=[\s`:,;]|$))", "", words)
+            words = re.sub(rf"{re.escape(home)}(?:/(?:[^\s`:,;()]*/)?|(?![\w.-]))", "", words)
         if self.prefix:
             words = re.sub(rf"(?<![\w.-]){re.escape(self.prefix)}(?=[a-z0-9])", "", words)
         return words

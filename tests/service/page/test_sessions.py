@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import select
 
-from inlay.service.state import Database, Keys, Sessions
-from inlay.service.state import schema
+from inlay.service.state import Database, Keys, Sessions, schema
 
 
 @pytest.fixture

@@ -179,7 +179,7 @@ def _say_now(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], metric
 
 def _say_rest(events: Sequence[Mapping[str, Any]]) -> str:
     """Say how long the rounds that are left will take at most: it may stop early."""
-    data = next((event["data"] for event in reversed(events) if event["kind"] == "epoch"), {})
+    data: Mapping[str, Any] = next((event["data"] for event in reversed(events) if event["kind"] == "epoch"), {})
     if not data.get("seconds") or not data.get("epoch") or data["epoch"] >= data.get("epochs", 0):
         return ""
     return f" At most {duration(data['seconds'] * (data['epochs'] / data['epoch'] - 1))} more."

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from inlay.errors import InlayError
 from inlay.service.page.example_data import TASK, find_example
 from inlay.service.page.explaining import Explained, explain_problem
+from inlay.service.page.rendering import first_large
 from inlay.service.page.screens import PageCall, go_to
 from inlay.service.page.task_screens import POLICIES, describe_example
 from inlay.service.page.training_cost import estimate_cost
@@ -32,6 +33,7 @@ _SETTINGS = (
 )
 _WHOLE = ("epochs", "size", "max_length", "seed")
 _KINDS = next(item.metadata["choices"] for item in fields(DataConfig) if item.name == "kind")
+_SETTING = re.compile(r"`settings\.(\w+)` is ")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -121,7 +123,11 @@ def _show_dataset(
         "faults": faults,
         "error": error,
     }
-    return call.show("dataset.html", "Tasks", context, 200 if error is None and not faults else 422)
+    return call.show("dataset.html", "Tasks", context, _find_status(faults, error))
+
+
+def _find_status(faults: Mapping[str, str], error: Explained | None) -> int:
+    return error.status if error is not None else 422 if faults else 200
 
 
 def _as_rows(found: Mapping[str, Any]) -> list[list[Any]]:
@@ -185,6 +191,9 @@ async def train_dataset(call: PageCall) -> Response:
     try:
         job = call.desk.train(task, dataset["id"], settings, call.text("publish") or None)
     except InlayError as error:
+        field = _SETTING.match(error.message)
+        if field is not None and error.hint and field[1] in dict.fromkeys(name for name, _, _ in _SETTINGS):
+            return _show_dataset(call, dataset, {field[1]: first_large(error.hint)})
         return _show_dataset(call, dataset, {}, call.explain(error))
     return go_to(f"/jobs/{quote(job['id'], safe='')}")
 

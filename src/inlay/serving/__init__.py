@@ -10,14 +10,23 @@ from typing import TYPE_CHECKING
 from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
-    from inlay.serving.answers import Answer, Request, answer_cell, answer_words, check_confidence, describe_answer
+    from inlay.serving.answers import (
+        Answer,
+        Request,
+        Resolved,
+        answer_cell,
+        answer_words,
+        as_error,
+        check_confidence,
+        describe_answer,
+    )
     from inlay.serving.encoded_requests import CheckedRequest, EncodedRequest
-    from inlay.serving.engine import Engine
-    from inlay.serving.hot_versions import HotVersion, check_backbone, find_reading
+    from inlay.serving.engine import Engine, isolate
+    from inlay.serving.hot_versions import HotVersion, HotVersions, check_backbone, find_reading
     from inlay.serving.pool import EnginePool
     from inlay.serving.precision import Drift, is_changed
     from inlay.serving.slots import read_slot
-    from inlay.serving.verification import Check, ProbeRow, check_whole, verify
+    from inlay.serving.verification import Check, ProbeRow, check_through_engine, check_whole, verify
 
 __getattr__ = import_lazily(
     __name__,
@@ -25,18 +34,20 @@ __getattr__ = import_lazily(
         "inlay.serving.answers": (
             "Answer",
             "Request",
+            "Resolved",
             "answer_cell",
             "answer_words",
+            "as_error",
             "check_confidence",
             "describe_answer",
         ),
         "inlay.serving.encoded_requests": ("CheckedRequest", "EncodedRequest"),
-        "inlay.serving.engine": ("Engine",),
-        "inlay.serving.hot_versions": ("HotVersion", "check_backbone", "find_reading"),
+        "inlay.serving.engine": ("Engine", "isolate"),
+        "inlay.serving.hot_versions": ("HotVersion", "HotVersions", "check_backbone", "find_reading"),
         "inlay.serving.pool": ("EnginePool",),
         "inlay.serving.precision": ("Drift", "is_changed"),
         "inlay.serving.slots": ("read_slot",),
-        "inlay.serving.verification": ("Check", "ProbeRow", "check_whole", "verify"),
+        "inlay.serving.verification": ("Check", "ProbeRow", "check_through_engine", "check_whole", "verify"),
     },
 )
 
@@ -49,16 +60,21 @@ __all__ = [
     "Engine",
     "EnginePool",
     "HotVersion",
+    "HotVersions",
     "ProbeRow",
     "Request",
+    "Resolved",
     "answer_cell",
     "answer_words",
+    "as_error",
     "check_backbone",
     "check_confidence",
+    "check_through_engine",
     "check_whole",
     "describe_answer",
     "find_reading",
     "is_changed",
+    "isolate",
     "read_slot",
     "verify",
 ]

@@ -89,6 +89,11 @@ class VersionLookup:
             raise answer
         return answer
 
+    def forget(self, name: str) -> None:
+        """Forget what is known of a task's versions."""
+        for task in [task for task in self._known if task.partition("@")[0] == name]:
+            self._known.pop(task, None)
+
     def _resolve(self, task: str) -> Resolved:
         stamp = self._store.stamp(task)  # taken first: a change after it shows in the next one
         known = self._known.get(task)

@@ -14,9 +14,12 @@ It has the backbone only for a pass (`Backbone.turn`).
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
+
+import torch
 
 from inlay.data import Reading, find_fault
 from inlay.errors import BadData, InlayError, NotFinite, OutOfMemory
@@ -31,9 +34,11 @@ from inlay.serving.slots import read_slot
 from inlay.store import Manifest, Store, Version
 
 _MOST_FORMS = 10_000  # versions whose reading is remembered
+_WARM_TOKENS = 16
 States = Mapping[str, HotVersion | InlayError]
 """digest -> the version in its slot, or the error that took its place"""
 Item = TypeVar("Item")
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,8 @@ class Engine:
         bank = Bank(find_precision(backbone, precision), num_slots, dtype=backbone.dtype)
         self.hot_versions = HotVersions(bank, store, backbone)
         self._passes = Passes(bank, is_compiled=is_compiled)
-        self._measures_drift = precision != "auto"
+        self._backbone = bank.backbone  # in the precision it answers in
+        self.precision = precision
         self._lookup = VersionLookup(store)
         self._forms: dict[str, _VersionForm] = {}  # by digest
         self._computing = FairLock()
@@ -123,6 +129,15 @@ class Engine:
         hot = self.hot_versions.hold(Resolved(version, manifest or self.store.manifest(version)))
         self.hot_versions.release([version.digest])
         return hot
+
+    def find_version(self, task: str) -> Resolved:
+        """Return the version that a name means now; raise what is wrong with the name."""
+        return self._lookup.find(task, {})
+
+    def forget(self, name: str) -> int:
+        """Drop all that is known of a task's versions, and return how many left their slots; those in use stay."""
+        self._lookup.forget(name)
+        return self.hot_versions.forget(lambda version: version.name == name)
 
     def check(self, request: Request, versions: dict[str, Resolved | InlayError], scope: str = "") -> CheckedRequest:
         """Find the version that will answer a request; raise what is wrong with either.
@@ -212,8 +227,18 @@ class Engine:
                 )
         return [_phrase(item.checked, states[item.digest], outputs.get(i)) for i, item in enumerate(batch)]
 
+    def run_backbone(self, num_tokens: int) -> float:
+        """Send so many tokens through the backbone alone, in short rows, and return the seconds it took."""
+        backbone = self._backbone
+        rows = [Row([backbone.pad_id] * _WARM_TOKENS, 0)] * max(1, num_tokens // _WARM_TOKENS)
+        began = time.perf_counter()
+        with torch.inference_mode(), backbone.turn():
+            hidden = backbone.hidden(backbone.collate(rows))
+            hidden[..., 0].cpu()  # waits for the device
+        return time.perf_counter() - began
+
     def _is_unmeasured(self, hot: HotVersion) -> bool:
-        return self._measures_drift and bool(hot.manifest.probes) and hot.version.reference not in self.drifts
+        return self.precision != "auto" and bool(hot.manifest.probes) and hot.version.reference not in self.drifts
 
     def _outputs(self, batch: Sequence[EncodedRequest], states: States) -> dict[int, Output]:
         """Return the outputs of the requests whose version was loaded, by their index in the batch."""
@@ -240,9 +265,9 @@ class Engine:
 
 
 def isolate(
-    items: Sequence[Item], work: Callable[[Sequence[Item]], list[Answer]], fail: Callable[[Item, InlayError], Answer]
-) -> list[Answer]:
-    """Answer items together; if that fails they are halved, until what fails is one item, and its own answer."""
+    items: Sequence[Item], work: Callable[[Sequence[Item]], list[Found]], fail: Callable[[Item, InlayError], Found]
+) -> list[Found]:
+    """Do items together; if that fails they are halved, until what fails is one item, and its own result."""
     try:
         return work(items)
     except Exception as error:  # the border: whatever a request does to us is the answer to it alone
@@ -275,7 +300,7 @@ def _phrase(item: CheckedRequest, state: HotVersion | InlayError, output: Output
     if isinstance(state, InlayError):
         return Answer(item.request.task, error=state)
     assert output is not None
-    reference = state.version.reference
+    reference = item.found.version.reference  # the slot may have been filled under another name of the same version
     head = find_head(state.spec.head.kind)
     try:
         outcome = head.answer(output, state.spec.head, state.manifest.labels)

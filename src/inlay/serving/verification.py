@@ -91,6 +91,46 @@ def verify(
     return checks
 
 
+def check_through_engine(version: Version, engine: Engine) -> int:
+    """Have the engine answer a version's probes, which loads it; return how many, or raise what is wrong with it.
+
+    Their answers are compared with the published ones, but for int8, which is expected to drift.
+    """
+    manifest = engine.find_version(version.reference).manifest
+    engine.load(version, manifest)
+    probes = manifest.probes
+    answers = engine.predict([Request(version.reference, probe.text, probe.pair) for probe in probes])
+    found = []
+    for answer in answers:
+        if answer.error is not None:
+            raise answer.error
+        assert answer.logits is not None
+        found.append(answer.logits)
+    if engine.precision == "auto":
+        tolerance = ENGINE_TOLERANCE[engine.backbone.dtype]
+        _, problem = _compare_in_batch(manifest, [torch.tensor(probe.logits) for probe in probes], found, tolerance)
+        if problem:
+            raise StoreDamaged(f"`{version.reference}`: {problem}", "check it with `inlay verify`, or train it again")
+    return len(probes)
+
+
+def _compare_in_batch(
+    manifest: Manifest, expected: Sequence[Tensor], in_batch: Sequence[Tensor], tolerance: float
+) -> tuple[float, str]:
+    """Return how far answers in a mixed batch are from the published ones, and what is wrong with them, if anything."""
+    through = _difference(expected, in_batch)
+    if find_head(manifest.kind).reads == "nothing" and tolerance > CANONICAL_TOLERANCE:
+        through = 0.0  # in bf16 a near tie may be decided otherwise, and the text goes on from there
+    if not through <= tolerance:
+        return through, f"a probe's answer in a mixed batch is off by {through:.2g} of its size"
+    if KINDS[manifest.kind].is_classifier and any(
+        int(a.argmax()) != int(b.argmax()) and float(a.max() - a[int(b.argmax())]) > tolerance
+        for a, b in zip(expected, in_batch, strict=True)
+    ):
+        return through, "a probe gets another label in a mixed batch"
+    return through, ""
+
+
 def _find_probes(manifest: Manifest, rows: Sequence[ProbeRow]) -> tuple[Probe, ...]:
     """Return a version's probes; of hashed ones those whose rows are given."""
     hashed = manifest.extra.get(HASHED)
@@ -157,22 +197,12 @@ def _check(
     is_exact = (store.sidecar(version) or {}).get("environment") == environment
     tolerance = ENGINE_TOLERANCE[next(backbone.model.parameters()).dtype]
     canonical = _difference(expected, alone)
-    through = _difference(expected, in_batch)
-    if find_head(manifest.kind).reads == "nothing" and tolerance > CANONICAL_TOLERANCE:
-        through = 0.0  # in bf16 a near tie may be decided otherwise, and the text goes on from there
+    through, problem = _compare_in_batch(manifest, expected, in_batch, tolerance)
     # 4. the first problem, if there is one
-    problem = ""
     if is_exact and any(not torch.equal(a, b) for a, b in zip(expected, alone, strict=True)):
         problem = f"a probe's canonical answer is not the published one to the last bit (off by {canonical:.2g})"
     elif not canonical <= CANONICAL_TOLERANCE:  # so that NaN is a problem too
         problem = f"a probe's canonical answer is off by {canonical:.2g} of its size"
-    elif not through <= tolerance:
-        problem = f"a probe's answer in a mixed batch is off by {through:.2g} of its size"
-    elif KINDS[manifest.kind].is_classifier and any(
-        int(a.argmax()) != int(b.argmax()) and float(a.max() - a[int(b.argmax())]) > tolerance
-        for a, b in zip(expected, in_batch, strict=True)
-    ):
-        problem = "a probe gets another label in a mixed batch"
     return Check(version, is_exact, canonical, through, problem, len(probes))
 
 

@@ -1,0 +1,171 @@
+"""The next batch: rows taken from the queue while the last batch runs, as many as can be answered in the target time.
+
+A batch holds its versions in their slots. A row whose version is not hot is parked and its version asked for; it comes
+back to the front of its tenant's queue when the version is there. So no batch waits for a disk.
+
+What always holds: a version in a batch is held until `release`; a version that was loaded for parked rows is held until
+the first of them is in a batch, or none of them waits any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+
+from inlay.errors import InlayError
+from inlay.service.engine.fair_queue import FairQueue, WaitingRow
+from inlay.serving import EncodedRequest, HotVersion, HotVersions, Resolved
+
+_KEPT = 0.9  # the share of what is known of the speed that a batch leaves
+_LEAST_SHARE = 0.25  # of the target time: shorter batches tell of the costs of a pass, not of the work in it
+
+
+@dataclass(eq=False)
+class Batch:
+    """Rows to be answered together, and their versions in their slots."""
+
+    rows: list[WaitingRow] = field(default_factory=list)
+    states: dict[str, HotVersion | InlayError] = field(default_factory=dict)
+    work: float = 0.0
+    """tokens that go through all layers; those that share a text count less"""
+    _keys: set[Hashable] = field(default_factory=set)
+
+    def count_work(self, item: EncodedRequest) -> float:
+        """Return the work that a request adds to the batch."""
+        if not item.checked.share:
+            return item.tokens.num_tokens
+        key = item.checked.scope, item.tokens.keys
+        share = item.checked.share if key in self._keys else 0.0
+        self._keys.add(key)
+        return item.tokens.num_tokens * (1 - share)
+
+
+class BatchFormer:
+    """Fills the next batch. `fill` and what has to do with the queue belong to one thread, `take` to another.
+
+    `find_budget` says how much work a batch may have. `want` is called with a version that is not hot, and a tenant who
+    waits for it; `arrived` or `failed` must follow.
+    """
+
+    def __init__(
+        self,
+        queue: FairQueue,
+        hot: HotVersions,
+        find_budget: Callable[[], float],
+        want: Callable[[Resolved, str], None],
+    ) -> None:
+        self._queue, self._hot = queue, hot
+        self._find_budget, self._want = find_budget, want
+        self._next = Batch()
+        self._changed = threading.Condition()  # guards the next batch
+        self._is_closed = False
+        self._parked: dict[str, list[WaitingRow]] = {}
+        self._claimed: dict[str, list[WaitingRow]] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no row waits to be taken into a batch, or is in the next one."""
+        return not self._queue.num_rows and not self._next.rows
+
+    def fill(self) -> None:
+        """Take rows into the next batch until it is full or no row is ready."""
+        budget = self._find_budget()
+        with self._changed:
+            had_rows = bool(self._next.rows)
+            while self._next.work < budget and (row := self._queue.take(self._price)) is not None:
+                self._next.rows.append(row)
+            if self._next.rows and not had_rows:
+                self._changed.notify()
+        for digest in [digest for digest, rows in self._claimed.items() if not any(row.is_waiting for row in rows)]:
+            self._unclaim(digest)
+
+    def take(self) -> Batch | None:
+        """Wait for the next batch and take it; None once closed. Another `fill` should follow."""
+        with self._changed:
+            while not self._next.rows and not self._is_closed:
+                self._changed.wait()
+            if self._is_closed:
+                return None
+            batch, self._next = self._next, Batch()
+        return batch
+
+    def release(self, batch: Batch) -> None:
+        """Give back the versions of a batch that was computed."""
+        self._hot.release(batch.states)
+
+    def arrived(self, digest: str) -> None:
+        """Put back the rows that waited for a version, which is hot now and held for them."""
+        rows = [row for row in self._parked.pop(digest, []) if row.is_waiting]
+        if not rows:
+            self._hot.release([digest])
+            return
+        self._claimed[digest] = rows
+        self._queue.put_back(rows)
+        self.fill()
+
+    def failed(self, digest: str) -> list[WaitingRow]:
+        """Take out the rows that waited for a version which cannot be loaded, and return them."""
+        return [row for row in self._parked.pop(digest, []) if self._queue.drop(row)]
+
+    def close(self) -> list[WaitingRow]:
+        """End all waiting, and return the rows of the next batch, which will not be computed."""
+        with self._changed:
+            self._is_closed = True
+            batch, self._next = self._next, Batch()
+            self._changed.notify_all()
+        self.release(batch)
+        for digest in list(self._claimed):
+            self._unclaim(digest)
+        return batch.rows
+
+    def _price(self, row: WaitingRow) -> float | None:
+        """Return the work of a row in the next batch, whose version is held from now on; park it if it is not hot."""
+        item: EncodedRequest = row.item
+        batch, digest = self._next, item.digest
+        if digest not in batch.states:
+            hot = self._hot.hold_hot(digest)
+            if hot is None:
+                self._park(row, item)
+                return None
+            batch.states[digest] = hot
+            self._unclaim(digest)
+        work = batch.count_work(item)
+        batch.work += work
+        return work
+
+    def _park(self, row: WaitingRow, item: EncodedRequest) -> None:
+        others = self._parked.setdefault(item.digest, [])
+        others.append(row)
+        if len(others) == 1:
+            self._unclaim(item.digest)
+            self._want(item.checked.found, row.caller.tenant)
+
+    def _unclaim(self, digest: str) -> None:
+        if self._claimed.pop(digest, None) is not None:
+            self._hot.release([digest])
+
+
+class WorkRate:
+    """The work done in a second, as the last batches showed."""
+
+    def __init__(self, per_s: float, target_s: float) -> None:
+        self._work, self._seconds = per_s, 1.0
+        self._target_s = target_s
+
+    @property
+    def per_s(self) -> float:
+        """Return the work that a second is enough for."""
+        return self._work / self._seconds
+
+    @property
+    def budget(self) -> float:
+        """Return the work that is done in the target time."""
+        return self.per_s * self._target_s
+
+    def learn(self, work: float, seconds: float) -> None:
+        """Take a batch into account. A short one shows what passes cost beside their work, unless it was fast."""
+        if seconds <= 0 or (seconds < _LEAST_SHARE * self._target_s and work / seconds < self.per_s):
+            return
+        self._work = _KEPT * self._work + work
+        self._seconds = _KEPT * self._seconds + seconds

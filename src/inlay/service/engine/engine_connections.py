@@ -1,0 +1,107 @@
+"""The engine's side of its Unix socket: frames become questions, replies become frames.
+
+What always holds: bytes that are no message cost only their sender. A frame that cannot be read is refused by itself, a
+frame that is too long ends its connection, as does a client that does not read its replies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from inlay.errors import InlayError
+from inlay.service.engine.protocol import (
+    MOST_FRAME_BYTES,
+    BadFrame,
+    FrameSplitter,
+    Question,
+    Refused,
+    Reply,
+    encode_frame,
+    read_question,
+)
+from inlay.service.logs import log_event, log_failure
+
+_MOST_UNREAD_BYTES = 2 * MOST_FRAME_BYTES
+"""replies that a client may leave unread"""
+_PRIVATE = 0o600
+
+
+class EngineConnection(asyncio.Protocol):
+    """A client's connection. `ask` is called with each question; `gone` when the connection has ended."""
+
+    def __init__(
+        self,
+        ask: Callable[[Question, EngineConnection], None],
+        gone: Callable[[EngineConnection], None],
+        most_bytes: int = MOST_FRAME_BYTES,
+    ) -> None:
+        self._ask, self._gone = ask, gone
+        self._splitter = FrameSplitter(most_bytes)
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the connection's other end."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell that nobody waits for replies here any more."""
+        self._transport = None
+        self._gone(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what the client sent, and ask the questions that are whole."""
+        try:
+            bodies = self._splitter.feed(data)
+        except BadFrame as error:
+            log_event("a connection ended: a frame that is too long", {"bytes": len(data)}, level=30)
+            self.reply(Refused(0, error.code, error.message, error.hint, 400))
+            self.close()
+            return
+        for body in bodies:
+            try:
+                question = read_question(body)
+            except BadFrame as error:
+                self.reply(Refused(0, error.code, error.message, error.hint, 400))
+                continue
+            try:
+                self._ask(question, self)
+            except Exception:  # the border: a question that breaks us costs itself
+                log_failure("a question was not answered")
+                self.reply(Refused(question.id, "unanswered", "no answer", "ask it again", 500))
+
+    def reply(self, message: Reply) -> None:
+        """Send a reply, if anybody is there to read it."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        try:
+            frame = encode_frame(message)
+        except (InlayError, TypeError) as error:  # an answer that is too long, or not plain data
+            code = error.code if isinstance(error, InlayError) else "unanswered"
+            frame = encode_frame(Refused(message.id, code, "the answers cannot be sent", "ask for fewer rows", 500))
+        self._transport.write(frame)
+        if self._transport.get_write_buffer_size() > _MOST_UNREAD_BYTES:
+            log_event("a connection ended: its client does not read", level=30)
+            self._transport.abort()
+
+    def close(self) -> None:
+        """End the connection, once what was sent is on its way."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+def bind_socket(path: Path) -> socket.socket:
+    """Bind a listening Unix socket that only this account may use, in the place of one that was left behind."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o777 & ~_PRIVATE)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    listener.setblocking(False)
+    return listener

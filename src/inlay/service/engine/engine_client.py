@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 from inlay.errors import InlayError
 from inlay.service.engine.protocol import (
@@ -147,8 +148,7 @@ class _Connection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None

@@ -256,6 +256,7 @@ class CohortWork:
 
     def _list_unwanted(self) -> set[str]:
         """Return the runs whose jobs were all cancelled, and those that ended so in an earlier attempt."""
+        self._lease.check()  # the referee is asked right before the resume state is written
         cancelled = self._lease.cancelled
         wanted = {run_id for run_id, jobs in self._jobs.items() if any(ready.job.id not in cancelled for ready in jobs)}
         return ({*self._jobs} | self._ended) - wanted
@@ -275,7 +276,8 @@ class CohortWork:
                 self._close(ready.job)
             except StaleLease:
                 raise
-            except Conflict:  # cancelled, or its task is being erased
+            except Conflict:  # cancelled, or its task is being erased; or it has ended, in another trainer's hands
+                self._lease.confirm()
                 way.withdraw(before)
                 self._finish(ready.job, CANCELLED)
             except Exception as error:

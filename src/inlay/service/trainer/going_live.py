@@ -62,12 +62,12 @@ class GoingLive:
         # 1. answer the dev rows: who cannot is not published
         answers, dev = self._answer_dev(result)
         # 2. publish, unless the cohort is another trainer's by now
-        self._lease.confirm()
-        version = publish_result(ready.prepared, result, name=ready.store_name)
+        fenced = dataclasses.replace(ready.prepared, store=self._lease.fence(self._context.store))
+        version = publish_result(fenced, result, name=ready.store_name)
+        self._lease.check()
         manifest = self._context.store.manifest(version)
         evaluation = evaluate_version(version.number, manifest, dev, answers, ready.task.train)
         evaluation = dataclasses.replace(evaluation, num_dev=len(ready.task.dev))
-        self._lease.check()
         write_evaluation(self._folder, evaluation)
         report = self._report(result, version)
         self._note("published", f"version {version.number} is published", {"version": version.number} | report)

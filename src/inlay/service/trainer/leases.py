@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
 from inlay.service.logs import log_event, log_failure
 from inlay.service.state import HEARTBEAT_S, LEASE_S, JobCohort, JobQueue, StaleLease
+from inlay.store import Manifest, Store, Version
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also goes on while the machine sleeps
 _MARGIN = 0.6  # the share of a lease after which it is not relied upon any more
@@ -22,6 +29,25 @@ _MARGIN = 0.6  # the share of a lease after which it is not relied upon any more
 def read_clock() -> float:
     """Return seconds of a clock that only goes forward, and goes on while this process is stopped."""
     return time.clock_gettime(_CLOCK)
+
+
+class FencedStore(Store):
+    """A store that asks, right before it adds a version, whether the cohort is still held."""
+
+    def __init__(self, root: Path, lease: Lease) -> None:
+        super().__init__(root)
+        self._lease = lease
+
+    def publish(
+        self,
+        name: str,
+        tensors: Mapping[str, Tensor],
+        manifest: Manifest,
+        sidecar: Mapping[str, Any] | None = None,
+    ) -> Version:
+        """Add one immutable version; StaleLease if the lease is lost."""
+        self._lease.confirm()
+        return super().publish(name, tensors, manifest, sidecar)
 
 
 class Lease:
@@ -65,6 +91,10 @@ class Lease:
         self.check()
         self._renew()
         self.check()
+
+    def fence(self, store: Store) -> FencedStore:
+        """Return the store for work that must publish nothing once the lease is lost."""
+        return FencedStore(store.root, self)
 
     def _renew(self) -> None:
         began = read_clock()

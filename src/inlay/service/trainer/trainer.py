@@ -17,7 +17,7 @@ from inlay.service.child import Child
 from inlay.service.engine import SyncEngineClient
 from inlay.service.logs import log_event, log_failure
 from inlay.service.settings import ServeSettings
-from inlay.service.state import BATCH, ERASE, HEARTBEAT_S, TRAIN, Database, JobCohort, JobQueue, StaleLease
+from inlay.service.state import BATCH, ERASE, HEARTBEAT_S, LEASE_S, TRAIN, Database, JobCohort, JobQueue, StaleLease
 from inlay.service.trainer.answering import Answerer
 from inlay.service.trainer.cohort_work import CohortWork, sweep_runs
 from inlay.service.trainer.job_data import TrainerContext
@@ -40,8 +40,10 @@ class Trainer:
         stopping: threading.Event | None = None,
         *,
         heartbeat_s: float = HEARTBEAT_S,
+        lease_s: float = LEASE_S,
     ) -> None:
-        self.context, self.owner, self.heartbeat_s = context, owner, heartbeat_s
+        self.context, self.owner = context, owner
+        self.heartbeat_s, self.lease_s = heartbeat_s, lease_s
         self.stopping = stopping or threading.Event()
 
     def train_next(self, company_s: float = 2.0) -> bool:
@@ -50,6 +52,7 @@ class Trainer:
         if cohort is None:
             return False
         self._work(cohort, lambda lease: CohortWork(cohort, self.context, lease, self.stopping).run())
+        sweep_runs(self.context)
         return True
 
     def do_next(self) -> bool:
@@ -81,7 +84,7 @@ class Trainer:
 
     def _work(self, cohort: JobCohort, work: Callable[[Lease], None]) -> None:
         """Do the work on a cohort while its lease holds; give it back if the trainer is asked to stop."""
-        with Lease(self.context.queue, cohort, heartbeat_s=self.heartbeat_s) as lease:
+        with Lease(self.context.queue, cohort, heartbeat_s=self.heartbeat_s, lease_s=self.lease_s) as lease:
             self._guard(cohort, lambda: work(lease))
 
     def _guard(self, cohort: JobCohort, work: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError, UnknownName
-from inlay.service.engine import Caller, EngineClient, WireError, WireRow
+from inlay.service.engine import Caller, EngineClient, WireAnswer, WireError, WireRow
 from inlay.service.evaluations import Evaluation, read_evaluation, write_evaluation
 from inlay.service.state import (
     BATCH,
@@ -222,6 +222,42 @@ def _fill_in(
     found = _find_comparison(workspace, name, numbers)
     assert not isinstance(found, NeedsAnswers)
     return found
+
+
+# Suggesting
+
+
+async def suggest_from(
+    workspace: Workspace, engine: EngineClient, name: str, dataset_id: str, limit: int
+) -> list[dict[str, Any]]:
+    """Return rows of a dataset that are worth labelling: the live version is least sure of them.
+
+    Rows that were corrected already are left out. It answers a sample of a large dataset, behind other requests.
+    """
+    from inlay.service.trainer.suggestions import draw_rows, suggest_rows
+
+    version = await asyncio.to_thread(workspace.resolve, name)
+    dataset = await asyncio.to_thread(workspace.dataset, dataset_id)
+    reading = dataset.found.reading or {}
+    rows = await asyncio.to_thread(draw_rows, dataset.path, reading.get("text"), reading.get("pair"))
+    tenant = workspace.tenant
+    caller = Caller(tenant.name, tenant.weight, tenant.limits.tokens_per_minute, "bulk")
+    answers: list[Mapping[str, Any]] = []
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        asked = [
+            WireRow(name, version.store_name, version.number, row.text, row.pair)
+            for row in rows[start : start + _ROWS_AT_ONCE]
+        ]
+        predicted = await engine.predict(caller, asked)
+        workspace.add_usage(name, rows=len(asked), tokens=predicted.num_tokens)
+        answers += [
+            answer.answer if isinstance(answer, WireAnswer) and answer.number == version.number else {"error": "none"}
+            for answer in predicted.answers
+        ]
+    corrected = await asyncio.to_thread(workspace.feedback, name, 200)
+    known = [item.correction.text for item in corrected.items]
+    found = await asyncio.to_thread(suggest_rows, rows, answers, limit, known)
+    return [{**row.to_json(), "source": "unlabelled"} for row in found]
 
 
 # Doing

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import Path, Query, Request, Response
 
+from inlay.service.page.suggesting import suggest_rows
 from inlay.service.state import Alias, Correction, Job
 from inlay.service.views import (
     describe_comparison,
@@ -15,6 +17,7 @@ from inlay.service.views import (
     describe_tasks,
     find_version,
     go_live,
+    suggest_from,
 )
 from inlay.service.web.bodies import MOST_NUMBER, AliasBody, FeedbackBody, PolicyBody
 from inlay.service.web.dataset_routes import Cursor, Limit
@@ -25,6 +28,7 @@ from inlay.service.web.shapes import (
     FeedbackShape,
     JobShape,
     ListShape,
+    SuggestionShape,
     TaskShape,
     VersionShape,
 )
@@ -129,6 +133,29 @@ def list_errors_of_version(
 async def compare_versions(here: CurrentHere, task: str, a: Versions, b: Versions) -> dict[str, Any]:
     """Compare two versions on the same rows: the paired difference with its interval, a test, and what changed."""
     return await describe_comparison(here.workspace, here.state.engine, task, (a, b))
+
+
+@router.get(
+    "/v1/tasks/{task}/suggestions",
+    response_model=ListShape[SuggestionShape],
+    openapi_extra=needs("train"),
+    summary="Rows worth labelling",
+)
+async def list_suggestions(
+    here: CurrentHere,
+    task: str,
+    dataset: Annotated[str | None, Query(max_length=100, description="Rows to choose from, labelled or not.")] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 20,
+) -> Any:
+    """List the rows whose labels would teach the task most: those that the live version is least sure of.
+
+    They are rows of `dataset`; without one, dev rows of the live version, and those it is surely wrong about.
+    """
+    if dataset is None:
+        found = await asyncio.to_thread(suggest_rows, here.workspace, task, limit)
+    else:
+        found = await suggest_from(here.workspace, here.state.engine, task, dataset, limit)
+    return {"items": found, "next_cursor": None}
 
 
 @router.get("/v1/tasks/{task}/aliases/live", response_model=AliasShape, responses={200: _ETAG})

@@ -23,7 +23,7 @@ db = Database.open(home)
 queue = JobQueue(db)
 queue.reclaim_of(owner)
 idle = 0
-while idle < 40:
+while idle < 20:
     cohort = queue.claim(owner, most=3, company_s=0.0)
     if cohort is None:
         idle += 1
@@ -83,7 +83,7 @@ def test_trainers_that_are_killed_lose_nothing_they_acknowledged(home):
     ids = fill(home, 10)
     chance = random.Random(7)
     acknowledged = {}
-    for attempt in range(8):
+    for attempt in range(5):
         trainer = start(home, "trainer-0", 0.02)
         time.sleep(0.9 + chance.random())  # most of it is Python starting
         trainer.kill()

@@ -87,7 +87,7 @@ class ServiceState(RuleBasedStateMachine):
         self.aliases: dict[tuple[str, str], ModelAlias] = {}
         self.held: dict[str, JobCohort] = {}
         self.stale: list[JobCohort] = []
-        self.keys: dict[str, str | None] = {}  # text -> tenant, None once it has ended
+        self.keys: dict[str, tuple[str, float] | None] = {}  # text -> tenant and end, None once it was ended
         self.limits = dict.fromkeys(TENANTS, 100)
         self.number = 0
         for name in TENANTS:
@@ -114,31 +114,33 @@ class ServiceState(RuleBasedStateMachine):
 
     # keys
 
-    @rule(tenant=NAMES, lasts=st.sampled_from((None, 50.0)))
+    @rule(tenant=NAMES, lasts=st.sampled_from((None, 50.0, 5000.0)))
     def make_key(self, tenant: str, lasts: float | None) -> None:
-        _, text = self.api_keys.make(tenant, expires_at=None if lasts is None else self.clock.now + lasts)
-        self.keys[text] = tenant if lasts is None else None
-        if lasts is not None:
-            assert self.api_keys.check(text).tenant == tenant
-            self.clock.now += lasts
+        ends_at = None if lasts is None else self.clock.now + lasts
+        _, text = self.api_keys.make(tenant, expires_at=ends_at)
+        self.keys[text] = (tenant, ends_at or float("inf"))
 
     @precondition(lambda self: self.keys)
-    @rule(which=ONE, overlap=st.booleans())
-    def end_key(self, which: int, overlap: bool) -> None:
+    @rule(which=ONE, rotates=st.booleans())
+    def end_key(self, which: int, rotates: bool) -> None:
         text = sorted(self.keys)[which % len(self.keys)]
-        key_id, tenant = text.split("_")[1], self.keys[text]
-        if overlap and tenant is not None:
+        key_id, kept = text.split("_")[1], self.keys[text]
+        if rotates and (kept is None or kept[1] <= self.clock.now):
+            with pytest.raises(Conflict):
+                self.api_keys.rotate(key_id)
+            return
+        if rotates:
             _, new = self.api_keys.rotate(key_id)
-            self.keys[new] = tenant
+            self.keys[new] = kept
         else:
             self.api_keys.revoke(key_id)
         self.keys[text] = None
 
     @invariant()
     def keys_are_as_expected(self) -> None:
-        for text, tenant in getattr(self, "keys", {}).items():
-            if tenant is not None:
-                assert self.api_keys.check(text).tenant == tenant
+        for text, kept in getattr(self, "keys", {}).items():
+            if kept is not None and self.clock.now < kept[1]:
+                assert self.api_keys.check(text).tenant == kept[0]
             else:
                 with pytest.raises(Unauthorized):
                     self.api_keys.check(text)
@@ -252,6 +254,8 @@ class ServiceState(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule()
     def fall_silent(self) -> None:
+        for cohort in self.held.values():
+            assert self.queue.heartbeat(cohort)
         self.clock.now += 21
         assert self.queue.reclaim_expired() == []
         self.clock.now += 11

@@ -29,7 +29,7 @@ _GONE = {
 
 @dataclass(frozen=True)
 class Wish:
-    """What a trainer asks for."""
+    """A claim as a trainer asks for it."""
 
     kinds: Sequence[str]
     most: int

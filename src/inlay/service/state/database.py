@@ -77,10 +77,12 @@ class Database:
 
     def close(self) -> None:
         """Write what is waiting to be written (usage, last use of keys) and close all connections."""
-        self.meter.close()
-        self._engine.dispose()
-        with self._watch_lock:
-            self._watch.close()
+        try:
+            self.meter.close()
+        finally:
+            self._engine.dispose()
+            with self._watch_lock:
+                self._watch.close()
 
     def now(self) -> float:
         """Return the time, in seconds since 1970. All times of the service come from here."""
@@ -111,12 +113,15 @@ class Database:
         self._check_process()
         with self._watch_lock:
             # Of other connections' changes SQLite tells cheaply; only then is the counter read that says which kind.
-            change = self._watch.execute("PRAGMA data_version").fetchone()[0]
-            if change != self._seen_change:
-                with telling_sql_errors(self.places.database):
+            try:
+                change = self._watch.execute("PRAGMA data_version").fetchone()[0]
+                if change != self._seen_change:
                     query = "SELECT value FROM revisions WHERE name = ?"
                     self._hot_revision = self._watch.execute(query, (_HOT,)).fetchone()[0]
-                self._seen_change = change
+                    self._seen_change = change
+            except sqlite3.Error as error:  # not a `with`: that would cost as much as the question
+                told = _explain(error, self.places.database)
+                raise told or error from None
             return self._hot_revision
 
     def cached(self, key: Hashable, load: Callable[[], T]) -> T:

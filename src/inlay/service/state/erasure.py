@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, or_, select
-from sqlalchemy.dialects.sqlite import insert
 
 from inlay.errors import InlayError, UnknownName
 from inlay.service.state import schema
@@ -24,6 +23,7 @@ from inlay.service.state.database import Database, bump
 from inlay.service.state.file_lock import deleting_files, remove_tree
 from inlay.service.state.job_queue import HEARTBEAT_S, JobCohort, JobQueue, note_file
 from inlay.service.state.jobs import ERASE, FAILED, SUCCEEDED
+from inlay.service.state.metering import add_counts
 from inlay.service.state.state_errors import Conflict, StaleLease
 from inlay.service.state.task_lookup import store_name
 from inlay.service.state.tenants import REMOVING, Tenants, find_row
@@ -235,9 +235,7 @@ def _forget_name(connection: Connection, task: TaskKey) -> None:
     of_it = (usage.tenant == task.tenant) & (usage.task == task.name)
     for item in connection.execute(select(schema.usage).where(of_it)).all():
         counts = {"rows": item.rows, "tokens": item.tokens, "requests": item.requests}
-        entry = insert(schema.usage).values(tenant=item.tenant, day=item.day, task="", **counts)
-        more = {name: usage[name] + count for name, count in counts.items()}
-        connection.execute(entry.on_conflict_do_update(index_elements=["tenant", "day", "task"], set_=more))
+        add_counts(connection, (item.tenant, item.day, ""), counts)
     _delete(connection, schema.usage, of_it)
 
 

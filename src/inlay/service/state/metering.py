@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sqlalchemy import or_, update
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import Connection, insert, or_, update
 
 from inlay.errors import InlayError
 from inlay.service.state import schema
@@ -89,13 +89,11 @@ class Meter:
                 continue
 
     def _write(self, counts: dict[str, Counter[Place]], used: dict[str, float]) -> None:
-        usage, keys = schema.usage, schema.keys
+        keys = schema.keys
         with self._db.writing() as connection:
             for tenant, day, task in set().union(*counts.values()):
                 added = {name: counts[name][tenant, day, task] for name in _COUNTS}
-                entry = insert(usage).values(tenant=tenant, day=day, task=task, **added)
-                more = {name: usage.c[name] + added[name] for name in _COUNTS}
-                connection.execute(entry.on_conflict_do_update(index_elements=["tenant", "day", "task"], set_=more))
+                add_counts(connection, (tenant, day, task), added)
             for key_id, minute in used.items():
                 is_later = or_(keys.c.last_used_at.is_(None), keys.c.last_used_at < minute)
                 connection.execute(update(keys).where(keys.c.id == key_id, is_later).values(last_used_at=minute))
@@ -103,3 +101,13 @@ class Meter:
     def today(self, tenant: str, task: str) -> Place:
         """Return where usage of now is counted."""
         return tenant, day_of(self._db.now()), task
+
+
+def add_counts(connection: Connection, place: Place, added: Mapping[str, int]) -> None:
+    """Add rows, tokens and requests to those of a tenant, day and task."""
+    tenant, day, task = place
+    row = schema.usage.c
+    mine = update(schema.usage).where(row.tenant == tenant, row.day == day, row.task == task)
+    more = {name: row[name] + count for name, count in added.items()}
+    if connection.execute(mine.values(**more)).rowcount == 0:
+        connection.execute(insert(schema.usage).values(tenant=tenant, day=day, task=task, **added))

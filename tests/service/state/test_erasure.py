@@ -21,6 +21,7 @@ from inlay.service.state import (
     JobQueue,
     JobRequest,
     Keys,
+    Sessions,
     Tenants,
     Workspace,
     erase_task,
@@ -186,7 +187,8 @@ def test_an_erasure_cannot_be_cancelled(filled):
 
 
 def test_nothing_is_left_of_a_removed_tenant(db, filled, clock):
-    Keys(db).make("acme")
+    key, _ = Keys(db).make("acme")
+    Sessions(db).begin(key, 1000.0)
     fill(filled, "news")
     store_version(filled, "zombie", seed=9, text=SECRET)
     Tenants(db).remove("acme")
@@ -201,7 +203,8 @@ def test_nothing_is_left_of_a_removed_tenant(db, filled, clock):
         for table in schema.metadata.sorted_tables:
             if "tenant" in table.c:
                 assert connection.execute(select(table).where(table.c.tenant == "acme")).all() == [], table.name
-        assert connection.execute(select(schema.cohorts)).all() == []
+        for table in (schema.cohorts, schema.cohort_members, schema.job_events, schema.sessions):
+            assert connection.execute(select(table)).all() == [], table.name
     assert not any((db.places.service / kind / "acme").exists() for kind in ("datasets", "evaluations", "runs"))
     Tenants(db).add("acme")
     assert filled.tasks().items == ()

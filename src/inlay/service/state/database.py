@@ -70,7 +70,7 @@ class Database:
         """
         if "://" in str(home):
             raise Unsupported("only SQLite is supported so far, not a database URL", "give the folder of the store")
-        places = Places(Path(home).expanduser().absolute())
+        places = Places(Path(home).expanduser().resolve())
         with telling_sql_errors(places.database):
             bring_up_to_date(places, clock)
             return cls(places, clock)

@@ -33,6 +33,8 @@ def mark_tenant(connection: Connection, name: str, actor: str, now: float) -> Jo
     if found.state == REMOVING and begun is not None:
         return job_of(begun)
     connection.execute(update(schema.tenants).where(schema.tenants.c.name == name).values(state=REMOVING))
+    keys = select(schema.keys.c.id).where(schema.keys.c.tenant == name)
+    connection.execute(delete(schema.sessions).where(schema.sessions.c.key.in_(keys)))
     connection.execute(delete(schema.keys).where(schema.keys.c.tenant == name))
     connection.execute(update(schema.tasks).where(schema.tasks.c.tenant == name).values(state=ERASING))
     cancel_where(connection, job.tenant == name, now)

@@ -241,9 +241,6 @@ def _forget_name(connection: Connection, task: TaskKey) -> None:
 
 def _delete_tenant_rows(connection: Connection, tenant: str) -> None:
     _delete_jobs(connection, schema.jobs.c.tenant == tenant)
-    key = schema.keys.c
-    mine = select(key.id).where(key.tenant == tenant)
-    _delete(connection, schema.sessions, schema.sessions.c.key.in_(mine))
     for table in schema.metadata.sorted_tables:
         if "tenant" in table.c and table is not schema.jobs:
             _delete(connection, table, table.c.tenant == tenant)

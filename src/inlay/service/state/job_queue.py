@@ -142,7 +142,7 @@ class JobQueue:
 
     def note_path(self, cohort: JobCohort, job_id: str, path: Path) -> None:
         """Note a file or folder below the home BEFORE it is made for a job: it goes when the job's task is erased."""
-        below = str(path.absolute().relative_to(self._db.places.home))
+        below = str(path.resolve().relative_to(self._db.places.home))
         with self._working(cohort, job_id) as (connection, job):
             note_file(connection, TaskKey(job.tenant, job.task), below)
 

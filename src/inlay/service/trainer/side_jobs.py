@@ -131,6 +131,7 @@ class BatchWork:
                 if left:
                     self._check()
                     file.writelines(self._answer_chunk(plan, left))
+                    file.flush()  # a kill costs one chunk
                     self._tell(row, plan)
             file.flush()
             os.fsync(file.fileno())

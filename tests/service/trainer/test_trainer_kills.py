@@ -126,7 +126,15 @@ def go_on(home, backbone, jobs, undisturbed):
     bench.db.close()
 
 
-@pytest.mark.parametrize("point", POINTS)
+QUICK_POINTS = ("third step", "state written", "published", "live", "second live", "judged", "an epoch was told")
+
+
+def choose(points):
+    """The points where a kill is most telling; `make test` tries all."""
+    return [pytest.param(point, marks=() if point in QUICK_POINTS else pytest.mark.slow) for point in points]
+
+
+@pytest.mark.parametrize("point", choose(POINTS))
 def test_killed_anywhere_the_next_trainer_comes_to_the_same_bits(
     point, tmp_path, backbone_of, undisturbed, monkeypatch
 ):
@@ -264,7 +272,7 @@ STOPS = {
 }
 
 
-@pytest.mark.parametrize("point", STOPS)
+@pytest.mark.parametrize("point", choose(STOPS))
 def test_a_trainer_that_wakes_up_after_it_lost_its_lease_writes_nothing(
     point, tmp_path, backbone_of, undisturbed, monkeypatch
 ):

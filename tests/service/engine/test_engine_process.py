@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 
 import pytest
+from running_engine import caller_of, check_same, run_engine, wire
 
-from inlay.service.engine import Caller, EngineClient, EngineRefused, SyncEngineClient, WireAnswer, WireError, WireRow
+from inlay.service.engine import Caller, EngineClient, EngineRefused, SyncEngineClient, WireAnswer, WireError
 from inlay.serving import Engine, Request, describe_answer
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
-from running_engine import run_engine
-
-
-def wire(name, text, number=1, **more):
-    return WireRow(name.partition(".")[2], name, number, text, **more)
-
-
-def caller_of(name):
-    return Caller(name.partition(".")[0])
-
-
-def numbers_of(about):
-    """All numbers of a described answer, in order."""
-    if isinstance(about, dict):
-        return [number for key in sorted(about) for number in numbers_of(about[key])]
-    if isinstance(about, list | tuple):
-        return [number for item in about for number in numbers_of(item)]
-    return [about] if isinstance(about, float) else []
-
-
-def check_same(answer, expected):
-    """The same answer, its numbers to 1e-5."""
-    assert numbers_of(answer) == pytest.approx(numbers_of(expected), abs=1e-5, rel=1e-5)
-    hidden = ("task", "version")
-    plain = [{k: v for k, v in each.items() if k not in hidden and not numbers_of(v)} for each in (answer, expected)]
-    assert json.loads(json.dumps(plain[0])) == json.loads(json.dumps(plain[1]))
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ class EngineProcess:
         self._compute = threading.Thread(target=self._compute_batches, name="compute", daemon=True)
         self._tickets: dict[EngineConnection, dict[int, Ticket]] = {}
         self._server: asyncio.Server | None = None
-        self._num_batches = self._num_computing = 0
+        self._num_batches = 0
         self._is_draining = False
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -202,8 +202,12 @@ class EngineProcess:
             ticket.connection.reply(reply)
         self._look_whether_idle()
 
+    def _tickets_open(self) -> int:
+        """Return how many requests are under way."""
+        return sum(map(len, self._tickets.values()))
+
     def _look_whether_idle(self) -> None:
-        if not any(self._tickets.values()) and not self._num_computing:
+        if not self._tickets_open():
             self._is_idle.set()
 
     # Versions that arrive.

@@ -22,6 +22,7 @@ from typing import Any
 from inlay.service.engine.protocol import Band, Caller
 
 BAND_WEIGHTS: dict[Band, float] = {"interactive": 0.95, "bulk": 0.05}
+_LEAST_WEIGHT = 1e-3
 _MOST_IDLE = 4096  # tenants without rows whose counters are remembered
 
 
@@ -176,7 +177,7 @@ class FairQueue:
             if len(band.tenants) >= _MOST_IDLE:  # one who is forgotten begins where the least served is
                 band.tenants = {name: known for name, known in band.tenants.items() if known.rows}
             share = band.tenants[caller.tenant] = _Share(caller.weight)
-        share.weight = caller.weight
+        share.weight = caller.weight if caller.weight > _LEAST_WEIGHT else _LEAST_WEIGHT  # also where it is no number
         return share
 
     def _let_in(self, row: WaitingRow) -> None:

@@ -170,7 +170,7 @@ def one_text(work: Work) -> Iterator[Record]:
                 "alone": (alone, LoadPlan(work.seconds)),
             }
             rates: dict[str, list[float]] = {name: [] for name in plans}
-            for name, (requests, plan) in plans.items():
+            for requests, plan in plans.values():
                 work.asker.send(server, requests, LoadPlan(2.0, plan.connections))
             for turn in range(work.turns):
                 for name, (requests, plan) in plans.items():

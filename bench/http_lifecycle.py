@@ -1,4 +1,4 @@
-"""What happens beside answering, held against its goals: training, versions that go live, a gigabyte that is uploaded."""
+"""What happens beside answering, held against its goals: training, versions that go live, a gigabyte uploaded."""
 
 from __future__ import annotations
 

@@ -185,12 +185,13 @@ class Load:
         for connection in list(self._idle):
             self._idle.remove(connection)
             self._send(connection, time.monotonic())
-        delay = self.ends - time.monotonic()
-        await asyncio.sleep(max(0.0, delay))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_over.wait(), max(0.0, self.ends - time.monotonic()))
         self._end_if_done()
 
     async def _run_open(self, rate: float) -> None:
         num = min(int(rate * self.plan.seconds), self.plan.most_requests)
+        self.ends = float("inf")  # what is due late is sent late, and waited for
         for number in range(num):
             due = self.began + number / rate
             if (delay := due - time.monotonic()) > 0:
@@ -235,7 +236,7 @@ class Load:
         if self.plan.rate is not None:
             self._idle.append(connection)
             self._send_waiting()
-        elif now < self.ends and self._num_sent < self.plan.most_requests:
+        elif self._has_more():
             self._send(connection, now)
         self._end_if_done()
 
@@ -245,7 +246,7 @@ class Load:
             self._idle.remove(connection)
         else:
             self._num_under_way = max(0, self._num_under_way - 1)
-        if self.plan.rate is None and time.monotonic() < self.ends:
+        if self.plan.rate is None and self._has_more():
             asyncio.get_running_loop().create_task(self._come_back())
         self._end_if_done()
 
@@ -256,12 +257,15 @@ class Load:
             await self._connect()
         except OSError:
             return
-        if self._idle and time.monotonic() < self.ends:
+        if self._idle and self._has_more():
             self._send(self._idle.pop(), time.monotonic())
 
+    def _has_more(self) -> bool:
+        """Tell whether a closed loop goes on asking."""
+        return time.monotonic() < self.ends and self._num_sent < self.plan.most_requests
+
     def _end_if_done(self) -> None:
-        has_ended = time.monotonic() >= self.ends or self._num_sent >= self.plan.most_requests
-        if has_ended and self._num_under_way == 0 and not self._waiting:
+        if not self._has_more() and self._num_under_way == 0 and not self._waiting:
             self._is_over.set()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ from report import say
 
 IDLE_S = 2.0
 LIST_ROWS, LIST_CONNECTIONS = 32, 8
-OURS = "inlay"
+OURS = ("inlay", "inlay-2")
+"""as it comes, with one thread that answers on two cores, and with two"""
 
 
 @dataclass(frozen=True)
@@ -42,14 +44,16 @@ def compare_servers(work: Work, peer: str, num_tasks: int) -> Iterator[Record]:
     if num_tasks > kind.most_tasks:
         yield {"what": "skipped", "server": peer, "tasks": num_tasks, "why": kind.why_not_more}
         return
-    with Server(OURS, work.tasks, num_tasks, more=["--no-train"]) as ours:
-        ours.wait()
-        yield from _describe(work, ours, num_tasks)
+    with ExitStack() as stack:
+        ours = [stack.enter_context(Server(name, work.tasks, num_tasks, more=["--no-train"])) for name in OURS]
+        for server in ours:
+            server.wait()
+            yield from _describe(work, server, num_tasks)
         try:
-            with Server(peer, work.tasks, num_tasks) as other:
-                other.wait()
-                yield from _describe(work, other, num_tasks)
-                yield from _measure(work, [ours, other], num_tasks)
+            other = stack.enter_context(Server(peer, work.tasks, num_tasks))
+            other.wait()
+            yield from _describe(work, other, num_tasks)
+            yield from _measure(work, [*ours, other], num_tasks)
         except (ServerFailed, WrongAnswers) as error:
             say(str(error))
             yield {"what": "failed", "server": peer, "tasks": num_tasks, "why": str(error)}

@@ -161,7 +161,13 @@ def _preloads() -> dict[str, str]:
 TOO_LARGE = f"a whole model has 90 MB, so that 256 of them take the 23 GB of this machine; {MOST_WHOLE} are measured"
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 KINDS: dict[str, Kind] = {
-    "inlay": Kind(_start_inlay, INLAY, is_ours=True, about="`inlay serve` as it comes"),
+    "inlay": Kind(_start_inlay, INLAY, is_ours=True, about="`inlay serve --no-train`, otherwise as it comes"),
+    "inlay-2": Kind(
+        lambda start: [*_start_inlay(start), "--engine-threads", "2"],
+        INLAY,
+        is_ours=True,
+        about="the same with `--engine-threads 2`: as many as there are cores",
+    ),
     "inlay-classify": Kind(
         _start_inlay, CLASSIFY, is_ours=True, about="the same, asked in vLLM's shape (`POST /classify`)"
     ),

@@ -1,7 +1,7 @@
 """Inlay's engine in this process, without a service: python http_engine.py HOME NUM_TASKS THREADS BATCH.
 
-Answers the rows of the measurement (a file named on standard input, once) in batches, as `protocol.py` says: `steps` are
-tenths of a second here, so that a turn lasts as long as that of a server.
+Answers rows of a file in batches and speaks the lines of `protocol.py`. Its `steps` are tenths of a second, so that a
+turn lasts as long as that of a server.
 """
 
 from __future__ import annotations

@@ -473,17 +473,15 @@ class Kind:
 
     make: Callable[[World], Any]
     num_short: int
-    defects: tuple[int, ...] = ()
-    """numbers of the defects of issue 27 that let attempts of the short run fail at present; () if none fails"""
 
 
 KINDS = {
-    "data": Kind(Data, 250, (13,)),
+    "data": Kind(Data, 250),
     "own-settings": Kind(OwnSettings, 150),
-    "store": Kind(StoreFiles, 14, (4, 14)),
-    "runs": Kind(RunFolders, 6, (6, 7)),
-    "inlay": Kind(InlayFiles, 14, (4, 5)),
+    "store": Kind(StoreFiles, 14),
+    "runs": Kind(RunFolders, 6),
+    "inlay": Kind(InlayFiles, 14),
     "adapterhub": Kind(AdapterHub, 16),
     "peft": Kind(Peft, 16),
-    "requests": Kind(Requests, 60, (3,)),
+    "requests": Kind(Requests, 60),
 }

@@ -23,13 +23,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, tiny_bert: Any) -> World:
     return World(tmp_path_factory.mktemp("world"), tiny_bert)
 
 
-def cases() -> list[Any]:
-    """Every kind; those that a known defect lets fail are expected to, until it is mended."""
-    marks = {name: [pytest.mark.xfail(reason=f"defects {kind.defects} of issue 27")] for name, kind in KINDS.items()}
-    return [pytest.param(name, marks=marks[name] if kind.defects else ()) for name, kind in KINDS.items()]
-
-
-@pytest.mark.parametrize("name", cases())
+@pytest.mark.parametrize("name", KINDS)
 def test_no_damaged_input_gets_through(name, world):
     attempts = run_kind(name, world, "suite", iter(range(KINDS[name].num_short)))
     failures = [str(failure) for _, failure in attempts if failure is not None]

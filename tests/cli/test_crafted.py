@@ -34,6 +34,7 @@ NESTED: list[tuple[str, str, Any]] = [
     *(("head", "hidden", value) for value in ("tanh", "relu", [])),
     *(("head", "features", value) for value in ("mix", "first")),
     *(("head", "beams", value) for value in (0, "many")),
+    ("head", "prompt", "\ud800"),
     ("head", "surprise", 1),
     *(("method", "name", value) for value in ("lora", "none", "", "hyperformer")),
     *(("method", "size", value) for value in (0, -3, 10**12, 7, "8", 8.5)),
@@ -65,6 +66,7 @@ WHOLE: list[tuple[str, Any]] = [
     *(("probes", [{"text": "a", "pair": None, "logits": value}]) for value in (["nan", "nan"], ["0x1p0"], [0.5], "ab")),
     *(("probes", [{"text": value, "pair": None, "logits": ["0x1p0"] * 2}]) for value in ("", None, 3, "a text")),
     ("probes", [{"text": "a text", "pair": "b", "logits": ["0x1p0"] * 2}]),
+    *(("probes", [{"text": value, "pair": None, "logits": ["0x1p0"] * 2}]) for value in ("\ud800", "a \udfff")),
     ("method", []),
     ("head", None),
     ("head", {}),
@@ -132,6 +134,16 @@ def test_an_import_refuses_every_crafted_version_and_takes_the_true_one(mail: Ma
     assert not (other.root / "objects").exists()
     true = Store(mail.store).export("mail", tmp_path)
     assert import_file(true, None, other, lambda name: backbone).reference == "mail@1"
+
+
+def test_an_import_refuses_labels_with_half_a_character(mail: Mail, tmp_path: Path) -> None:
+    backbone, store, path = load_backbone(str(mail.backbone), device="cpu"), Store(mail.store), tmp_path / "x.inlay"
+    loaded = store.load(store.resolve("mail"))
+    tree = json.loads(loaded.manifest.to_json())
+    content = pack(loaded.tensors, json.dumps(tree | {"labels": ["ham", "a\udc00"]}))
+    path.write_bytes(Export("crafted", hashlib.sha256(content).hexdigest(), content, None).to_bytes())
+    with pytest.raises(BadData, match="half a character"):
+        import_file(path, None, Store(tmp_path / "other"), lambda name: backbone)
 
 
 @pytest.mark.parametrize("sidecar", [{"seconds": "long"}, {"environment": [1]}, {"environment": {"a": 1}}, {"host": 1}])

@@ -370,3 +370,42 @@ def test_a_text_of_millions_of_letters_is_the_error_of_its_row(tmp_path):
 def test_chunks_of_long_rows_are_small(tmp_path):
     path = write(tmp_path, "a.jsonl", (json.dumps({"text": "a" * 900_000, "other": "b" * 900_000}) + "\n") * 12)
     assert [len(chunk) for chunk in stream_rows(path)] == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.parquet"])
+def test_more_columns_than_a_table_of_texts_has_are_refused(name, tmp_path):
+    names = [f"column{number}" for number in range(10_001)]
+    path = tmp_path / name
+    if path.suffix == ".parquet":
+        pd.DataFrame([["a"] * len(names)], columns=names).to_parquet(path)
+    elif path.suffix == ".jsonl":  # no row has them all
+        rows = [dict.fromkeys(names[start : start + 100], "a") for start in range(0, len(names), 100)]
+        path.write_text("\n".join(map(json.dumps, rows)))
+    else:
+        path.write_text(("," if path.suffix == ".csv" else "\t").join(names) + "\n")
+    with pytest.raises(BadData, match="10,001 columns, but a table may have 10,000"):
+        read_table(path)
+
+
+def test_rows_that_share_no_columns_are_refused_before_their_table_is_made(tmp_path):
+    names = {f"column{number}": "a" for number in range(9_000)}
+    path = write(tmp_path, "a.jsonl", json.dumps(names) + "\n" + "{}\n" * 200_000)
+    tracemalloc.start()
+    with pytest.raises(BadData, match="200,001 rows have 9,000 columns, nearly all of them blank"):
+        read_table(path)
+    assert tracemalloc.get_traced_memory()[1] < 100_000_000
+    tracemalloc.stop()
+    few = write(tmp_path, "b.jsonl", json.dumps(dict(list(names.items())[:50])) + "\n" + "{}\n" * 20_000)
+    assert len(read_table(few).rows) == 20_001  # columns that most rows lack are no fault
+
+
+def test_a_context_of_ten_thousand_questions_may_not_outgrow_its_file(tmp_path):
+    def document(num_letters):
+        answers = [{"text": "a", "answer_start": 0}]
+        questions = [{"id": str(number), "question": "q", "answers": answers} for number in range(3_000)]
+        paragraphs = [{"context": "a " * (num_letters // 2), "qas": questions}]
+        return json.dumps({"version": "1.1", "data": [{"paragraphs": paragraphs}]})
+
+    with pytest.raises(BadData, match="unpacks to more than 100,000,000 letters"):
+        read_table(write(tmp_path, "a.json", document(50_000)))
+    assert len(read_table(write(tmp_path, "b.json", document(5_000))).rows) == 3_000

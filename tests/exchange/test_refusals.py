@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import struct
 from typing import Any
 
 import pytest
@@ -411,3 +412,30 @@ def test_a_storage_of_terabytes_is_refused_before_it_is_made(folder, tiny_bert, 
     path.write_bytes(content.replace(number, b"\x8a\x06" + (1 << 44).to_bytes(6, "little")))
     monkeypatch.setattr(torch, "load", lambda *given, **settings: pytest.fail("room was made"))
     refuse(folder, tiny_bert, BadData, "declares more than the file holds")
+
+
+def test_settings_of_many_megabytes_are_refused_unread(folder, tiny_bert, monkeypatch):
+    (folder / "adapter_config.json").write_text('{"a": [' + "[]," * 3_400_000 + "1]}")
+    monkeypatch.setattr("json.loads", lambda *given, **settings: pytest.fail("it was parsed"))
+    refuse(folder, tiny_bert, BadData, "settings of more than 10,000,000 bytes")
+
+
+def test_a_zip_of_a_million_entries_is_refused_unread(folder, tiny_bert, monkeypatch):
+    path = folder / "pytorch_adapter.bin"
+    torch.save({"bert.x": torch.zeros(3)}, path)
+    (folder / "adapter.safetensors").unlink(missing_ok=True)
+    content = path.read_bytes()
+    start, end = content.index(b"PK\x01\x02"), content.index(b"PK\x06\x06")
+    entries = content[start:end] * 60_000
+    last = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 65_535, 65_535, len(entries), start, 0)
+    path.write_bytes(content[:start] + entries + last)
+    monkeypatch.setattr(torch, "load", lambda *given, **settings: pytest.fail("it was loaded"))
+    refuse(folder, tiny_bert, BadData, "damaged or cut short")
+
+
+@pytest.mark.parametrize("value", [3e38, -3e38])
+def test_weights_whose_answers_are_not_finite_are_refused(value, folder, tiny_bert):
+    path = next(path for path in folder.iterdir() if path.name.endswith("head.bin") or path.name == "model_head.bin")
+    tensors = torch.load(path, weights_only=True)
+    torch.save({name: torch.full_like(tensor, value) for name, tensor in tensors.items()}, path)
+    refuse(folder, tiny_bert, BadData, "answers to its probes are not finite")

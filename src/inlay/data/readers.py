@@ -14,7 +14,7 @@ import difflib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,6 +113,9 @@ def _open_json(path: Path, encoding: str, names: Names) -> Stream:
         file.seek(0)
         try:
             records = list(read_squad(json.load(file)))
+            growth = Growth(path)  # a context is in the file once, and in the rows once for each of its questions
+            for record in records:
+                growth.add(count_letters(record))
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             reason = f"no SQuAD document: {type(error).__name__}: {error}"
             raise BadData(reason, "write it as SQuAD's own files are, or as JSON lines", path=path) from None
@@ -195,7 +198,9 @@ def _open_parquet(path: Path, encoding: str, names: Names) -> Stream:
         except unreadable as error:
             raise refuse(error) from None
 
-    return Stream(Header(str(path), tuple(file.schema_arrow.names), None), enumerate(records(), start=1))
+    names = tuple(file.schema_arrow.names)
+    check_num_columns(path, names)
+    return Stream(Header(str(path), names, None), enumerate(records(), start=1))
 
 
 def _open_xlsx(path: Path, encoding: str, names: Names) -> Stream:
@@ -212,12 +217,13 @@ BATCH_BYTES = 64_000_000
 """bytes that rows of a Parquet file become at once at most, if the largest value is in each of them"""
 FREE_LETTERS = 100_000_000
 """letters that any file may unpack to"""
+MOST_COLUMNS = 10_000
 MOST_GROWTH = 100
 """times its own size that a larger file may unpack to"""
 
 
 class Growth:
-    """The size of a packed file's rows: a few kB may be made to hold many GB, which is refused in time."""
+    """The size of the rows of a file that says some things once: a few kB may be made to hold many GB."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._seen = path, 0
@@ -321,6 +327,7 @@ def with_header(path: Path, rows: Cells, names: Names) -> Stream:
             raise cells
         if not cells:
             raise BadData("the file is empty", "give a file with a header and rows", path=path)
+        check_num_columns(path, cells, line)
         seen: dict[str, int] = {}
         unique, renamed = [], []
         for cell in map(str.strip, cells):
@@ -332,6 +339,13 @@ def with_header(path: Path, rows: Cells, names: Names) -> Stream:
         if renamed:
             notes.append(f"{path.name}: repeated column names, read as {', '.join(renamed)}")
     return Stream(Header(str(path), names, line), _check_widths(path, rows, names), tuple(notes))
+
+
+def check_num_columns(path: str | Path, names: Collection[str], line: int | None = None) -> None:
+    """Refuse more columns than any table of texts has."""
+    if len(names) > MOST_COLUMNS:
+        reason = f"{len(names):,} columns, but a table may have {MOST_COLUMNS:,}"
+        raise BadData(reason, "keep the columns of the text and its label", path=path, line=line)
 
 
 def _check_widths(path: Path, rows: Cells, names: tuple[str, ...]) -> Iterator[Record]:

@@ -36,6 +36,8 @@ from inlay.settings import DataConfig
 
 MOST_CELLS = 250_000_000
 """cells of a table of label sets, 0 or 1 for every row and label: 1 GB of them"""
+FREE_CELLS, CELLS_PER_LETTER = 50_000_000, 10
+"""cells that any table of label sets may have, and how many more for each letter of its texts"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,9 +162,8 @@ def is_side(value: Any) -> bool:
 
 def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.ndarray]:
     """The rows with good labels, and their targets; the others go to `bad`."""
-    if scheme.targets.num_dims == 2 and len(rows) * len(scheme.labels) > MOST_CELLS:
-        reason = f"{len(rows):,} rows with {len(scheme.labels):,} labels are a table of more than {MOST_CELLS:,} cells"
-        raise BadData(reason, "keep the labels that matter, or take fewer rows", path=rows.path)
+    if scheme.targets.num_dims == 2:
+        _check_num_cells(rows, scheme)
     kept, targets = [], []
     for row, value in enumerate(rows.labels or []):
         try:
@@ -172,6 +173,15 @@ def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.nda
         else:
             kept.append(row)
     return rows.take(kept), scheme.collect(targets)
+
+
+def _check_num_cells(rows: Rows, scheme: Scheme) -> None:
+    """Refuse label sets whose table would take far more memory than the file they are from."""
+    num_letters = sum(map(len, rows.texts)) + sum(map(len, rows.pairs or ()))
+    most = min(MOST_CELLS, max(FREE_CELLS, CELLS_PER_LETTER * num_letters))
+    if len(rows) * len(scheme.labels) > most:
+        reason = f"{len(rows):,} rows with {len(scheme.labels):,} labels are a table of more than {most:,} cells"
+        raise BadData(reason, "keep the labels that matter, or take fewer rows", path=rows.path)
 
 
 def drop_single_rows(rows: Rows, bad: BadRows) -> Rows:

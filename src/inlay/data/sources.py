@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from inlay.data.columns import SIDES, Columns, Fault, Header, find_columns, read_text
-from inlay.data.readers import READERS, SKIP_HINT, Names, count_letters, open_file
+from inlay.data.readers import READERS, SKIP_HINT, Names, check_num_columns, count_letters, open_file
 from inlay.errors import BadData, InlayError, Missing
 from inlay.settings import DataConfig
 
 CHUNK_LETTERS = 4_000_000
 """letters of a chunk of rows, after which it ends"""
+FREE_CELLS, MOST_BLANKS = 10_000_000, 20
+"""cells that a table of records may have in any case, and for each cell that is filled"""
 TASK_COLUMN = "task"
 WAYS_IN = "a file, a folder, glue/NAME, extra/NAME or hub:NAME"
 _NAMED = ("glue/", "extra/", "hub:")  # prefixes of names that are not files or folders
@@ -110,9 +112,24 @@ def read_table(
         raise BadData("the file has no rows", "give a file with rows under its header", path=path)
     header = stream.header
     if not header.names:
-        header = header._replace(names=tuple(dict.fromkeys(name for record in records for name in record)))
+        header = header._replace(names=_list_names(path, records))
     rows = [[record.get(name) for name in header.names] for record in records]
     return Table(header, rows, lines, stream.notes, tuple(faults))
+
+
+def _list_names(path: str | Path, records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the columns of records that each have their own; refuse a table that would be nearly all blanks."""
+    names: dict[str, None] = {}
+    num_cells = 0
+    for record in records:
+        num_cells += len(record)
+        if not record.keys() <= names.keys():
+            names.update(dict.fromkeys(record))
+            check_num_columns(path, names)
+    if len(names) * len(records) > max(FREE_CELLS, MOST_BLANKS * num_cells):
+        reason = f"{len(records):,} rows have {len(names):,} columns, nearly all of them blank"
+        raise BadData(reason, "keep the columns of the text and its label", path=path)
+    return tuple(names)
 
 
 def stream_rows(

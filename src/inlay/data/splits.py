@@ -30,9 +30,16 @@ TRAIN, DEV, TEST = 0, 1, 2
 
 def group_keys(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
     """Return a key of each text, the same for texts that differ only in case or in the number of blanks."""
+    known: dict[str, str] = {}  # thousands of questions may be about one long context
+
+    def normalise(text: str) -> str:
+        if text not in known:
+            known[text] = _normalise(text)
+        return known[text]
+
     if pairs is None:
-        return [_normalise(text) for text in texts]
-    return [f"{_normalise(text)}\0{_normalise(pair)}" for text, pair in zip(texts, pairs, strict=True)]
+        return [normalise(text) for text in texts]
+    return [f"{normalise(text)}\0{normalise(pair)}" for text, pair in zip(texts, pairs, strict=True)]
 
 
 def row_keys(kind: str, texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:

@@ -41,7 +41,7 @@ from inlay.model import (
     layout,
 )
 from inlay.model import head as head_part
-from inlay.store import DRAFT_PREFIX, sync_directory
+from inlay.store import DRAFT_PREFIX, open_archive, sync_directory
 
 Linear = tuple[Tensor, Tensor]
 """weight [out, in] and bias [out]"""
@@ -126,8 +126,17 @@ class Weights:
         )
 
 
+_MOST_JSON_BYTES = 10_000_000
+"""of a folder's settings: those of 100,000 labels take 3 MB"""
+_MOST_ENTRIES_BYTES = 20_000_000
+"""of the list of entries of a zip of tensors: of 100,000 tensors it takes 10 MB"""
+
+
 def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of a folder; anything else, or one larger than settings are, is `BadData`."""
     try:
+        if path.stat().st_size > _MOST_JSON_BYTES:
+            raise BadData(f"settings of more than {_MOST_JSON_BYTES:,} bytes", "save the adapter again", path=path)
         tree = json.loads(path.read_text(encoding="utf8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadData(f"not JSON: {error}", "save the adapter again", path=path) from None
@@ -223,7 +232,7 @@ def _check_declared(path: Path) -> None:
     """Refuse a file that declares more than it holds, before torch makes room for it."""
     size_bytes = path.stat().st_size
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
+        with open_archive(path, _MOST_ENTRIES_BYTES) as archive:
             is_larger = sum(item.file_size for item in archive.infolist()) > size_bytes  # torch packs nothing
     else:
         with path.open("rb") as file:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.data import KINDS, METRICS, Split, find_fault, resolve_metric
-from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
+from inlay.errors import BadConfig, BadData, Missing, StoreDamaged, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
 from inlay.exchange.foreign import Folder, Foreign, TaskToExport, drafted, dump_json, read_json
 from inlay.model import (
@@ -165,6 +165,10 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
         "commit": current_commit(),
         "environment": canonical_environment(),
     }
+    try:
+        check_whole(Loaded(manifest, foreign.tensors), Version(str(name), 1, ""), backbone)
+    except StoreDamaged as error:
+        raise BadData(error.message, "save the adapter again", path=folder) from None
     if backbone.name not in BUILT_IN:
         store.register_backbone(backbone.name)
     version = store.publish(str(name), foreign.tensors, manifest, sidecar)

@@ -6,6 +6,7 @@ the check says which it used.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -223,6 +224,7 @@ def check_whole(loaded: Loaded, version: Version, backbone: Backbone) -> None:
     if not manifest.num_parameters <= sum(tensor.numel() for tensor in tensors.values()):
         raise StoreDamaged(f"`num_parameters` is {manifest.num_parameters:,}, more than its tensors have")
     _check_metrics(manifest)
+    _check_texts(manifest)
     # 3. the probes, and their answers
     if len(manifest.probes) > _MOST_PROBES:
         raise StoreDamaged(f"{len(manifest.probes)} probes, more than {_MOST_PROBES}")
@@ -230,7 +232,10 @@ def check_whole(loaded: Loaded, version: Version, backbone: Backbone) -> None:
         if not probe.text.strip() or (probe.pair is None) == bool(manifest.extra.get("pairs")):
             raise StoreDamaged("a probe is not a row as the version reads them")
     expected = [torch.tensor(probe.logits) for probe in manifest.probes]
-    difference = _difference(expected, _answer_alone(manifest, manifest.probes, spec, tensors, backbone))
+    answers = _answer_alone(manifest, manifest.probes, spec, tensors, backbone)
+    if not all(bool(answer.isfinite().all()) for answer in answers):
+        raise StoreDamaged("its answers to its probes are not finite")
+    difference = _difference(expected, answers)
     if not difference <= CANONICAL_TOLERANCE:
         raise StoreDamaged(f"a probe's canonical answer is off by {difference:.2g} of its size")
 
@@ -246,6 +251,15 @@ def _check_metrics(manifest: Manifest) -> None:
             is_share = name in METRICS and METRICS[name].higher_is_better  # or a correlation
             if value < (-1 - _ROUNDING if is_share else 0) or (is_share and value > 1 + _ROUNDING):
                 raise StoreDamaged(f"the {split} {name} is {value:g}, which it cannot be")
+
+
+def _check_texts(manifest: Manifest) -> None:
+    """Refuse texts that nobody could read or print: of labels, probes, the head's prompt."""
+    shown = replace(manifest, config={}).to_json()  # a setting may be a path, whose letters are the system's
+    try:
+        json.dumps(json.loads(shown), ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise StoreDamaged("a text of its manifest has half a character (a lone surrogate)") from None
 
 
 def _answer_alone(

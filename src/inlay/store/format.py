@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from inlay.errors import BadConfig, BadData, StoreDamaged, Unsupported
+from inlay.store.archives import open_archive
 from inlay.store.json_values import check_nested, is_nested, parse_json
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ _TWO = 2  # classes, which one threshold divides
 HASHED = "hashed_probes"
 """the entry of a manifest's `extra` with probes whose rows are not kept: `row`, a hash, and `logits`"""
 _MAX_JSON_BYTES = 100_000_000  # what safetensors allows a header; anything larger is damage or malice
+_MAX_ENTRIES_BYTES = 100_000  # of an export's list of entries, which has three
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SELECTOR = re.compile(r"best|[1-9][0-9]{0,8}")
 
@@ -351,10 +353,10 @@ class Export:
 def read_export(path: Path) -> Export:
     """Read the export in a file; a file that is not exactly an export is refused as `BadData`, with the reason."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_archive(path, _MAX_ENTRIES_BYTES) as archive:
             _check_entries(archive, path)
             entries = {name: archive.read(name) for name in archive.namelist()}
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError) as error:
+    except zipfile.BadZipFile as error:
         raise BadData(f"not an export of Inlay: {error}", "make one with `inlay export TASK`", path=path) from None
     task = parse_json(entries["task.json"], f"{path}: task.json")
     _check_format(task, f"{path}: task.json")

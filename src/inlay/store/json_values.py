@@ -12,6 +12,9 @@ from typing import Any
 from inlay.errors import StoreDamaged
 
 _MAX_DIGITS = 20  # of a whole number: what every counter holds
+MOST_VALUES = 2_000_000
+"""values of a JSON text, at most: a value of three bytes takes seventy in memory, and is read more than once. The
+answers of 8 probes with 512 tokens and 480 tags each are as many"""
 _NUMBER, _MAYBE_NUMBER = (int, float), (int, float, type(None))
 # What commands rely on inside a manifest's objects. `?` ends a key that may be missing, `*` is any key; keys that are
 # not here may be there too. What a method's and a head's values mean is known, and checked, where a slot is built.
@@ -53,6 +56,7 @@ _NESTED: dict[str, Any] = {
 
 def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object; anything else is `StoreDamaged`."""
+    check_num_values(text, where)
     try:
         tree = json.loads(text, parse_int=_parse_int, parse_float=_parse_float, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -60,6 +64,14 @@ def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise StoreDamaged(f"{where}: not a JSON object")
     return tree
+
+
+def check_num_values(text: str | bytes, where: str) -> None:
+    """Refuse a JSON text that may hold more values than anything that was meant, before it is parsed."""
+    marks = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
+    num_values = sum(text.count(mark) for mark in marks)  # type: ignore[arg-type]
+    if num_values > MOST_VALUES:
+        raise StoreDamaged(f"{where}: about {num_values:,} JSON values, more than {MOST_VALUES:,}")
 
 
 def _parse_int(text: str) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pickle
 import struct
+import zipfile
 from typing import Any
 
 import pytest
@@ -439,3 +440,27 @@ def test_weights_whose_answers_are_not_finite_are_refused(value, folder, tiny_be
     tensors = torch.load(path, weights_only=True)
     torch.save({name: torch.full_like(tensor, value) for name, tensor in tensors.items()}, path)
     refuse(folder, tiny_bert, BadData, "answers to its probes are not finite")
+
+
+PICKLES = {
+    "a text of a terabyte": b"\x80\x02\x8d" + struct.pack("<Q", 1 << 40) + b"abc",
+    "bytes of a terabyte": b"\x80\x02\x8e" + struct.pack("<Q", 1 << 40) + b"abc",
+    "millions of lists": b"\x80\x02" + b"]" * 5_100_000,
+    "millions of marks": b"\x80\x02" + b"(" * 5_100_000 + b".",
+}
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+@pytest.mark.parametrize("content", PICKLES.values(), ids=PICKLES)
+def test_a_pickle_that_would_become_gigabytes_is_refused(content, is_zip, folder, tiny_bert, monkeypatch):
+    path = folder / "pytorch_adapter.bin"
+    (folder / "adapter.safetensors").unlink(missing_ok=True)
+    if is_zip:
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", content)
+            archive.writestr("archive/version", "3\n")
+    else:
+        path.write_bytes(content)
+    if len(content) > 1_000_000:
+        monkeypatch.setattr(torch, "load", lambda *given, **settings: pytest.fail("it was loaded"))
+    refuse(folder, tiny_bert, BadData, "refused|damaged|no tensors")

@@ -9,6 +9,7 @@ and places. Both come together exactly: zero columns change no answer, nor does 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -194,7 +195,7 @@ def _load_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 _UNREADABLE = (
-    *(UnpicklingError, zipfile.BadZipFile, struct.error, RuntimeError, OSError, EOFError),
+    *(UnpicklingError, zipfile.BadZipFile, struct.error, RuntimeError, OSError, EOFError, MemoryError),
     *(ValueError, LookupError, AttributeError, TypeError, AssertionError),
 )
 """the errors of torch's loader on bytes that are not a file of named tensors"""
@@ -228,20 +229,31 @@ _PICKLED_MAGIC = 0x1950A86A20F9469CFC6C
 """the number that torch's files of before 2020 begin with; it is no size"""
 
 
+_MOST_PICKLED_BYTES = 5_000_000
+"""of what names the tensors and says where they lie, 200 bytes for each: every byte may become 100 in memory"""
+
+
 def _check_declared(path: Path) -> None:
     """Refuse a file that declares more than it holds, before torch makes room for it."""
     size_bytes = path.stat().st_size
     if zipfile.is_zipfile(path):
         with open_archive(path, _MOST_ENTRIES_BYTES) as archive:
-            is_larger = sum(item.file_size for item in archive.infolist()) > size_bytes  # torch packs nothing
+            entries = archive.infolist()
+        pickled = sum(item.file_size for item in entries if item.filename.endswith(".pkl"))
+        is_larger = sum(item.file_size for item in entries) > size_bytes  # torch packs nothing
     else:
         with path.open("rb") as file:
-            is_larger = any(
-                isinstance(value, int) and abs(value) > max(size_bytes, 1 << 20) and value != _PICKLED_MAGIC
-                for value in _first_values(file)
-            )
+            start = io.BytesIO(file.read(_MOST_PICKLED_BYTES))
+        is_larger = any(
+            isinstance(value, int) and abs(value) > max(size_bytes, 1 << 20) and value != _PICKLED_MAGIC
+            for value in _first_values(start)
+        )
+        pickled = size_bytes if start.tell() >= _MOST_PICKLED_BYTES else 0
     if is_larger:
         raise BadData("it declares more than the file holds", "copy or save it again", path=path)
+    if pickled > _MOST_PICKLED_BYTES:
+        reason = f"more than {_MOST_PICKLED_BYTES:,} bytes that are no tensors"
+        raise BadData(reason, "save it with safetensors", path=path)
 
 
 def _first_values(file: BinaryIO) -> Iterator[Any]:

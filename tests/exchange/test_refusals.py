@@ -464,3 +464,11 @@ def test_a_pickle_that_would_become_gigabytes_is_refused(content, is_zip, folder
     if len(content) > 1_000_000:
         monkeypatch.setattr(torch, "load", lambda *given, **settings: pytest.fail("it was loaded"))
     refuse(folder, tiny_bert, BadData, "refused|damaged|no tensors")
+
+
+def test_a_million_tensors_of_nothing_are_refused_unread(folder, tiny_bert):
+    shape = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({str(number): shape for number in range(100_000)}).encode()
+    (folder / "pytorch_adapter.bin").unlink()
+    (folder / "adapter.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    refuse(folder, tiny_bert, BadData, "no tensors")

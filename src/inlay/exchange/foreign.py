@@ -131,6 +131,8 @@ _MOST_JSON_BYTES = 10_000_000
 """of a folder's settings: those of 100,000 labels take 3 MB"""
 _MOST_ENTRIES_BYTES = 20_000_000
 """of the list of entries of a zip of tensors: of 100,000 tensors it takes 10 MB"""
+_MOST_NAMING_BYTES = 5_000_000
+"""of what names the tensors and says where they lie, 200 bytes for each: every byte may become 100 in memory"""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -189,6 +191,10 @@ def _load_safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
+        with path.open("rb") as file:
+            header_bytes = int.from_bytes(file.read(8), "little")
+        if header_bytes < path.stat().st_size:  # else it is no such file, as the loader says
+            _check_naming_bytes(header_bytes, path)
         return load_file(path)
     except (SafetensorError, OSError) as error:
         raise BadData(f"not a safetensors file: {error}", "copy or save it again", path=path) from None
@@ -229,10 +235,6 @@ _PICKLED_MAGIC = 0x1950A86A20F9469CFC6C
 """the number that torch's files of before 2020 begin with; it is no size"""
 
 
-_MOST_PICKLED_BYTES = 5_000_000
-"""of what names the tensors and says where they lie, 200 bytes for each: every byte may become 100 in memory"""
-
-
 def _check_declared(path: Path) -> None:
     """Refuse a file that declares more than it holds, before torch makes room for it."""
     size_bytes = path.stat().st_size
@@ -243,17 +245,21 @@ def _check_declared(path: Path) -> None:
         is_larger = sum(item.file_size for item in entries) > size_bytes  # torch packs nothing
     else:
         with path.open("rb") as file:
-            start = io.BytesIO(file.read(_MOST_PICKLED_BYTES))
+            start = io.BytesIO(file.read(_MOST_NAMING_BYTES))
         is_larger = any(
             isinstance(value, int) and abs(value) > max(size_bytes, 1 << 20) and value != _PICKLED_MAGIC
             for value in _first_values(start)
         )
-        pickled = size_bytes if start.tell() >= _MOST_PICKLED_BYTES else 0
+        pickled = size_bytes if start.tell() >= _MOST_NAMING_BYTES else 0
     if is_larger:
         raise BadData("it declares more than the file holds", "copy or save it again", path=path)
-    if pickled > _MOST_PICKLED_BYTES:
-        reason = f"more than {_MOST_PICKLED_BYTES:,} bytes that are no tensors"
-        raise BadData(reason, "save it with safetensors", path=path)
+    _check_naming_bytes(pickled, path)
+
+
+def _check_naming_bytes(num_bytes: int, path: Path) -> None:
+    if num_bytes > _MOST_NAMING_BYTES:
+        reason = f"more than {_MOST_NAMING_BYTES:,} bytes that are no tensors"
+        raise BadData(reason, "save it again, with the adapter's tensors alone", path=path)
 
 
 def _first_values(file: BinaryIO) -> Iterator[Any]:

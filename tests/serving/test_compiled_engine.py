@@ -20,7 +20,7 @@ pytestmark = pytest.mark.triton
 
 TASKS = {
     "two": SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean")),
-    "tags": SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("tag", 5, "mean")),
+    "tags": SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("tag", 5, "tokens")),
     "twenty": SlotSpec.of(MethodConfig("pfeiffer", 3), HeadSpec("classify", 20, "cls", hidden="tanh")),
     "number": SlotSpec.of(MethodConfig("houlsby", 16), HeadSpec("regress", 1, "mean")),
 }

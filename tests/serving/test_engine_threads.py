@@ -49,6 +49,7 @@ def publish_many(store, backbone, publish_random, number):
         store.publish(f"cut-{index}", *kept[-1])
     text = "the movie was good and the plot was fine , the cat sat on the mat"
     answers = Engine(backbone, store, num_slots=8).predict([Request(f"cut-{index}", text) for index in range(number)])
+    assert [answer.error for answer in answers if answer.error] == []
     for name, (tensors, manifest), answer in zip(names, kept, answers, strict=True):
         assert answer.error is None, answer.error
         probes = (Probe(text, None, tuple(answer.logits.tolist())),)

@@ -21,11 +21,11 @@ from inlay.store import Store
 ROWS = [[2, 11, 45, 3], [2, 12, 3], [2, 9, 30, 31, 32, 3], [2, 3], [2, *range(8, 40), 3]]
 HEADS = [
     HeadSpec("classify", 2, "mean"),
-    HeadSpec("tag", 5, "mean"),
+    HeadSpec("tag", 5, "tokens"),
     HeadSpec("classify", 20, "cls"),
     HeadSpec("regress", 1, "mean"),
     HeadSpec("classify", 3, "mean", features="mix"),
-    HeadSpec("span", 2, "mean"),
+    HeadSpec("span", 2, "tokens"),
 ]
 CAPTURED = {0, 2, 3}  # slots whose heads read one vector of the last layer
 

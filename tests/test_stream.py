@@ -20,7 +20,7 @@ import typer
 from typer.testing import CliRunner
 
 import inlay.stream.watch
-from inlay.errors import BadConfig, InlayError, Missing, StoreDamaged
+from inlay.errors import BadConfig, DiskFull, InlayError, Missing, StoreBusy, StoreDamaged
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.stream import StreamEvent, StreamResult, StreamSettings, watch_folder
@@ -259,6 +259,24 @@ def test_a_diverged_run_goes_aside_and_the_others_of_its_cohort_are_published(pl
     assert "wild.toml" in text
 
 
+@pytest.mark.parametrize("error", [DiskFull("no room"), StoreBusy("held by another")])
+@pytest.mark.parametrize("where", ["fit", "load_task"])
+def test_a_full_disk_or_a_busy_store_stops_the_stream_and_calls_no_file_bad(place, monkeypatch, error, where):
+    write_task(place.folder / "sms.csv", 1)
+    write_task(place.folder / "zebra.csv", 2)
+
+    def failing(*given: Any) -> Any:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inlay.stream.watch, where, failing)
+        with pytest.raises(type(error)):
+            place.stream()
+    assert sorted(path.name for path in place.folder.iterdir()) == ["sms.csv", "zebra.csv"]
+    place.stream()
+    assert sorted(place.digests()) == ["sms", "zebra"]
+
+
 def test_a_cohort_that_fails_is_trained_file_by_file(place, monkeypatch):
     from inlay.training import fit
 
@@ -315,6 +333,9 @@ def test_a_bad_settings_file_is_named_in_the_error(place):
         ("a = " + "[" * 5000, "not TOML"),
         ("a = " + "9" * 5000, "not TOML"),
         ("#" * 1_000_001, "over 1,000,000 bytes"),
+        ("a" + ".a" * 100_000 + " = 1", "more than 200 dots"),
+        ("[train]\nepochs = 1_000_000_000", "`train.epochs` is `1000000000`"),
+        ("[train]\ncontrast = 1_000_000_000", "`train.contrast`"),
     ],
     ids=[
         "task",
@@ -331,6 +352,9 @@ def test_a_bad_settings_file_is_named_in_the_error(place):
         "deep",
         "digits",
         "large",
+        "dotted",
+        "epochs",
+        "contrast",
     ],
 )
 def test_a_files_own_settings_reach_nothing_but_its_own_data(place, own, complaint):

@@ -33,6 +33,10 @@ BAD_FOLDER = "bad"
 OWN_SECTIONS = ("method", "train", "data")
 """the sections that a file's own settings may have; `backbone` and `task` may only say what holds anyway"""
 MAX_OWN_BYTES = 1_000_000
+MOST_DOTS = 200
+"""dots in a line of settings: the reader takes the square of a key's parts, so 50,000 took 10 GB"""
+MOST_OF_OWN = {"epochs": 100, "contrast": 10_000, "batch_size": 4096, "beams": 16, "max_answer": 512}
+"""what a file may ask for, of what would keep all others waiting, if the stream's own settings are not higher"""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
 """size, time of change and inode of a data file and of its settings file: equal as long as neither changes"""
@@ -216,7 +220,10 @@ def _read_own_settings(path: Path, config: RunConfig) -> dict[str, Any]:
     try:
         if not path.is_file() or path.stat().st_size > MAX_OWN_BYTES:
             raise BadConfig(f"{path}: no file of settings, or over {MAX_OWN_BYTES:,} bytes", example)
-        own = tomllib.loads(path.read_bytes().decode("utf8"))
+        content = path.read_bytes()
+        if max(line.count(b".") for line in [b"", *content.splitlines()]) > MOST_DOTS:
+            raise BadConfig(f"{path}: a line with more than {MOST_DOTS} dots", example)
+        own = tomllib.loads(content.decode("utf8"))
     except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a number of 5,000 digits, nested too deep
         raise BadConfig(f"{path}: not TOML: {error}", example) from None
     except OSError as error:
@@ -246,6 +253,12 @@ def _check_own(own: dict[str, Any], path: Path, config: RunConfig) -> None:
             f"{path}: `{given[0]}` is not for a file's own settings",
             "leave it out: they say how its own data is read and trained, nothing else",
         )
+    train = own.get("train")
+    for key, most in MOST_OF_OWN.items() if isinstance(train, dict) else ():
+        value, usual = train.get(key), getattr(config.train, key) or 0
+        if isinstance(value, int) and value > max(most, usual):
+            hint = f"`{most}` at most, or as many as the stream's own settings have: other files wait for this one"
+            raise BadConfig(f"{path}: `train.{key}` is `{str(value)[:40]}`", hint)
 
 
 def _merge(config: RunConfig, own: dict[str, Any], path: Path) -> RunConfig:

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from inlay.data import WHOLE_ROW, Split, Task, load_task
-from inlay.errors import DiskFull, Diverged, InlayError, Missing, StoreDamaged, UnknownName
+from inlay.errors import DiskFull, Diverged, InlayError, Missing, StoreBusy, StoreDamaged, UnknownName
 from inlay.model import Backbone
 from inlay.serving import Engine, verify
 from inlay.settings import RunConfig, digest, from_tree, write_toml
@@ -251,6 +251,8 @@ class _Stream:
         """Return the result of `read`; None if the file is bad, which moves it aside, or if it changed meanwhile."""
         try:
             found = read()
+        except (DiskFull, StoreBusy):  # no fault of the file
+            raise
         except Exception as error:  # the border that isolates one file: whatever is wrong with it, the others go on
             self._set_aside(path, stamp, error)
             return None
@@ -327,6 +329,8 @@ class _Stream:
                 raise
             self._emit(StreamEvent("training", f"begun anew: {error.message}"))
             return self._fit(batch, restart=True)
+        except (DiskFull, StoreBusy):  # no fault of the files: they stay, and are trained by the next stream
+            raise
         except (InlayError, RuntimeError) as error:  # RuntimeError: among others, memory that one long file used up
             if len(batch) == 1:
                 self._set_aside(batch[0].item.path, batch[0].item.stamp, error)

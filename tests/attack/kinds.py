@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import importlib.util
 import io
 import json
 import math
@@ -164,6 +165,10 @@ class Data:
             "f.conll": "\n".join("" if word[0] == "\t" else word for word in words).encode(),
             "g.json": json.dumps(squad).encode(),
         }
+        if importlib.util.find_spec("openpyxl"):
+            book = io.BytesIO()
+            pandas.DataFrame(rows, columns=["text", "label"]).to_excel(book, index=False)
+            self.seeds["h.xlsx"] = book.getvalue()
 
     def attempt(self, chance: random.Random, folder: Path) -> None:
         name = chance.choice(sorted(self.seeds))
@@ -173,6 +178,10 @@ class Data:
         elif path.suffix == ".jsonl" and chance.random() < 0.6:
             lines = [json.loads(line) for line in content.splitlines()]
             content = "\n".join(map(dump_json, mutate_json(chance, lines))).encode() if lines else b""
+        elif path.suffix == ".xlsx":
+            path.write_bytes(content)
+            mutate_file(chance, path)
+            content = path.read_bytes()
         elif path.suffix != ".parquet" and chance.random() < 0.6:
             content = mutate_text(chance, content.decode()).encode("utf8", "surrogatepass")
         else:

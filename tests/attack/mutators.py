@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import random
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -144,9 +146,30 @@ def mutate_tensors(chance: random.Random, tensors: Mapping[str, torch.Tensor]) -
     return changed
 
 
+def mutate_part(chance: random.Random, content: bytes) -> bytes:
+    """Damage the text of one file inside a zip, and pack it again."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    name = chance.choice([*sorted(parts), *(name for name in sorted(parts) if "sheet" in name)])
+    text = parts[name].decode()
+    parts[name] = mutate_text(chance, text).encode("utf8", "surrogatepass")
+    words = re.split(r'(?<=[">])([^<>"]+)(?=["<])', text)
+    if len(words) > 1 and chance.random() < 0.5:  # inside the values of attributes and cells, so that it stays XML
+        words[chance.randrange(1, len(words), 2)] = re.sub('[<>&"\x00-\x08]', "x", str(odd_value(chance)))
+        parts[name] = "".join(words).encode("utf8", "replace")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each, part in parts.items():
+            archive.writestr(zipfile.ZipInfo(each), part)
+    return packed.getvalue()
+
+
 def mutate_file(chance: random.Random, path: Path) -> None:
-    """Damage a file in place: as bytes, or as the JSON or TOML text it is."""
+    """Damage a file in place: as bytes, or as the JSON or TOML text it is, or one part of a workbook."""
     content = path.read_bytes()
+    if path.suffix == ".xlsx" and chance.random() < 0.8:
+        path.write_bytes(mutate_part(chance, content))
+        return
     if path.suffix == ".json" and chance.random() < 0.7:
         path.write_text(dump_json(mutate_json(chance, json.loads(content))))
     elif path.suffix in (".toml", ".jsonl", ".txt") and chance.random() < 0.7:

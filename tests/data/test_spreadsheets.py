@@ -155,3 +155,30 @@ def test_a_damaged_sheet_is_refused_where_it_is_damaged(tmp_path):
     change_part(path, "xl/worksheets/sheet1.xml", lambda old: old[: len(old) // 2])
     with pytest.raises(BadData, match="no readable workbook"):
         read(path)
+
+
+ELEMENTS = {
+    "rows": ("xl/worksheets/sheet1.xml", b"</sheetData>", b"<row/>"),
+    "cells of one row": ("xl/worksheets/sheet1.xml", b"</row></sheetData>", b"<c/>"),
+    "styles": ("xl/styles.xml", b"</cellXfs>", b"<xf/>"),
+    "names": ("xl/workbook.xml", b"</workbook>", b"<a/>"),
+}
+
+
+@pytest.mark.parametrize(("part", "end", "element"), ELEMENTS.values(), ids=ELEMENTS)
+def test_millions_of_empty_elements_are_refused_before_any_is_built(part, end, element, tmp_path, monkeypatch):
+    """Of 100 kB that became 7 GB, or took minutes."""
+    path = write_book(tmp_path / "a.xlsx", [["text", "label"], ["x", "y"]])
+    change_part(path, part, lambda old: old.replace(end, element * 1_600_000 + end))
+    assert path.stat().st_size < 50_000
+    monkeypatch.setattr(openpyxl, "load_workbook", lambda *given, **settings: pytest.fail("it was read"))
+    with pytest.raises(BadData, match="tags, more than 1,500,000"):
+        read(path)
+
+
+def test_a_row_far_below_brings_no_millions_of_empty_ones(tmp_path):
+    path = write_book(tmp_path / "a.xlsx", [["text", "label"], ["x", "y"]])
+    far = b'<row r="2000000000"><c r="A2000000000"><v>1</v></c></row></sheetData>'
+    change_part(path, "xl/worksheets/sheet1.xml", lambda old: old.replace(b"</sheetData>", far))
+    with pytest.raises(BadData, match="unpacks to more"):
+        read(path)

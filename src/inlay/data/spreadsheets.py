@@ -1,8 +1,9 @@
 """Spreadsheets (.xlsx) as streams of records: the first sheet that has rows, whose first row names the columns.
 
-A workbook is a packed folder of XML that a few kB may blow up to many GB. Its parts are refused by the size they say
-they have, which unpacking holds them to, and its cells are counted while they are read. Formulas are not computed: the
-values are those the last program that saved the file left there.
+A workbook is a packed folder of XML that a few kB may blow up to many GB, or to millions of empty cells, styles and
+rows. Its parts are refused by the size they say they have, which unpacking holds them to, and by their number of
+elements, which are counted before any is built; its rows and cells are counted again while they are read. Formulas are
+not computed: the values are those the last program that saved the file left there.
 """
 
 from __future__ import annotations
@@ -18,13 +19,19 @@ from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import ParseError
 
+from inlay.archives import open_archive
 from inlay.data.readers import Cells, Growth, Names, Stream, with_header
 from inlay.errors import BadData, Missing
 
 MOST_SHARED_BYTES = 200_000_000
 """bytes of the texts that all cells share, which are in memory at once"""
+FREE_ELEMENTS, MOST_ELEMENTS = 1_500_000, 20_000_000
+"""tags that the parts of any workbook may have, and those of one that is large; between them one for each byte of the
+file. An element takes a few microseconds and 300 bytes"""
+_LETTERS_PER_ROW = 50  # a row, empty or not, costs as much as so many letters
 USUAL_COLUMNS = 1000
 """columns that are read at their price: a cell far to the right of them brings all those before it"""
+_MOST_ENTRIES_BYTES = 1_000_000  # of the list of parts; a workbook has tens of them
 _UNREADABLE = (
     *(zipfile.BadZipFile, ParseError, KeyError, ValueError, TypeError, AttributeError, IndexError, OSError),
     *(NotImplementedError, RuntimeError, EOFError, AssertionError, OverflowError, zlib.error),
@@ -66,14 +73,28 @@ def open_spreadsheet(path: Path, names: Names) -> Stream:
 
 def _check_parts(path: Path, growth: Growth) -> None:
     try:
-        with zipfile.ZipFile(path) as file:
+        with open_archive(path, _MOST_ENTRIES_BYTES) as file:
             parts = file.infolist()
+            growth.check(sum(part.file_size for part in parts))
+            _check_elements(path, sum(_count_tags(file, part) for part in parts))
     except _UNREADABLE as error:
         raise _refuse(path, error) from None
-    growth.check(sum(part.file_size for part in parts))
     shared = max((part.file_size for part in parts if part.filename.endswith("sharedStrings.xml")), default=0)
     if shared > MOST_SHARED_BYTES:
         raise BadData(f"its cells share {shared:,} bytes of text", "save it as CSV", path=path)
+
+
+def _count_tags(file: zipfile.ZipFile, part: zipfile.ZipInfo) -> int:
+    """Count the tags of a part; those of styles and names take eight times as long as those of cells."""
+    is_cells = "sheet" in part.filename or "sharedStrings" in part.filename
+    with file.open(part) as content:
+        return (1 if is_cells else 8) * sum(chunk.count(b"<") for chunk in iter(lambda: content.read(1 << 20), b""))
+
+
+def _check_elements(path: Path, num_tags: int) -> None:
+    most = min(MOST_ELEMENTS, max(FREE_ELEMENTS, path.stat().st_size))
+    if num_tags > most:
+        raise BadData(f"it has {num_tags:,} tags, more than {most:,}", "save it as CSV", path=path)
 
 
 def _read_cells(path: Path, sheet: Any, growth: Growth) -> Iterator[tuple[int, list[Any]]]:
@@ -88,6 +109,7 @@ def _read_cells(path: Path, sheet: Any, growth: Growth) -> Iterator[tuple[int, l
             raise _refuse(path, error) from None
         if row is None:
             return
+        growth.add(_LETTERS_PER_ROW)
         far = max(0, len(row) - USUAL_COLUMNS)
         growth.add(len(row) + 100 * far + sum(len(cell) for cell in row if isinstance(cell, str)))
         cells = [_read_cell(cell) for cell in row]

@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from inlay.archives import open_archive
 from inlay.data import CLASSIFICATION, KINDS, find_fault, find_kind_of_head
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.model import (
@@ -42,7 +43,7 @@ from inlay.model import (
     layout,
 )
 from inlay.model import head as head_part
-from inlay.store import DRAFT_PREFIX, open_archive, sync_directory
+from inlay.store import DRAFT_PREFIX, sync_directory
 
 Linear = tuple[Tensor, Tensor]
 """weight [out, in] and bias [out]"""

@@ -5,7 +5,6 @@ Importing this room, and listing what is in a store, imports neither torch nor n
 
 from __future__ import annotations
 
-from inlay.store.archives import open_archive
 from inlay.store.files import (
     DRAFT_PREFIX,
     locked,
@@ -31,7 +30,6 @@ __all__ = [
     "legal_name",
     "locked",
     "make_directory",
-    "open_archive",
     "sync_directory",
     "telling_full_disk",
     "write_atomically",

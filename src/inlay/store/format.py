@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
+from inlay.archives import open_archive
 from inlay.errors import BadConfig, BadData, StoreDamaged, Unsupported
-from inlay.store.archives import open_archive
 from inlay.store.json_values import check_nested, is_nested, parse_json
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import zipfile
 
 import pytest
 
+from inlay.archives import open_archive
 from inlay.errors import StoreDamaged
-from inlay.store import open_archive
 from inlay.store.json_values import MOST_VALUES, parse_json
 
 

@@ -253,9 +253,9 @@ def _check_own(own: dict[str, Any], path: Path, config: RunConfig) -> None:
             f"{path}: `{given[0]}` is not for a file's own settings",
             "leave it out: they say how its own data is read and trained, nothing else",
         )
-    train = own.get("train")
-    for key, most in MOST_OF_OWN.items() if isinstance(train, dict) else ():
-        value, usual = train.get(key), getattr(config.train, key) or 0
+    asked = own["train"] if isinstance(own.get("train"), dict) else {}
+    for key, most in MOST_OF_OWN.items():
+        value, usual = asked.get(key), getattr(config.train, key) or 0
         if isinstance(value, int) and value > max(most, usual):
             hint = f"`{most}` at most, or as many as the stream's own settings have: other files wait for this one"
             raise BadConfig(f"{path}: `train.{key}` is `{str(value)[:40]}`", hint)

@@ -167,7 +167,10 @@ def test_a_bad_job_fails_alone_and_says_why(bench, monkeypatch):
         done = bench.see(job)
         assert done.state == "failed", words
         assert words in done.error["message"]
+        assert done.error["detail"] == done.error["message"]
+        assert done.error["type"] == f"urn:inlay:problem:{done.error['code']}"
         assert done.error["hint"]
+        assert "--" not in done.error["hint"]
         assert bench.kinds(job)[-1] == "failed"
     assert bench.see(diverges).error["code"] == "diverged"
     assert bench.workspace().live("mail") == 1

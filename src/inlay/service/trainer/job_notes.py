@@ -1,4 +1,4 @@
-"""What a trainer tells of a job: events of training in plain words, and errors without what a customer must not see.
+"""Notes on jobs: events of training in plain words, and errors without what a customer must not see.
 
 What always holds: no note has a path of the server, the prefix of names in the store, or anything of another tenant.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from inlay.errors import InlayError, OutOfMemory
 from inlay.service.logs import log_failure
 from inlay.service.state import Dataset, JobNote, Tenant
-from inlay.service.web.problems import Secrets, speak_http
+from inlay.service.web.problems import Secrets, describe_words, speak_http
 from inlay.training import EpochEnded, Event, MemoryRanOut, Notice
 
 _MOST_NOTES = 50
@@ -44,15 +44,16 @@ def make_words(home: Any, tenant: Tenant | None, dataset: Dataset | None = None)
 
 
 def describe_failure(error: BaseException, words: PlainWords) -> dict[str, Any]:
-    """Return why a job failed, as data: `code`, `status`, `message`, `hint`."""
+    """Return why a job failed as a problem of the API, and its `message` as an error has it."""
     if isinstance(error, MemoryError):
         error = OutOfMemory("the job does not fit in memory", "send fewer rows, or choose a smaller `max_length`")
     if not isinstance(error, InlayError):
         log_failure("a job failed in a way nobody foresaw", {"error": type(error).__name__})
         ask = "try once more; if it fails again, ask the operator of this service"
-        return {"code": "unforeseen", "status": 500, "message": _OURS, "hint": ask}
+        return {**describe_words("unforeseen", 500, _OURS, ask), "message": _OURS}
     hint = None if error.hint is None else words.clean(error.hint)
-    return {"code": error.code, "status": error.http_status, "message": words.clean(error.message), "hint": hint}
+    message = words.clean(error.message)
+    return {**describe_words(error.code, error.http_status, message, hint), "message": message}
 
 
 def note_notes(notes: Sequence[str], words: PlainWords) -> list[str]:

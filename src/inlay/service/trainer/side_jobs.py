@@ -38,6 +38,7 @@ from inlay.service.trainer.job_data import TrainerContext, find_dataset, name_in
 from inlay.service.trainer.job_notes import PlainWords, describe_failure, make_words
 from inlay.service.trainer.job_settings import BATCH_SETTINGS, make_tree
 from inlay.service.trainer.leases import Lease
+from inlay.service.web.problems import describe_words
 from inlay.serving import check_confidence
 from inlay.settings import DataConfig, from_tree
 from inlay.store import make_directory, sync_directory
@@ -55,7 +56,7 @@ class StopAsked(Exception):
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """What a batch job asks for: the version that answers, and how the rows are read."""
+    """The version that answers a batch, and how its rows are read."""
 
     workspace: Workspace
     tenant: Tenant
@@ -152,8 +153,10 @@ class BatchWork:
                 found = next(answers)
                 if "error" in found:
                     said = found["error"]
+                    message = self._words.clean(said["message"])
                     hint = None if said["hint"] is None else self._words.clean(said["hint"])
-                    found = {"error": {**said, "message": self._words.clean(said["message"]), "hint": hint}}
+                    problem = describe_words(said["code"], said["status"], message, hint)
+                    found = {"error": {**problem, "message": message}}
                 else:
                     found = {**found, **shown}
             yield json.dumps({"line": row.line, **found}, ensure_ascii=False).encode() + b"\n"

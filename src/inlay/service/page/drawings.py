@@ -89,12 +89,18 @@ def draw_calibration(bins: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
         radius = 3 + 7 * math.sqrt(item["count"] / total)
         sure, right = percent(item["confidence"], 0), percent(item["accuracy"], 0)
         said = f"{plural(item['count'], 'row')}: {sure} sure, {right} right"
+        look = "few" if item["count"] < _FEW_ROWS else ""
         points.append(
-            {"x": _across(item["confidence"]), "y": _up(item["accuracy"]), "r": round(radius, 1), "words": said}
+            {
+                "x": _across(item["confidence"]),
+                "y": _up(item["accuracy"]),
+                "r": round(radius, 1),
+                "words": said,
+                "look": look,
+            }
         )
-    line = "M" + "L".join(f"{point['x']} {point['y']}" for point in points)
     grid = [{"x": _across(share), "y": _up(share), "words": percent(share, 0)} for share in (0, 0.25, 0.5, 0.75, 1)]
-    return {"points": points, "line": line, "grid": grid, "words": _judge_sureness(filled, total)}
+    return {"points": points, "grid": grid, "words": _judge_sureness(filled, total)}
 
 
 def _across(share: float) -> float:
@@ -105,6 +111,7 @@ def _up(share: float) -> float:
     return round(_BOTTOM - (_BOTTOM - _TOP) * share, 1)
 
 
+_FEW_ROWS = 10
 _CLOSE = 0.03
 
 

@@ -69,6 +69,34 @@ def explain_problem(problem: dict[str, object] | None) -> Explained | None:
     )
 
 
+# Words of the tools -> words of the page, for notes on rows.
+_NOTES = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (
+            r"^split: ([\d,]+) train, ([\d,]+) dev rows\b.*",
+            r"\1 rows are learned from, \2 chosen at random to judge by",
+        ),
+        (
+            r"(\d+) dev texts are nearly the same as a training text",
+            r"\1 texts to judge by are nearly the same as one that is learned from",
+        ),
+        (r"\b(?:dev|training) line (\d+)", r"line \1"),
+        (r"\bdev texts?\b", "texts to judge by"),
+        (r"\bdev rows?\b", "rows to judge by"),
+        (r"\btraining rows\b", "rows to learn from"),
+        (r"; (?:try )?`[^`]*settings[^`]*`.*$", ""),
+    )
+)
+
+
+def plain_note(note: str) -> str:
+    """Return a note on rows in plain words."""
+    for pattern, words in _NOTES:
+        note = pattern.sub(words, note)
+    return note
+
+
 def _reword(code: str, hint: str | None) -> str | None:
     if code in _HINTS:
         return _HINTS[code]

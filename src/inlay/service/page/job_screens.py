@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from inlay.service.page.explaining import explain_problem
+from inlay.service.page.explaining import explain_problem, plain_note
 from inlay.service.page.rendering import (
     duration,
     first_large,
@@ -206,7 +206,7 @@ def _describe_result(result: Mapping[str, Any] | None, metric: str) -> dict[str,
 
 def _say_event(event: Mapping[str, Any], metric: str) -> dict[str, Any]:
     data, kind = event["data"], event["kind"]
-    words = _EVENTS.get(kind, first_large(event["message"]))
+    words = _EVENTS.get(kind, first_large(plain_note(event["message"])))
     score = (data.get("dev") or {}).get(metric)
     if kind == "read":
         words = _say_rows([event]) or words

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from inlay.errors import InlayError
 from inlay.service.page.example_data import TASK, find_example
-from inlay.service.page.explaining import Explained, explain_problem
+from inlay.service.page.explaining import Explained, explain_problem, plain_note
 from inlay.service.page.rendering import first_large
 from inlay.service.page.screens import PageCall, go_to
 from inlay.service.page.task_screens import POLICIES, describe_example
@@ -108,7 +108,7 @@ def _show_dataset(
     problem = None if faults else explain_problem(found["problem"])
     epochs = int(chosen["epochs"]) if str(chosen["epochs"]).isdigit() else None
     context = {
-        "dataset": {**found, "problem": problem, "first_rows": _as_rows(found)},
+        "dataset": {**found, "problem": problem, "first_rows": _as_rows(found), "notes": _as_notes(found)},
         "reading": reading,
         "most": max((item["count"] for item in (reading or {}).get("labels") or []), default=1),
         "roles": _ROLES,
@@ -132,6 +132,12 @@ def _find_status(faults: Mapping[str, str], error: Explained | None) -> int:
 
 def _as_rows(found: Mapping[str, Any]) -> list[list[Any]]:
     return [["" if cell is None else str(cell) for cell in row] for row in found["first_rows"]]
+
+
+def _as_notes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the notes on a file, with a line where the words have none."""
+    notes = [(plain_note(note["message"]), note.get("line")) for note in found["notes"]]
+    return [{"message": words, "line": None if "line" in words else line} for words, line in notes]
 
 
 def _find_chosen(call: PageCall, found: Mapping[str, Any]) -> dict[str, Any]:

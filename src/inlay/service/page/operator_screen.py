@@ -54,7 +54,7 @@ def _list_load(stats: Mapping[str, Any] | None, queue: Mapping[str, Any]) -> lis
         ("Rows answered", show_number(stats["num_rows"])),
         ("Slots in use", f"{len(stats['resident'])} of {stats['num_slots']}"),
         ("Memory of the engine", show_bytes(stats["memory_bytes"])),
-        ("Running since", duration(stats["uptime_s"])),
+        ("Running for", duration(stats["uptime_s"])),
         ("Backbone", stats["backbone"]),
         *jobs,
     ]

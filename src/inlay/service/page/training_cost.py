@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from inlay.errors import InlayError
 from inlay.service.page.rendering import duration, read_time
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ _USUAL_S = 0.045
 """seconds a row takes from reading to live, two cores, the default backbone and rounds"""
 _START_S = 10.0
 _NEAR = 0.6, 1.7
+_NUM_JOBS, _FEWEST_ROWS = 5, 200
 _MINUTE = 60
 
 
@@ -32,13 +34,18 @@ def _usual_epochs() -> int:
 
 def _seconds_a_row(desk: Desk) -> float:
     """Return what a row of the latest finished jobs took, with the usual rounds; the usual figure without any."""
-    found = [pace for job in desk.jobs(state="succeeded", limit=20)["items"] if (pace := _pace_of(desk, job))]
+    found = [pace for job in desk.jobs(state="succeeded", limit=_NUM_JOBS)["items"] if (pace := _pace_of(desk, job))]
     return sorted(found)[len(found) // 2] if found else _USUAL_S
 
 
 def _pace_of(desk: Desk, job: Mapping[str, Any]) -> float | None:
-    num_rows = (job.get("result") or {}).get("num_rows")
-    if job["kind"] != "train" or not num_rows or not job["started_at"] or not job["ended_at"]:
+    if job["kind"] != "train" or not job["dataset"] or not job["started_at"] or not job["ended_at"]:
+        return None
+    try:
+        num_rows = desk.dataset(job["dataset"])["num_rows"]
+    except InlayError:  # deleted meanwhile
+        return None
+    if num_rows < _FEWEST_ROWS:
         return None
     seconds = (read_time(job["ended_at"]) - read_time(job["started_at"])).total_seconds()
     epochs = job["settings"].get("epochs")

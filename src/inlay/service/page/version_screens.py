@@ -18,7 +18,7 @@ from inlay.service.page.word_effects import MOST_WORDS, leave_out, measure_effec
 
 _SHOWN_LABELS = 25
 _HIDDEN = ("ece_uncalibrated",)
-_SIDES = (("test", "on test rows"), ("dev", "on the rows it is judged by"))
+_SIDES = (("dev", "On the rows it is judged by"), ("test", "On test rows"))
 
 
 def show_version(call: PageCall) -> Response:
@@ -64,23 +64,23 @@ def _show_version(call: PageCall, moved: Mapping[str, Any] | None) -> Response:
     return call.show("version.html", "Tasks", context)
 
 
-def _list_scores(version: Mapping[str, Any], report: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
-    """Return the scores to show: the metric that decides on both sides, then the others on the better-judged one."""
+def _list_scores(
+    version: Mapping[str, Any], report: Mapping[str, Any] | None
+) -> list[tuple[str, list[tuple[str, str, str]]]]:
+    """Return the scores by side, each the one that decides first: name, value, bounds."""
     metric, found = version["metric"], []
-    sides = [(side, words) for side, words in _SIDES if version["metrics"].get(side)]
-    for side, words in sides:
+    for side, words in _SIDES:
+        scores = version["metrics"].get(side)
+        if not scores:
+            continue
+        names = [name for name in scores if name not in (metric, *_HIDDEN)]
         bounds = ""
         if side == "dev" and report is not None and report["interval"] is not None:
             low, high = report["interval"]
             bounds = f"{show_score(low, metric)} to {show_score(high, metric)}"
-        score = version["metrics"][side].get(metric)
-        found.append((f"{first_large(metric_words(metric))} {words}", show_score(score, metric), bounds))
-    for side, words in sides[:1]:
-        others = [name for name in version["metrics"][side] if name not in (metric, *_HIDDEN)]
-        found += [
-            (f"{first_large(metric_words(name))} {words}", show_score(version["metrics"][side][name], name), "")
-            for name in others
-        ]
+        shown = [(first_large(metric_words(metric)), show_score(scores.get(metric), metric), bounds)]
+        shown += [(first_large(metric_words(name)), show_score(scores[name], name), "") for name in names]
+        found.append((words, shown))
     return found
 
 
@@ -95,20 +95,18 @@ def _frequent(report: Mapping[str, Any]) -> list[str]:
 
 
 def _look_at_confusion(call: PageCall, report: Mapping[str, Any], number: int) -> list[list[dict[str, Any]]]:
-    """Return the cells of a confusion: the count, its colour, and the address of the rows behind it."""
+    """Return the cells of a confusion: the count, its colour by its share of the row, and where its rows are shown."""
     if report["confusion"] is None:
         return []
     labels, counts = report["confusion"]["labels"], report["confusion"]["counts"]
     shown = [labels.index(label) for label in _frequent(report)]
-    most_right = max((counts[n][n] for n in shown), default=0)
-    most_wrong = max((counts[n][m] for n in shown for m in shown if n != m), default=0)
     path = task_path(call.path("task"), f"/versions/{number}")
     rows = []
     for true in shown:
-        cells = []
+        cells, num_rows = [], sum(counts[true])
         for said in shown:
             count, is_right = counts[true][said], true == said
-            strength = level(count, most_right if is_right else most_wrong)
+            strength = level(count, num_rows if is_right else num_rows / 3)
             query = urlencode({"expected": labels[true], "answer": labels[said]})
             words = f"{plural(count, 'row')} of {labels[true]} that it took for {labels[said]}"
             look = f"{'r' if is_right else 'w'}{strength}" if strength else ""
@@ -142,7 +140,7 @@ async def show_words(call: PageCall) -> Response:
 
 
 async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, Any]:
-    empty: dict[str, Any] = {"error": None, "words": [], "table": [], "left_out": ""}
+    empty: dict[str, Any] = {"error": None, "words": [], "table": [], "left_out": "", "is_marked": False}
     if not text:
         return empty | {"error": Explained("there is no text", "write one above", 422, "")}
     places = split_words(text)
@@ -170,7 +168,10 @@ async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, An
     ]
     grouped = len(places) == MOST_WORDS or any(" " in effect.text for effect in effects)
     left_out = "Neighbouring words were left out together, as there are many." if grouped else ""
+    if all(not effect.look for effect in effects):
+        left_out = f"No single word decides: it says {whole['label']} without any of them too. {left_out}"
     return empty | {
+        "is_marked": any(effect.look for effect in effects),
         "label": whole["label"],
         "probability": whole["probability"],
         "words": [

@@ -45,6 +45,25 @@ def test_predict_answers_texts_with_probabilities(inlay: Inlay, mail: Mail) -> N
     assert shown == f"{ended.lines[0]['label']}  {ended.lines[0]['probability']:.4f}  free prize now\n"
 
 
+def test_several_tasks_each_answer_every_text(inlay: Inlay, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = {
+        task: inlay("predict", task, "free prize now", "see you home").out.splitlines() for task in ("mail", "post")
+    }
+    shown = inlay("predict", "mail, post", "free prize now", "see you home").out.splitlines()
+    assert shown == [f"{task}  {alone[task][text]}" for text in range(2) for task in ("mail", "post")]
+    lines = inlay("predict", "mail,post", "free prize now", "--json").lines
+    assert [(line["text"], line["task"], line["version"]) for line in lines] == [
+        ("free prize now", task, f"{task}@1") for task in ("mail", "post")
+    ]
+    inlay("predict", "mail,post", "--input", mixed, "--output", "out.csv")
+    with Path("out.csv").open(newline="") as file:
+        rows = [(row["id"], row["task"], bool(row["error"])) for row in csv.DictReader(file)]
+    own = [("1", "mail", False), ("2", "post", False), ("3", "nope", True), ("4", "mail", True)]
+    assert rows == [*own, ("5", "mail", False), ("5", "post", False)]  # the row that names no task
+    bad = inlay("predict", "mail,nope", "free prize now")
+    assert bad.status == 3
+
+
 def test_predict_reads_lines_from_stdin(inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("free prize\n\nsee you\n"))
     ended = inlay("predict", "mail", "--json")

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +31,9 @@ WINDOW_LETTERS = 4_000_000
 
 
 def predict(
-    task: Annotated[str | None, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")] = None,
+    task: Annotated[
+        str | None, typer.Argument(metavar="TASK[,TASK…]", help="NAME, NAME@3 or NAME@best, or several with commas")
+    ] = None,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="texts to answer")] = None,
     pair: Annotated[
         list[str] | None,
@@ -63,7 +65,9 @@ def predict(
 ) -> None:
     """Answer texts, lines from stdin, or a file of any length.
 
-    A file with a `task` column is answered in mixed batches, each row by its own task; TASK is for rows that name none.
+    Several tasks, as in `inlay predict mood,topic "a text"`, each answer every text, and what they share is computed
+    once. A file with a `task` column is answered in mixed batches, each row by its own task; TASK is for rows that name
+    none.
     The file is read and written a few thousand rows at a time, and an output file gets its name when it is whole. A row
     that cannot be answered says so in its `error` column; a row less sure than --min-confidence gets no label. A task
     that finds answers in a context reads the question as TEXT and the context as --pair. On a GPU a long input is
@@ -81,13 +85,12 @@ def predict(
     pool = serving.EnginePool(
         kept,
         lambda name: open_stored(backbone, name, kept, device),
-        task=task,
         file=file if asked.is_file else None,
         min_confidence=min_confidence,
         precision=precision,
         on_compile=screen.log_above,
     )
-    has_pairs = task is not None and bool(pool.find_version(task).manifest.extra.get("pairs"))
+    has_pairs = any(bool(pool.find_version(name).manifest.extra.get("pairs")) for name in asked.tasks)
     windows = asked.read(has_pairs=has_pairs)
     # 3. answer window by window, to the screen or to a file
     to_file = output is not None and str(output) != "-"
@@ -101,7 +104,7 @@ def predict(
             )
             tally = _write_answers(windows, pool, target)
         else:
-            tally = _show_answers(windows, pool)
+            tally = _show_answers(windows, pool, names_tasks=len(asked.tasks) > 1)
     finally:  # a user who stops half-way has half of the answers, and must know their drift too
         if pool.num_tokens and precision == "int8":
             _log_drift(pool.drifts)
@@ -126,13 +129,18 @@ class PredictInput:
     def is_file(self) -> bool:
         return self.file is not None and str(self.file) != "-"
 
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that answer the rows that name none."""
+        return [name.strip() for name in (self.task or "").split(",") if name.strip()]
+
     def check(self) -> None:
         """Refuse what cannot be answered, before anything is loaded."""
         if self.file is not None and self.texts:
             raise BadConfig("texts and `--input` exclude each other", "give one of them")
         if self.is_file:
             return
-        if self.task is None:
+        if not self.tasks:
             raise BadConfig("no task to ask", "name one: `inlay predict TASK TEXT`; `inlay tasks` lists them")
         if self.pairs and not self.texts:
             raise BadConfig("`--pair` without a text", "on stdin, write both into a line: text<TAB>pair")
@@ -147,9 +155,22 @@ class PredictInput:
         """Read the rows a window at a time. `has_pairs`: a line of stdin is two texts with a tab between them."""
         if self.is_file:
             columns = DataConfig(text=self.text_column, pair=self.pairs[0] if self.pairs else None)
-            return _join_chunks(data.stream_rows(str(self.file), columns, chunk_size=CHUNK_ROWS // 2, isolate=True))
+            chunks = data.stream_rows(str(self.file), columns, chunk_size=CHUNK_ROWS // 2, isolate=True)
+            return _join_chunks(self._name_tasks(chunk) for chunk in chunks)
         rows = _read_texts(self.texts, self.pairs) if self.texts else _read_lines(has_pairs=has_pairs)
-        return iter(lambda: list(itertools.islice(rows, CHUNK_ROWS)), [])
+        return map(self._name_tasks, iter(lambda: list(itertools.islice(rows, CHUNK_ROWS)), []))
+
+    def _name_tasks(self, rows: Sequence[data.InputRow]) -> list[data.InputRow]:
+        """Repeat each row that names no task for every task asked; where there are several, its record says which."""
+        named = []
+        for row in rows:
+            if row.task or not self.tasks:
+                named.append(row)
+                continue
+            for task in self.tasks:
+                record = row.record if len(self.tasks) == 1 else {**(row.record or {}), "task": task}
+                named.append(replace(row, task=task, record=record))
+        return named
 
 
 def _read_texts(texts: Sequence[str], pairs: Sequence[str]) -> Iterator[data.InputRow]:
@@ -215,19 +236,22 @@ class Tally:
         raise BadData(f"{self.num_failed} of {self.num_rows} rows failed, first: {self.first.message}", self.first.hint)
 
 
-def _show_answers(windows: Iterator[list[data.InputRow]], pool: serving.EnginePool) -> Tally:
-    """Print a line for every text: the answer, its probability, and the text."""
+def _show_answers(
+    windows: Iterator[list[data.InputRow]], pool: serving.EnginePool, *, names_tasks: bool = False
+) -> Tally:
+    """Print a line for every text: the answer, its probability, and the text; with `names_tasks` the task before."""
     tally = Tally()
     for rows in windows:
         answers = pool.answer(rows)
         tally.add(answers)
         for row, answer in zip(rows, answers, strict=True):
+            task = f"{screen.in_line(answer.task)}  " if names_tasks else ""
             if answer.error is not None:
-                screen.log(f"line {row.line}: {answer.error.message}", "yellow")
+                screen.log(f"line {row.line}: {task}{answer.error.message}", "yellow")
                 continue
             about = serving.describe_answer(answer)
             sure = f"  {about['probability']:.4f}" if "probability" in about else ""
-            screen.emit(f"{screen.in_line(serving.answer_words(about))}{sure}  {screen.shorten(row.text, 60)}")
+            screen.emit(f"{task}{screen.in_line(serving.answer_words(about))}{sure}  {screen.shorten(row.text, 60)}")
     return tally
 
 

@@ -22,7 +22,7 @@ _LEAST_SHARE = 0.25  # of the target time: shorter batches tell of the costs of 
 
 
 @dataclass(eq=False)
-class Batch:
+class PreparedBatch:
     """Rows to be answered together, and their versions in their slots."""
 
     rows: list[WaitingRow] = field(default_factory=list)
@@ -57,7 +57,7 @@ class BatchFormer:
     ) -> None:
         self._queue, self._hot = queue, hot
         self._find_budget, self._want = find_budget, want
-        self._next = Batch()
+        self._next = PreparedBatch()
         self._changed = threading.Condition()  # guards the next batch
         self._is_closed = False
         self._parked: dict[str, list[WaitingRow]] = {}
@@ -80,17 +80,17 @@ class BatchFormer:
         for digest in [digest for digest, rows in self._claimed.items() if not any(row.is_waiting for row in rows)]:
             self._unclaim(digest)
 
-    def take(self) -> Batch | None:
+    def take(self) -> PreparedBatch | None:
         """Wait for the next batch and take it; None once closed. Another `fill` should follow."""
         with self._changed:
             while not self._next.rows and not self._is_closed:
                 self._changed.wait()
             if self._is_closed:
                 return None
-            batch, self._next = self._next, Batch()
+            batch, self._next = self._next, PreparedBatch()
         return batch
 
-    def release(self, batch: Batch) -> None:
+    def release(self, batch: PreparedBatch) -> None:
         """Give back the versions of a batch that was computed."""
         self._hot.release(batch.states)
 
@@ -112,7 +112,7 @@ class BatchFormer:
         """End all waiting, and return the rows of the next batch, which will not be computed."""
         with self._changed:
             self._is_closed = True
-            batch, self._next = self._next, Batch()
+            batch, self._next = self._next, PreparedBatch()
             self._changed.notify_all()
         self.release(batch)
         for digest in list(self._claimed):

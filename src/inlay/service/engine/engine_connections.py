@@ -11,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from inlay.errors import InlayError
 from inlay.service.engine.protocol import (
@@ -45,8 +46,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the connection's other end."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
 
     def connection_lost(self, error: Exception | None) -> None:
         """Tell that nobody waits for replies here any more."""

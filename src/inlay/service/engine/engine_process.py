@@ -19,7 +19,7 @@ from pathlib import Path
 
 from inlay.errors import InlayError
 from inlay.service.engine.admission import Admission
-from inlay.service.engine.batches import Batch, BatchFormer, WorkRate
+from inlay.service.engine.batches import BatchFormer, PreparedBatch, WorkRate
 from inlay.service.engine.engine_connections import EngineConnection, bind_socket
 from inlay.service.engine.fair_queue import FairQueue, WaitingRow
 from inlay.service.engine.intake import Arrival, Intake, Taken
@@ -245,7 +245,7 @@ class EngineProcess:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback)
 
-    def _take_answers(self, batch: Batch, found: list[Answer] | InlayError, seconds: float) -> None:
+    def _take_answers(self, batch: PreparedBatch, found: list[Answer] | InlayError, seconds: float) -> None:
         """Hand the answers of a batch to their requests."""
         if isinstance(found, list) and found:
             self._rate.learn(batch.work, seconds)

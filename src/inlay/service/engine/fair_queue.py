@@ -98,7 +98,7 @@ class _BandQueue:
 
 @dataclass
 class TenantQueue:
-    """What a tenant has in the queue."""
+    """Counts of the rows and tokens that a tenant has in the queue."""
 
     num_rows: int = 0
     num_tokens: int = 0

@@ -117,6 +117,8 @@ def test_columns_may_be_chosen_at_once_or_later(asker):
     assert again.status_code == 200
     assert {item["label"] for item in again.json()["reading"]["labels"]} == {"spam", "ham"}
     assert again.json()["problem"] is None
+    guessed = asker.post(f"/v1/datasets/{about['id']}/reading", json={"text": "a", "kind": "auto", "label": "c"})
+    assert guessed.json()["reading"] == again.json()["reading"]
     assert asker.get(f"/v1/datasets/{about['id']}").json() == again.json()
 
 
@@ -266,6 +268,13 @@ def test_fields_of_a_form_choose_columns_and_names(asker):
     assert about["reading"]["text"] == "label"
     odd = asker.post("/v1/datasets?name=..%2F..%2Fetc%2Fpass%07wd.csv", files={"file": ("a.csv", CSV)}).json()
     assert odd["name"] == "passwd.csv"
+
+
+def test_a_format_in_a_form_is_checked_like_one_in_the_query(bench, acme):
+    for said in ("exe", "../../x", "x" * 500):
+        answer = acme.post("/v1/datasets", files={"file": ("a.csv", CSV)}, data={"format": said})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "format")
+    assert files_of(bench) == []
 
 
 def test_two_files_in_a_form_are_refused(bench, acme):

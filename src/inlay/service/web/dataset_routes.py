@@ -12,13 +12,20 @@ from inlay.service.web.app_state import AppState
 from inlay.service.web.bodies import ReadingBody
 from inlay.service.web.guard import CurrentHere, Here, MadeReply, answer_once, make_router, needs
 from inlay.service.web.inspection import Looked
-from inlay.service.web.problems import FieldFault, bad_fields
 from inlay.service.web.shapes import DatasetShape, ListShape
-from inlay.service.web.uploads import FIELDS, TYPES, Draft, Received, clean_name, receive_upload
+from inlay.service.web.uploads import (
+    FIELDS,
+    KINDS_OFFERED,
+    TYPES,
+    Draft,
+    Received,
+    check_said,
+    clean_name,
+    receive_upload,
+)
 
 router = make_router("datasets")
 COLUMNS = ("text", "pair", "label", "kind")
-_KINDS = ("auto", "classify", "multilabel", "regress", "ordinal", "tag", "span", "text")
 _LONGEST = 500
 Column = Annotated[str | None, Query(max_length=_LONGEST, description="The name of a column, instead of a guess.")]
 Limit = Annotated[int, Query(ge=1, le=200)]
@@ -57,7 +64,7 @@ async def upload_dataset(
     text: Column = None,
     pair: Column = None,
     label: Column = None,
-    kind: Annotated[str | None, Query(description=f"One of {', '.join(_KINDS)}.")] = None,
+    kind: Annotated[str | None, Query(description=f"One of {', '.join(KINDS_OFFERED)}.")] = None,
 ) -> Response:
     """Stream a CSV, TSV, JSON-lines, Parquet or Excel file, as the body itself or as `file` of a form.
 
@@ -71,12 +78,11 @@ async def upload_dataset(
 
 async def keep_upload(here: Here, request: Request, said: dict[str, str]) -> Response:
     """Receive an upload, look into it, keep it, and answer with it; what fails on the way leaves nothing."""
-    _check_said(said)
+    check_said(said)
     workspace = here.workspace
     folder = workspace.db.places.datasets(workspace.name)
     async with Draft(folder) as draft:
         received = await receive_upload(draft, workspace, request.scope, request.receive, said)
-        _check_said(received.said)
         looked = await look_into(here.state, workspace, received)
 
         def make(call: Any) -> MadeReply:
@@ -106,16 +112,6 @@ def make_draft(received: Received, looked: Looked) -> DatasetDraft:
         looked.num_rows,
         looked.found,
     )
-
-
-def _check_said(said: dict[str, str]) -> None:
-    faults = []
-    if said.get("format") and said["format"] not in FORMATS:
-        faults.append(FieldFault("format", f"one of {', '.join(FORMATS)}"))
-    if said.get("kind") and said["kind"] not in _KINDS:
-        faults.append(FieldFault("kind", f"one of {', '.join(_KINDS)}"))
-    if faults:
-        raise bad_fields(faults)
 
 
 def _made(dataset: Dataset) -> MadeReply:

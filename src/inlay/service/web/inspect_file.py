@@ -162,7 +162,7 @@ class FileScan:
 
 def find_roles(names: tuple[str, ...], kind: str | None, chosen: Mapping[str, str]) -> dict[str, str | None]:
     """Return which columns are text, pair and label, as training would choose them."""
-    for shape in KINDS[kind].shapes if kind is not None else ():
+    for shape in KINDS[kind].shapes if kind in KINDS else ():
         places = {role: chosen.get(role) or find_name(names, known) for role, known in SHAPES[shape].roles.items()}
         if all(found or role in SHAPES[shape].optional for role, found in places.items()):
             return {role: places.get(role) for role in ("text", "pair", "label")}

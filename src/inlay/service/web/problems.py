@@ -115,16 +115,15 @@ def make_problem(error: InlayError, request_id: str, secrets: Secrets | None = N
 
 def describe_error(error: InlayError, secrets: Secrets | None = None) -> dict[str, Any]:
     """Return an error as the part of a problem that does not belong to a request: that of a row, or of a job."""
-    message, hint = error.message, error.hint
-    if isinstance(error, UnknownName) or error.code == UnknownName.code:
-        hint = _where_names_are(message, hint)
-    return describe_words(error.code, error.http_status, message, hint, secrets)
+    return describe_words(error.code, error.http_status, error.message, error.hint, secrets)
 
 
 def describe_words(
     code: str, status: int, message: str, hint: str | None, secrets: Secrets | None = None
 ) -> dict[str, Any]:
     """Return a problem from the parts of an error, without what a caller must not see."""
+    if code == UnknownName.code:
+        hint = _where_names_are(message, hint)
     clean = _no_secrets if secrets is None else secrets.remove
     title = code.replace("-", " ").capitalize() if code else HTTPStatus(status).phrase
     return {

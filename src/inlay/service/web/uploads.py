@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import TracebackType
@@ -22,7 +22,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from inlay.errors import DiskFull
-from inlay.service.state import OverLimit, Workspace
+from inlay.service.state import FORMATS, OverLimit, Workspace
 from inlay.service.web.problems import FieldFault, RequestRefused, bad_fields
 from inlay.service.web.visits import find_header, find_visit, stream_body
 from inlay.store import DRAFT_PREFIX, make_directory
@@ -62,6 +62,7 @@ _TYPES = {
     b"application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": "xlsx",
 }
 TYPES = tuple(sorted(kind.decode() for kind in _TYPES))
+KINDS_OFFERED = ("auto", "classify", "multilabel", "regress", "ordinal", "tag", "span", "text")
 FIELDS = ("name", "format", "text", "pair", "label", "kind")
 """what may be said of a file, in the query or in fields of the form before or after it"""
 
@@ -155,11 +156,23 @@ async def receive_upload(
         if error.code == "too-large":
             raise _over(limit, most, draft.size_bytes).with_headers(error.headers) from None
         raise
+    check_said(said)
     if not draft.size_bytes:
         raise RequestRefused("the file is empty", "send a file with a header and rows", code="bad-data", status=400)
     received = await draft.finish(said["format"])
     received.said = said
     return received
+
+
+def check_said(said: Mapping[str, str]) -> None:
+    """Refuse a format or kind of task that there is not."""
+    faults = [
+        FieldFault(name, f"one of {', '.join(known)}")
+        for name, known in (("format", FORMATS), ("kind", KINDS_OFFERED))
+        if said.get(name) and said[name] not in known
+    ]
+    if faults:
+        raise bad_fields(faults)
 
 
 def _find_room(workspace: Workspace) -> tuple[str, int]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from inlay.errors import InlayError
 from inlay.service import views
 from inlay.service.page.example_data import copy_example
 from inlay.service.page.suggesting import sample_rows, suggest_rows
@@ -75,8 +76,10 @@ class Desk:
 
     def policy_of(self, name: str) -> str | None:
         """Return when new versions of a task go live; None if there is no such task."""
-        names = {task.name: task.policy for task in self._workspace.tasks(200).items}
-        return names.get(name)
+        try:
+            return self._workspace.task(name).policy
+        except InlayError:
+            return None
 
     def versions(self, name: str) -> list[dict[str, Any]]:
         """Return a task's versions, oldest first."""

@@ -151,9 +151,9 @@ def _find_chosen(call: PageCall, found: Mapping[str, Any]) -> dict[str, Any]:
     chosen["kind"] = call.text("kind") or "auto"
     chosen["task"] = call.text("task") or _suggest_name(found["name"])
     chosen |= {name: call.text(name) for name, _, _ in _SETTINGS}
-    chosen["publish"] = call.text("publish") or "always"
+    chosen["publish"] = call.text("publish") or "if-better"
     if call.text("task") and not call.text("publish"):
-        chosen["publish"] = call.desk.policy_of(chosen["task"]) or "always"
+        chosen["publish"] = call.desk.policy_of(chosen["task"]) or "if-better"
     chosen["balanced"] = call.text("balanced") == "yes"
     return chosen
 

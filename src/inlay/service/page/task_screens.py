@@ -16,8 +16,8 @@ from inlay.service.page.screens import PageCall, go_to, task_path
 from inlay.service.page.training_cost import estimate_cost
 
 POLICIES = (
+    ("if-better", "it goes live if it is better than the live one on the same rows; a first one always does"),
     ("always", "it goes live"),
-    ("if-better", "it goes live if it is better than the live one on the same rows"),
     ("never", "it waits until you make it live"),
 )
 SPARK_DAYS = 14

@@ -196,7 +196,7 @@ def test_a_batch_that_was_killed_goes_on_with_the_same_version(moment, trained, 
             def die(*given):
                 calls.append(1)
                 if len(calls) == {"first chunk": 2, "second chunk": 3}.get(moment, 10**6):
-                    part = next(bench.db.places.batch("acme", "x").parent.glob("*.part"))
+                    part = next(bench.db.places.batch("acme", "x").parent.glob("*.parts/*"))
                     with part.open("ab") as file:  # what a kill in the middle of a line leaves
                         file.write(b'{"line": 99')
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -223,7 +223,7 @@ def test_a_batch_that_was_killed_goes_on_with_the_same_version(moment, trained, 
     assert [line["line"] for line in lines] == list(range(1, 601))
     assert {line["version"] for line in lines} == {"mail@1"}
     assert sum(asked) == {"first chunk": 344, "second chunk": 88, "renamed": 0}[moment]
-    assert not list(bench.db.places.batch("acme", "x").parent.glob("*.part"))
+    assert not list(bench.db.places.batch("acme", "x").parent.glob("*.parts"))
     bench.db.close()
 
 

@@ -432,3 +432,25 @@ def test_the_room_is_entered_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_task_that_was_trained_by_hand_is_the_one_to_beat(bench, toy_task):
+    from inlay.settings import FitSettings, MethodConfig, RunConfig, TrainConfig
+    from inlay.training import PreparedRun, fit, make_run, publish_result
+
+    config = RunConfig("mail", method=MethodConfig("head"), train=TrainConfig(lr=1e-6, epochs=1))
+    task = toy_task("mail")
+    prepared = PreparedRun(
+        make_run(task, config, bench.context.backbone, bench.store), bench.context.backbone, bench.store
+    )
+    result = fit([prepared.run], bench.context.backbone, bench.home / "runs", FitSettings(draw_curves=False))[0]
+    publish_result(prepared, result)
+    assert bench.workspace("local").live("mail") == 1
+    rows = make_rows(400, labels=task.labels)
+    job = bench.submit(rows, "mail", "local", settings=RECIPE, publish="if-better")
+    bench.train()
+    done = bench.see(job)
+    assert done.state == "succeeded", done.error
+    assert (done.result["compare"]["a"], done.result["compare"]["b"]) == (1, 2)
+    assert done.result["is_live"] == (done.result["compare"]["gain"] > 0)
+    assert bench.workspace("local").live("mail") == (2 if done.result["is_live"] else 1)

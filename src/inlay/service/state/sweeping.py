@@ -70,7 +70,7 @@ def _stray_files(connection: Connection, db: Database) -> Iterator[Path]:
     places = db.places
     tenants = set(connection.execute(select(schema.tenants.c.name)).scalars())
     yield from (path for path in _entries(places.service) if path.name.startswith(DRAFT_PREFIX))
-    for kind in ("datasets", "evaluations", "batches", "runs"):
+    for kind in ("datasets", "evaluations", "batches"):  # in `runs` are cohorts, which the trainer sweeps itself
         for folder in _entries(places.service / kind):
             if folder.name not in tenants:
                 yield folder

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -76,6 +77,7 @@ class BatchWork:
         self._job = cohort.jobs[0]
         self._words: PlainWords = make_words(context.db.places.home, None)
         self._output = context.db.places.batch(self._job.tenant, self._job.id)
+        self._parts = self._output.with_suffix(".parts")
         self._told_at = 0.0
 
     def run(self) -> None:
@@ -96,7 +98,7 @@ class BatchWork:
             raise
         except Exception as error:  # the border that isolates one job
             self._lease.check()
-            self._drop_parts()
+            shutil.rmtree(self._parts, ignore_errors=True)
             if job.id in self._lease.cancelled:
                 queue.finish(self._cohort, job.id, CANCELLED)
             else:
@@ -163,8 +165,8 @@ class BatchWork:
 
     def _open_part(self, number: int) -> Path:
         """Return this attempt's part, with the lines that earlier attempts have answered."""
-        part = self._part_of(number)
-        for path in (self._output, part):
+        part = self._parts / f"{number}.{self._cohort.token}"
+        for path in (self._output, self._parts):
             self._context.queue.note_path(self._cohort, self._job.id, path)
         make_directory(part.parent)
         earlier = self._list_parts()
@@ -180,23 +182,15 @@ class BatchWork:
             path.unlink(missing_ok=True)
         return part
 
-    def _part_of(self, number: int) -> Path:
-        return self._output.with_name(f"{self._job.id}.{number}.{self._cohort.token}.part")
-
     def _list_parts(self) -> list[Path]:
-        """Return the parts of earlier attempts, the last one last."""
-        own = self._output.parent.glob(f"{self._job.id}.*.*.part")
-        known = {int(path.name.split(".")[2]): path for path in own}
+        """Return the parts of earlier attempts, `NUMBER.TOKEN` each, the last one last."""
+        known = {int(path.suffix[1:]): path for path in self._parts.glob("*.*")}
         return [known[token] for token in sorted(known) if token < self._cohort.token]
 
     def _find_pinned(self) -> int | None:
         """Return the version that earlier attempts answered by."""
         earlier = self._list_parts()
-        return int(earlier[-1].name.split(".")[1]) if earlier else None
-
-    def _drop_parts(self) -> None:
-        for path in self._output.parent.glob(f"{self._job.id}.*.part"):
-            path.unlink(missing_ok=True)
+        return int(earlier[-1].stem) if earlier else None
 
     def _succeed(self) -> None:
         num_rows = num_errors = 0
@@ -211,6 +205,7 @@ class BatchWork:
         result: dict[str, Any] = {"version": number, "rows": num_rows, "errors": num_errors}
         result |= {"size_bytes": self._output.stat().st_size, "output": f"/v1/batches/{self._job.id}/output"}
         self._lease.check()
+        shutil.rmtree(self._parts, ignore_errors=True)
         self._context.queue.finish(self._cohort, self._job.id, SUCCEEDED, result=result)
 
     def _tell(self, num_rows: int, plan: BatchPlan) -> None:

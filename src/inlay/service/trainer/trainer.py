@@ -7,9 +7,11 @@ may be killed at any moment: what it had goes on with the next trainer.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from inlay.errors import InlayError
@@ -17,7 +19,18 @@ from inlay.service.child import Child
 from inlay.service.engine import SyncEngineClient
 from inlay.service.logs import log_event, log_failure
 from inlay.service.settings import ServeSettings
-from inlay.service.state import BATCH, ERASE, HEARTBEAT_S, LEASE_S, TRAIN, Database, JobCohort, JobQueue, StaleLease
+from inlay.service.state import (
+    BATCH,
+    ERASE,
+    HEARTBEAT_S,
+    LEASE_S,
+    TRAIN,
+    Database,
+    JobCohort,
+    JobQueue,
+    StaleLease,
+    sweep_leftovers,
+)
 from inlay.service.trainer.answering import Answerer
 from inlay.service.trainer.cohort_work import CohortWork, sweep_runs
 from inlay.service.trainer.job_data import TrainerContext
@@ -27,6 +40,7 @@ from inlay.store import Store
 from inlay.threads import set_threads
 
 POLL_S = 0.5
+SWEEP_S = 3600.0
 _ERROR_S = 5.0  # after an error that nobody foresaw, such as a database that cannot be written
 
 
@@ -102,6 +116,23 @@ class Trainer:
             log_event("done", about)
 
 
+class SideStep:
+    """One step of the thread beside training: the next erasure or batch, and now and then a sweep."""
+
+    def __init__(self, side: Trainer) -> None:
+        self._side = side
+        self._swept_at = -math.inf
+
+    def __call__(self) -> bool:
+        if time.monotonic() - self._swept_at >= SWEEP_S:
+            self._swept_at = time.monotonic()
+            context = self._side.context
+            deleted = {"folders": sweep_runs(context), "files": sweep_leftovers(context.db)}
+            if any(deleted.values()):
+                log_event("swept", deleted)
+        return self._side.do_next()
+
+
 def serve(child: Child) -> None:
     """Run the trainer's process until it is stopped."""
     settings = child.settings
@@ -111,13 +142,12 @@ def serve(child: Child) -> None:
     context = open_context(settings)
     owner = f"{socket.gethostname()}/{child.name}"
     lost = context.queue.reclaim_of(owner)  # the process that had this name has ended
-    swept = sweep_runs(context)
-    if lost or swept:
-        log_event("goes on", {"cohorts": len(lost), "folders_deleted": swept})
+    if lost:
+        log_event("goes on", {"cohorts": len(lost)})
     trainer = Trainer(context, owner, child.stopping)
     side = Trainer(_open_side(context, settings), f"{owner}/side", child.stopping)
     context.queue.reclaim_of(side.owner)
-    thread = threading.Thread(target=side.run, args=(side.do_next,), name="side-jobs", daemon=True)
+    thread = threading.Thread(target=side.run, args=(SideStep(side),), name="side-jobs", daemon=True)
     thread.start()
     child.ready({"backbone": context.backbone.name, "device": str(context.backbone.device)})
     trainer.run(trainer.train_next)

@@ -11,7 +11,7 @@ import time
 import pytest
 from trainer_bench import make_rows, open_bench_at
 
-from inlay.service.state import Database, JobQueue, Tenants
+from inlay.service.state import Database, JobQueue, JobRequest, Tenants
 from inlay.service.trainer import cohort_work, going_live
 from inlay.service.trainer.job_data import prepare_job
 from inlay.training import list_stopped
@@ -313,6 +313,35 @@ def test_a_trainer_that_wakes_up_after_it_lost_its_lease_writes_nothing(
     os.kill(zombie, signal.SIGCONT)
     _, status = os.waitpid(zombie, 0)
     assert status == 0
+    assert look_at(home) == before
+
+
+def test_a_batch_that_wakes_up_after_it_lost_its_lease_writes_nothing(tmp_path, backbone_of, monkeypatch):
+    home, backbone = tmp_path / "home", backbone_of("bert")
+    make_home(home, backbone)
+    bench = open_bench_at(home, backbone)
+    bench.train()
+    dataset = bench.upload([{"text": row["text"]} for row in make_rows(600, seed=7)])
+    job = bench.workspace().submit(JobRequest("batch", "mail", dataset, {}))
+    bench.db.close()
+
+    def work():
+        strike("inlay.service.trainer.answering.Answerer._answer_here", 2, signal.SIGSTOP, monkeypatch)
+        bench = open_bench_at(home, backbone)
+        bench.trainer.heartbeat_s, bench.trainer.lease_s = 60.0, 5.0
+        bench.trainer.do_next()
+
+    zombie = fork(work)
+    _, status = os.waitpid(zombie, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    bench = open_bench_at(home, backbone)
+    assert len(bench.queue.reclaim_of("tester")) == 1
+    assert bench.trainer.do_next()
+    assert bench.see(job).state == "succeeded"
+    bench.db.close()
+    before = look_at(home)
+    os.kill(zombie, signal.SIGCONT)
+    assert os.waitpid(zombie, 0)[1] == 0
     assert look_at(home) == before
 
 

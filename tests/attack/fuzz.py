@@ -38,6 +38,7 @@ from kinds import KINDS, World
 from inlay.errors import InlayError
 
 MOST_SECONDS, MOST_BYTES = 10.0, 10**9
+MOST_WAITING = 1800  # seconds: beside other processes, an attempt at the lowest priority waits minutes for its turn
 
 
 class TooMuch(BaseException):
@@ -61,14 +62,14 @@ def watched() -> Iterator[None]:
     """Bound the processor time of an attempt while it runs, and its memory when it ends."""
 
     def stop(*_: Any) -> None:
-        raise TooMuch(f"over {MOST_SECONDS:g} s of processor time, or a minute of waiting")
+        raise TooMuch(f"over {MOST_SECONDS:g} s of processor time, or half an hour of waiting")
 
     if threading.current_thread() is not threading.main_thread():  # where no signal can be taken
         yield
         return
     handlers = {name: signal.signal(name, stop) for name in (signal.SIGPROF, signal.SIGALRM)}
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
-    signal.setitimer(signal.ITIMER_REAL, 60)
+    signal.setitimer(signal.ITIMER_REAL, MOST_WAITING)
     before = _reset_peak()
     try:
         yield

@@ -7,6 +7,8 @@
     version = inlay.publish(run, result, backbone)
     answers = inlay.Engine(backbone).predict([inlay.Request("reviews", "Well made.")])
 
+A service that others run: `inlay.Client(url, key).predict("reviews", "Well made.")`.
+
 Several tasks as one run: `make_joint_run`, `fit`, `materialize`, and `publish` for each of them.
 
 Names are imported when they are first used, so that `import inlay` costs nothing.
@@ -20,6 +22,7 @@ from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
     from inlay.api import Engine, fit, load_task, make_joint_run, make_run, materialize, publish, verify
+    from inlay.client import Client
     from inlay.errors import InlayError
     from inlay.model import Backbone, load_backbone
     from inlay.serving import Answer, Request
@@ -35,6 +38,7 @@ _HOMES = {
     "inlay.errors": ("InlayError",),
     "inlay.settings.fit_settings": ("FitSettings",),
     "inlay.api": ("Engine", "fit", "load_task", "make_joint_run", "make_run", "materialize", "publish", "verify"),
+    "inlay.client": ("Client",),
     "inlay.model": ("Backbone", "load_backbone"),
     "inlay.serving": ("Answer", "Request"),
     "inlay.store": ("Store", "Version"),
@@ -47,6 +51,7 @@ __getattr__ = import_lazily(__name__, _HOMES)
 __all__ = [
     "Answer",
     "Backbone",
+    "Client",
     "DataConfig",
     "Engine",
     "FitSettings",

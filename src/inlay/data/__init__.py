@@ -18,6 +18,7 @@ from inlay.data.calibration import (
 from inlay.data.columns import find_fault
 from inlay.data.comparison import Comparison, Judged, compare_answers, find_right
 from inlay.data.encode import Encoded, describe, epoch_batches
+from inlay.data.file_contents import FileQuestion, describe_fault, describe_file
 from inlay.data.findings import describe_suspects, describe_unknown, describe_unpredicted
 from inlay.data.kinds import (
     CLASSIFICATION,
@@ -66,6 +67,7 @@ __all__ = [
     "ArrayCache",
     "Comparison",
     "Encoded",
+    "FileQuestion",
     "Folds",
     "InputRow",
     "Judged",
@@ -85,6 +87,8 @@ __all__ = [
     "cut_task",
     "decide",
     "describe",
+    "describe_fault",
+    "describe_file",
     "describe_suspects",
     "describe_unknown",
     "describe_unpredicted",

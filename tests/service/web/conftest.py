@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from web_bench import WebBench, open_bench
 
+from inlay.data import FileQuestion
 from inlay.service.state import Database
 from inlay.service.web import inspection
-from inlay.service.web.inspect_file import FileQuestion, try_answer
+from inlay.service.web.inspect_file import try_answer
 
 
 @pytest.fixture(autouse=True)

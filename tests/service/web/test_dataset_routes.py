@@ -15,8 +15,9 @@ import pytest
 from pyarrow import parquet
 from web_bench import CSV, send_pieces
 
+from inlay.data import FileQuestion, describe_file, file_contents
 from inlay.service.state import TenantLimits
-from inlay.service.web import inspect_file, inspection
+from inlay.service.web import inspection
 
 ROWS = [
     {"text": f"{word} number {number}", "label": label}
@@ -363,10 +364,10 @@ except MemoryError:
 
 
 def test_labels_of_a_long_file_are_counted_in_all_its_rows(tmp_path, monkeypatch):
-    monkeypatch.setattr(inspect_file, "HEAD_ROWS", 50)
+    monkeypatch.setattr(file_contents, "HEAD_ROWS", 50)
     path = Path(tmp_path / "long.csv")
     path.write_bytes(b"text,label\n" + b"".join(b"row %d,%s\n" % (n, b"ab"[n % 2 : n % 2 + 1]) for n in range(200)))
-    found = inspect_file.answer_question(inspect_file.FileQuestion(str(path), "csv"))
+    found = describe_file(FileQuestion(str(path), "csv"))
     assert found["num_rows"] == 200
     assert {item["label"]: item["count"] for item in found["reading"]["labels"]} == {"a": 100, "b": 100}
     assert "first 50 rows of 200" in found["notes"][-1]["message"]

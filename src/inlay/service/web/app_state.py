@@ -40,7 +40,7 @@ class AppState:
         self.inspector = Inspector(self.secrets)
         self.streams: Counter[str] = Counter()
         """open streams of events, by tenant"""
-        self.readiness = Readiness()
+        self.readiness = KnownReadiness()
         self.started_at = time.time()
 
     @property
@@ -49,7 +49,7 @@ class AppState:
         return Secrets(self.settings.home)
 
 
-class Readiness:
+class KnownReadiness:
     """What was last found of the service's parts, so that being asked often costs little."""
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Here:
-    """What a control route works with: the service, who calls, and the request."""
+    """The things a control route works with: the service, who calls, and the request."""
 
     state: AppState
     identity: Identity
@@ -139,7 +139,7 @@ CurrentHere = Annotated[Here, Depends(find_here)]
 
 @dataclass(frozen=True)
 class MadeReply:
-    """What a POST made, as it is answered."""
+    """The thing that a POST made, as it is answered."""
 
     body: Mapping[str, Any]
     status: int = 201

@@ -26,7 +26,7 @@ _NAME = "your file"
 
 @dataclass(frozen=True)
 class Looked:
-    """What an upload was found to hold."""
+    """The contents that an upload was found to have."""
 
     num_rows: int
     found: Found

@@ -219,7 +219,7 @@ class SuggestionShape(_Shape):
 
 
 class DayUsageShape(_Shape):
-    """What a task answered on a day (UTC)."""
+    """The rows that a task answered on a day (UTC)."""
 
     day: str
     task: str

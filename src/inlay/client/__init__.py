@@ -1,0 +1,29 @@
+"""The client room: a service over HTTP, with the library's names. It imports nothing that computes."""
+
+from __future__ import annotations
+
+from inlay.client.problems_read import ServiceProblem
+from inlay.client.remote import DEFAULT_URL, KEY_VARIABLE, Client
+from inlay.client.results import (
+    RemoteAlias,
+    RemoteAnswer,
+    RemoteDataset,
+    RemoteEvent,
+    RemoteJob,
+    RemoteTask,
+    RemoteVersion,
+)
+
+__all__ = [
+    "DEFAULT_URL",
+    "KEY_VARIABLE",
+    "Client",
+    "RemoteAlias",
+    "RemoteAnswer",
+    "RemoteDataset",
+    "RemoteEvent",
+    "RemoteJob",
+    "RemoteTask",
+    "RemoteVersion",
+    "ServiceProblem",
+]

@@ -46,14 +46,16 @@ class Asker:
         self._folder, self._texts = folder, texts
         folder.mkdir(parents=True, exist_ok=True)
 
-    def requests(self, server: Server, num_tasks: int, rows: int = 1, seed: int = 0) -> list[str]:
+    def requests(
+        self, server: Server, num_tasks: int, rows: int = 1, *, seed: int = 0, form: str = "task"
+    ) -> list[str]:
         """Every text once, in lists of `rows`, each for a task drawn at random."""
         generator = np.random.default_rng(seed)
         shape, count = server.shape, len(self._texts) // rows
         chosen = generator.integers(num_tasks, size=count)
         starts = range(0, count * rows, rows)
         return [
-            shape.request(name_task(int(index)), self._texts[start : start + rows])
+            shape.request(name_task(int(index), form), self._texts[start : start + rows])
             for index, start in zip(chosen, starts, strict=True)
         ]
 

@@ -158,7 +158,7 @@ def make_key(home: Path) -> str:
     """A key of the tenant `local`, made as an operator does."""
     command = [sys.executable, "-m", "inlay", "key", "make", "local", "--scope", "predict,train,admin"]
     done = subprocess.run([*command, "--store", str(home), "--json"], capture_output=True, text=True, check=True)
-    return str(json.loads(done.stdout)["secret"])
+    return str(json.loads(done.stdout)["key"])
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The load generator of the service's bench: open and closed loops against a small server, and what it makes of them."""
+"""The load generator of the service's bench: open and closed loops against a small server, and what it counts."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_open_loop_charges_a_stall_to_all_who_were_due_meanwhile():
         return await carry_out(answer, seconds=0.4, rate=100, connections=2)
 
     found, _ = asyncio.run(run())
-    # 100 a second for 0.4 s: about 20 of the 40 were due while it stood still, the first of them 0.2 s before its answer.
+    # 100 a second for 0.4 s: about 20 of the 40 were due while it stood still, the first for 0.2 s.
     assert len(found.latencies_ms) == 40
     assert sum(ms > 20 for ms in found.latencies_ms) >= 15
     assert max(found.latencies_ms) >= 180

@@ -34,12 +34,12 @@ _HINTS = {
 _WORDS = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
-        (r"`settings\.lr`", "the learning rate, under “More settings”"),
-        (r"`settings\.epochs`", "the rounds, under “More settings”"),
+        (r"`settings\.lr`", "learning rate (under “More settings”)"),
+        (r"`settings\.epochs`", "number of rounds (under “More settings”)"),
         (r"`settings\.class_weights`: `\"balanced\"`", "“Rare labels count as much”, under “More settings”"),
-        (r"`settings\.max_length`", "the longest text, under “More settings”"),
-        (r"`settings\.seed`", "the seed, under “More settings”"),
-        (r"`settings\.size`", "the size, under “More settings”"),
+        (r"`settings\.max_length`", "longest text (under “More settings”)"),
+        (r"`settings\.seed`", "seed (under “More settings”)"),
+        (r"`settings\.size`", "size (under “More settings”)"),
         (r"`kind`: `\w+`", "another answer under “Kind of answer”"),
         (r"\bkind `(\w+)`", r"kind `\1`"),
     )

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -32,6 +32,7 @@ from inlay.service.page import (
 )
 from inlay.service.page.desk import Desk
 from inlay.service.page.explaining import Explained, explain
+from inlay.service.page.forms import read_form
 from inlay.service.page.rendering import STATIC
 from inlay.service.page.screens import PageCall, answer_html
 from inlay.service.state import Sessions
@@ -39,8 +40,6 @@ from inlay.service.web.app_state import AppState
 from inlay.service.web.identity import identify
 from inlay.service.web.visits import ClientGone, find_visit
 
-_FORM_BYTES = 2 * 2**20
-_FIELD_BYTES = 2**20
 _YEAR_S = 365 * 24 * 3600
 
 
@@ -134,7 +133,7 @@ async def _visit(screen: Screen, state: AppState, request: Request) -> Response:
     identity.require(screen.scope)
     form = FormData()
     if screen.method == "POST" and screen.reads_form:
-        form = await request.form(max_files=0, max_fields=2000, max_part_size=_FIELD_BYTES)
+        form = await read_form(request)
     response: Response = await _call(screen.handler, PageCall(request, Desk(state, identity, request), form))
     return response
 
@@ -150,8 +149,8 @@ async def _guarded(request: Request, answer: Callable[[], Awaitable[Response]]) 
     """Turn what a handler raises into a page that says what to do."""
     try:
         return await answer()
-    except (ClientGone, ClientDisconnect):
-        raise ClientGone from None
+    except ClientGone:
+        raise
     except InlayError as error:
         return _show_fault(request, explain(error))
     except Exception:

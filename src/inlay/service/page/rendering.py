@@ -150,6 +150,8 @@ def show_bytes(size: float | None) -> str:
     size = float(size)
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1024 or unit == "GB":
+            if unit == "bytes":
+                return plural(size, "byte")
             return f"{size:.0f} {unit}" if size >= 10 or size.is_integer() else f"{size:.1f} {unit}"
         size /= 1024
     raise AssertionError(size)

@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse, Response
 
 from inlay.errors import InlayError
 from inlay.service.page.explaining import explain
+from inlay.service.page.forms import read_form
 from inlay.service.page.screens import SAID, answer_html
 from inlay.service.state import Keys, Sessions
 from inlay.service.web.app_state import AppState
@@ -32,7 +33,7 @@ def show_sign_in(request: Request, state: AppState) -> Response:
 async def sign_in(request: Request, state: AppState) -> Response:
     """Begin a session for a valid key."""
     check_origin(request.scope, needs_origin=True)
-    form = await request.form(max_files=0, max_fields=10, max_part_size=4096)
+    form = await read_form(request)
     given, path = form.get("key", ""), form.get("next", "/")
     assert isinstance(given, str)
     assert isinstance(path, str)

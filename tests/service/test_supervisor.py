@@ -17,7 +17,7 @@ import pytest
 from inlay.errors import InlayError
 from inlay.service.child import Child, Place
 from inlay.service.settings import VARIABLE, ServeSettings
-from inlay.service.supervisor import Backoff, Listeners, Program, ProgramFailed, Supervisor
+from inlay.service.supervisor import Backoff, Listeners, ProgramFailed, ServiceProcess, Supervisor
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 PATIENCE_S = 20.0
@@ -31,11 +31,11 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-def make_program(folder: Path, name: str, mode: str = "well", *, ends_last: bool = False) -> Program:
+def make_program(folder: Path, name: str, mode: str = "well", *, ends_last: bool = False) -> ServiceProcess:
     settings = ServeSettings(home=folder)
     environment = {**os.environ, VARIABLE: settings.to_json()}
     command = (sys.executable, str(STAND_IN), mode, str(folder))
-    return Program(name, command, environment, ends_last=ends_last)
+    return ServiceProcess(name, command, environment, ends_last=ends_last)
 
 
 def events(folder: Path, name: str) -> list[tuple[str, float, int]]:
@@ -55,7 +55,7 @@ def is_there(pid: int) -> bool:
 class Watch:
     """A supervisor in a thread, and what it told."""
 
-    def __init__(self, programs: list[Program], **settings: object) -> None:
+    def __init__(self, programs: list[ServiceProcess], **settings: object) -> None:
         self.facts: dict | None = None
         self.status: dict = {}
         self.progress: list[tuple[str, str]] = []
@@ -82,7 +82,7 @@ class Watch:
 
 
 @contextmanager
-def watched(programs: list[Program], **settings: object):
+def watched(programs: list[ServiceProcess], **settings: object):
     watch = Watch(programs, **settings)
     watch.thread.start()
     try:

@@ -1,4 +1,4 @@
-"""What an uploaded file holds: columns, first rows, the kind and labels that training would find, and notes.
+"""Contents of an uploaded file: columns, first rows, the kind and labels that training would find, and notes.
 
     python -m inlay.service.web.inspect_file < question.json > answer.json
 

@@ -12,8 +12,8 @@ from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
     from inlay.service.home import read_status
-    from inlay.service.launch import Announcer, Readiness, check_extra, find_home, serve
     from inlay.service.settings import ServeSettings
+    from inlay.service.start_service import Announcer, Readiness, check_extra, find_home, serve
     from inlay.service.state import (
         USUAL_SCOPES,
         BackupReport,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "inlay.service.home": ("read_status",),
-    "inlay.service.launch": ("Announcer", "Readiness", "check_extra", "find_home", "serve"),
+    "inlay.service.start_service": ("Announcer", "Readiness", "check_extra", "find_home", "serve"),
     "inlay.service.settings": ("ServeSettings",),
     "inlay.service.state": (
         "USUAL_SCOPES",

@@ -31,7 +31,7 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 @dataclass(frozen=True)
 class Place:
-    """What a process of the service inherits: its name, and file descriptors."""
+    """The inheritance of a process of the service: its name, and file descriptors."""
 
     name: str
     parent: int | None = None

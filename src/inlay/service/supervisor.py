@@ -45,7 +45,7 @@ class Backoff:
 
 
 @dataclass(frozen=True)
-class Program:
+class ServiceProcess:
     """A process to be kept running."""
 
     name: str
@@ -71,7 +71,7 @@ class ProgramFailed(InlayError):
 class Keeper:
     """A program with its present process, and what became of the earlier ones."""
 
-    program: Program
+    program: ServiceProcess
     process: subprocess.Popen[bytes] | None = None
     status: int | None = None
     """the reading end of its status pipe"""
@@ -116,7 +116,7 @@ class Supervisor:
 
     def __init__(
         self,
-        programs: Sequence[Program],
+        programs: Sequence[ServiceProcess],
         listeners: Listeners,
         *,
         backoff: Backoff = Backoff(),

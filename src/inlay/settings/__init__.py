@@ -5,6 +5,9 @@ from __future__ import annotations
 from inlay.settings.fit_settings import FitSettings
 from inlay.settings.presets import PRESETS, apply_preset, find_preset
 from inlay.settings.run_config import (
+    KIND_NAMES,
+    ONE_CELL_KINDS,
+    ONE_LABEL_KINDS,
     DataConfig,
     JointConfig,
     MethodConfig,
@@ -19,6 +22,9 @@ from inlay.settings.run_config import (
 from inlay.settings.trees import from_tree, read_tree, split_list, write_toml
 
 __all__ = [
+    "KIND_NAMES",
+    "ONE_CELL_KINDS",
+    "ONE_LABEL_KINDS",
     "PRESETS",
     "DataConfig",
     "FitSettings",

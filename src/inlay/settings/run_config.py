@@ -323,6 +323,10 @@ class JointConfig:
 
 KIND_NAMES = ("classify", "multilabel", "regress", "ordinal", "tag", "span", "text")
 """The kinds of task, as `inlay.data.kinds.KINDS` has them; a test holds them equal."""
+ONE_CELL_KINDS = ("classify", "multilabel", "regress", "ordinal", "text")
+"""those whose label is one cell, which a person can write"""
+ONE_LABEL_KINDS = ("classify",)
+"""those whose cell is one of the labels themselves, to be counted as it stands"""
 
 
 @dataclass(frozen=True)

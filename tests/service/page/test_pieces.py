@@ -18,7 +18,7 @@ from inlay.service.page.rendering import (
     ago,
     duration,
     level,
-    ordinal,
+    nth,
     plural,
     show_bytes,
     show_number,
@@ -31,7 +31,7 @@ from inlay.service.page.word_effects import MOST_WORDS, leave_out, measure_effec
 
 
 def test_numbers_read_as_people_write_them():
-    assert [ordinal(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == [
+    assert [nth(number) for number in (1, 2, 3, 4, 11, 12, 13, 21, 102, 111)] == [
         *("1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "102nd", "111th"),
     ]
     assert [show_number(value) for value in (None, 0, 12345, 1.5, 1234.5678)] == ["–", "0", "12,345", "1.5", "1,235"]

@@ -12,7 +12,7 @@ from web_bench import CSV
 
 BODIES = {
     "predict": {"task": "{task}", "rows": ["x"]},
-    "classify": {"model": "{task}", "input": "x"},
+    "answer_vllm": {"model": "{task}", "input": "x"},
     "answer_hf": {"inputs": "x"},
     "submit_job": {"task": "new", "dataset": "{dataset}"},
     "submit_batch_job": {"task": "{task}", "dataset": "{dataset}"},

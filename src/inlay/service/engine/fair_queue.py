@@ -51,7 +51,7 @@ class _Share:
 
 
 class _Order:
-    """Those who have something waiting, the least served first."""
+    """The order of all who have something waiting: the least served first."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[float, int, _Share]] = []

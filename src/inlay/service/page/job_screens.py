@@ -14,7 +14,7 @@ from inlay.service.page.rendering import (
     first_large,
     is_share,
     metric_words,
-    ordinal,
+    nth,
     plural,
     read_time,
     show_number,
@@ -92,7 +92,7 @@ def _say_took(job: Mapping[str, Any]) -> str:
 
 def _say_outcome(job: Mapping[str, Any]) -> str:
     if job["state"] == "queued":
-        return f"{ordinal(job['place'])} in the queue" if job["place"] else ""
+        return f"{nth(job['place'])} in the queue" if job["place"] else ""
     if job["error"]:
         return first_large(str(job["error"].get("detail") or job["error"].get("message") or ""))
     result = job["result"] or {}
@@ -162,7 +162,7 @@ def _say_now(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], metric
         return "It is being cancelled."
     if job["state"] == "queued":
         if job["place"] and job["place"] > 1:
-            return f"It is {ordinal(job['place'])} in the queue."
+            return f"It is {nth(job['place'])} in the queue."
         return "It is next: jobs that fit together are waited for, for two seconds at most."
     progress = job["progress"] or {}
     if job["state"] == "running":

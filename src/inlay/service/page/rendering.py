@@ -61,7 +61,7 @@ def _environment() -> Environment:
         "large": first_large,
         "level": level,
         "number": show_number,
-        "ordinal": ordinal,
+        "nth": nth,
         "percent": percent,
         "plural": plural,
         "score": show_score,
@@ -137,7 +137,7 @@ def plural(count: float, one: str, many: str | None = None) -> str:
     return f"{show_number(count)} {one if count == 1 else many or one + 's'}"
 
 
-def ordinal(number: int) -> str:
+def nth(number: int) -> str:
     """Write a place: 1st, 2nd, 3rd, 11th."""
     ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"

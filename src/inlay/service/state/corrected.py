@@ -13,10 +13,9 @@ from typing import Any
 from inlay.errors import BadData, Unsupported
 from inlay.service.state.datasets import Dataset, DatasetDraft, Found
 from inlay.service.state.feedback import Correction
+from inlay.settings import ONE_CELL_KINDS, ONE_LABEL_KINDS
 from inlay.store import DRAFT_PREFIX, telling_full_disk
 
-_ONE_CELL = ("classify", "multilabel", "regress", "text")
-"""kinds whose label is one cell that a person can write"""
 _MOST_LABELS = 1000  # labels that are listed with their counts
 _FIRST_ROWS = 10
 RowKey = tuple[str, str]  # text and pair
@@ -40,7 +39,7 @@ def merge_corrections(dataset: Dataset, corrections: Sequence[Correction], task:
     Of several corrections of one row the last counts. The rows keep their other columns, and their order.
     """
     reading = dataset.found.reading
-    if reading is None or reading.get("kind") not in _ONE_CELL or not reading.get("label"):
+    if reading is None or reading.get("kind") not in ONE_CELL_KINDS or not reading.get("label"):
         kind = None if reading is None else reading.get("kind")
         raise Unsupported(f"corrections of kind `{kind}` are not merged by themselves", "upload a corrected dataset")
     wanted = {_key(item.text, item.pair): item.label for item in corrections}
@@ -130,7 +129,7 @@ def _like(sample: Any, label: str) -> Any:
 def _describe(dataset: Dataset, merge: _Merge, first: Sequence[Mapping[str, Any]]) -> Found:
     """Return what is found in the merged rows: read as the old dataset was."""
     reading = dict(merge.reading)
-    if reading.get("kind") == "classify":
+    if reading.get("kind") in ONE_LABEL_KINDS:
         counts = ((label, count) for label, count in merge.counts.most_common(_MOST_LABELS + 1) if label)
         reading["labels"] = [{"label": label, "count": count} for label, count in counts][:_MOST_LABELS]
     said = f"{merge.num_replaced} labels were corrected and {merge.num_added} rows added"

@@ -23,7 +23,7 @@ from sqlalchemy import exc as sql_errors
 
 from inlay.errors import DiskFull, InlayError, StoreBusy, StoreDamaged, Unsupported
 from inlay.service.state import schema
-from inlay.service.state.metering import Meter
+from inlay.service.state.metering import UsageMeter
 from inlay.service.state.places import Places
 from inlay.service.state.upgrade import bring_up_to_date
 from inlay.store import Store
@@ -60,7 +60,7 @@ class Database:
         self.seen_in_store: dict[str, Any] = {}
         """what references meant in the store, by the time of the last change there"""
         self._cache: tuple[int, dict[Hashable, Any]] = (-1, {})
-        self.meter = Meter(self)
+        self.meter = UsageMeter(self)
 
     @classmethod
     def open(cls, home: Path | str, *, clock: Callable[[], float] = time.time) -> Database:
@@ -174,7 +174,7 @@ class Database:
             self._watch = _open_watch(self.places.database)
             self._seen_change = -1
             self._pid = os.getpid()
-            self.meter = Meter(self)
+            self.meter = UsageMeter(self)
 
 
 def bump(connection: Connection, name: str = _HOT) -> None:

@@ -25,7 +25,7 @@ _COUNTS = ("rows", "tokens", "requests")
 Place = tuple[str, str, str]  # tenant, day, task
 
 
-class Meter:
+class UsageMeter:
     """Counts of a process that wait to be written by a thread of their own."""
 
     def __init__(self, db: Database) -> None:

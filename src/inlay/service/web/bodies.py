@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from inlay.service.web.shapes import Policy
+from inlay.settings import KIND_NAMES
 
 TASK_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 REFERENCE_PATTERN = r"^[A-Za-z0-9_-]{1,64}(@[0-9]{1,9})?$"
@@ -39,7 +40,7 @@ KeyName = Annotated[str, StringConstraints(max_length=64), AfterValidator(_check
 Whole = Annotated[int, Field(strict=True)]
 Time = Annotated[datetime, BeforeValidator(_read_time)]
 KeyScope = Literal["predict", "train", "admin"]
-Kind = Literal["auto", "classify", "multilabel", "regress", "ordinal", "tag", "span", "text"]
+Kind = str if TYPE_CHECKING else Literal[("auto", *KIND_NAMES)]
 
 
 class _Body(BaseModel):

@@ -61,7 +61,7 @@ class ClassifyAnswer(msgspec.Struct):
 _decoder = msgspec.json.Decoder(ClassifyRequest)
 
 
-async def classify(state: AppState, identity: Identity, body: bytes, receive: Any, visit: Visit) -> bytes:
+async def answer_vllm(state: AppState, identity: Identity, body: bytes, receive: Any, visit: Visit) -> bytes:
     """Answer the body of a request. A text that cannot be answered refuses all, as the shape has no other way."""
     request = read_json(body, _decoder)
     if request.activation is False or request.use_activation is False:

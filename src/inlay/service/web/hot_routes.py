@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from inlay.service.web.app_state import AppState
-from inlay.service.web.classify_route import classify
+from inlay.service.web.classify_route import answer_vllm
 from inlay.service.web.hf_route import answer_hf
 from inlay.service.web.identity import Identity, identify
 from inlay.service.web.json_bodies import check_is_json
@@ -17,7 +17,7 @@ from inlay.service.web.visits import Visit, find_visit, read_body
 App = Callable[[Any, Any, Any], Awaitable[None]]
 Handler = Callable[[AppState, Identity, bytes, Any, Visit], Awaitable[bytes]]
 _HF = "/hf/"
-_ROUTES: dict[str, Handler] = {"/v1/predict": predict, "/classify": classify}
+_ROUTES: dict[str, Handler] = {"/v1/predict": predict, "/classify": answer_vllm}
 
 
 class HotRoutes:

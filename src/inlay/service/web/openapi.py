@@ -12,7 +12,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from inlay.service.web.classify_route import ClassifyAnswer, ClassifyRequest, classify
+from inlay.service.web.classify_route import ClassifyAnswer, ClassifyRequest, answer_vllm
 from inlay.service.web.guard import OPEN, SCOPE
 from inlay.service.web.hf_route import HfRequest, answer_hf
 from inlay.service.web.predicting import PredictAnswer, PredictRequest, predict
@@ -50,7 +50,7 @@ MAKERS = {
 """operations that take an idempotency key"""
 _HOT: tuple[tuple[str, str, Callable[..., Any], type, type | None], ...] = (
     ("/v1/predict", "Answer rows", predict, PredictRequest, PredictAnswer),
-    ("/classify", "Classify texts, in vLLM's shape", classify, ClassifyRequest, ClassifyAnswer),
+    ("/classify", "Classify texts, in vLLM's shape", answer_vllm, ClassifyRequest, ClassifyAnswer),
     ("/hf/{task}", "Answer in Hugging Face's shape", answer_hf, HfRequest, None),
 )
 

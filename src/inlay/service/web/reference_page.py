@@ -186,7 +186,7 @@ def _in_code(words: str) -> Markup:
 
 _BODIES = {
     "predict": '{"task": "mail", "rows": ["Where is my parcel?"]}',
-    "classify": '{"model": "mail", "input": "Where is my parcel?"}',
+    "answer_vllm": '{"model": "mail", "input": "Where is my parcel?"}',
     "answer_hf": '{"inputs": "Where is my parcel?"}',
     "submit_job": '{"task": "mail", "dataset": "ds_…"}',
     "submit_batch_job": '{"task": "mail", "dataset": "ds_…"}',

@@ -25,6 +25,7 @@ from inlay.errors import DiskFull
 from inlay.service.state import FORMATS, OverLimit, Workspace
 from inlay.service.web.problems import FieldFault, RequestRefused, bad_fields
 from inlay.service.web.visits import find_header, find_visit, stream_body
+from inlay.settings import KIND_NAMES
 from inlay.store import DRAFT_PREFIX, make_directory
 
 _FORM = b"multipart/form-data"
@@ -62,7 +63,7 @@ _TYPES = {
     b"application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": "xlsx",
 }
 TYPES = tuple(sorted(kind.decode() for kind in _TYPES))
-KINDS_OFFERED = ("auto", "classify", "multilabel", "regress", "ordinal", "tag", "span", "text")
+KINDS_OFFERED = ("auto", *KIND_NAMES)
 FIELDS = ("name", "format", "text", "pair", "label", "kind")
 """what may be said of a file, in the query or in fields of the form before or after it"""
 

@@ -20,7 +20,8 @@ from inlay.cli import main
 from inlay.errors import BadConfig, InlayError, Missing
 from inlay.service import launch
 from inlay.service.home import AlreadyServed, HomeLock, prepare_home, read_secret, read_status, write_status
-from inlay.service.launch import (
+from inlay.service.settings import VARIABLE, ServeSettings, read_settings
+from inlay.service.start_service import (
     EXTRA,
     PortTaken,
     bind,
@@ -30,7 +31,6 @@ from inlay.service.launch import (
     notify_systemd,
     prepare_database,
 )
-from inlay.service.settings import VARIABLE, ServeSettings, read_settings
 from inlay.service.state import Database, Keys
 
 
@@ -274,7 +274,8 @@ def test_systemd_is_told_of_readiness(tmp_path):
 
 def test_the_supervisor_imports_no_torch():
     program = (
-        "import sys; import inlay.cli.serve, inlay.service.launch, inlay.service.supervisor, inlay.service.child\n"
+        "import sys, inlay.cli.serve\n"
+        "import inlay.service.start_service, inlay.service.supervisor, inlay.service.child\n"
         "print([name for name in ('torch', 'numpy', 'pandas', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

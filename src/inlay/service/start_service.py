@@ -167,12 +167,12 @@ def prepare_database(settings: ServeSettings) -> bool:
 
 def make_programs(settings: ServeSettings, listener: int) -> list[Any]:
     """Return the processes of a service."""
-    from inlay.service.supervisor import Program
+    from inlay.service.supervisor import ServiceProcess
 
-    def make(name: str, role: str, **more: Any) -> Program:
+    def make(name: str, role: str, **more: Any) -> ServiceProcess:
         # -P: the folder it is started in may hold any modules
         command = (sys.executable, "-P", "-m", f"inlay.service.{role}")
-        return Program(name, command, make_environment(settings, role), **more)
+        return ServiceProcess(name, command, make_environment(settings, role), **more)
 
     names = ["web"] if settings.web_processes == 1 else [f"web-{n + 1}" for n in range(settings.web_processes)]
     programs = [make("engine", "engine", ends_last=True)]

@@ -34,10 +34,13 @@ ARROWS = {
     "exchange": LEAVES | ROOMS | {"training", "serving"},
     "stream": LEAVES | ROOMS | {"training", "serving"},
     "studies": LEAVES | ROOMS | {"training", "serving", "explore"},
-    "api": LEAVES | ROOMS | {"training", "serving"},
+    "reports": LEAVES | ROOMS | {"training", "serving"},
+    "api": LEAVES | ROOMS | {"training", "serving", "reports"},
     "client": LEAVES,
-    "service": LEAVES | ROOMS | {"training", "serving", "exchange"},
-    "cli": LEAVES | ROOMS | {"training", "serving", "explore", "studies", "exchange", "stream", "service", "client"},
+    "service": LEAVES | ROOMS | {"training", "serving", "exchange", "reports"},
+    "cli": LEAVES
+    | ROOMS
+    | {"training", "serving", "explore", "studies", "exchange", "stream", "service", "client", "reports"},
     "__main__": {"cli"},
 }
 

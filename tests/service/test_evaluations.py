@@ -14,17 +14,18 @@ import torch
 from inlay.data import KINDS, Scheme, Split
 from inlay.errors import NotFinite, StoreDamaged, Unsupported
 from inlay.model import HEADS, HeadSpec, Output
-from inlay.service.evaluations import (
+from inlay.reports import (
     answer_again,
     choose_rows,
     digest_rows,
     evaluate_version,
     find_trained,
+    list_errors,
+    make_report,
     read_answer,
-    read_evaluation,
-    write_evaluation,
 )
-from inlay.service.version_reports import NeedsAnswers, compare, find_comparison, list_errors, make_report
+from inlay.service.evaluation_files import read_evaluation, write_evaluation
+from inlay.service.version_comparison import NeedsAnswers, compare, find_comparison
 from inlay.serving import Answer, describe_answer
 from inlay.store import Manifest
 
@@ -321,12 +322,12 @@ def test_a_damaged_file_is_an_error_and_an_absent_one_is_none(tmp_path):
 
 
 def test_too_many_rows_are_drawn_the_same_each_time(monkeypatch):
-    monkeypatch.setattr("inlay.service.evaluations.MOST_ROWS", 10)
+    monkeypatch.setattr("inlay.reports.evaluations.MOST_ROWS", 10)
     dev = split_of(["billing", "praise"] * 20)
     chosen = choose_rows(dev, 3)
     assert len(chosen) == 10
     assert chosen.texts == choose_rows(dev, 3).texts
-    monkeypatch.setattr("inlay.service.evaluations.MOST_LETTERS", 50)
+    monkeypatch.setattr("inlay.reports.evaluations.MOST_LETTERS", 50)
     assert sum(map(len, choose_rows(dev, 3).texts)) <= 50
 
 
@@ -334,8 +335,9 @@ def test_reports_need_no_torch(tmp_path):
     write_evaluation(tmp_path, evaluate(["billing"] * 3, ["billing", "praise", "billing"]))
     program = (
         "import sys; from pathlib import Path\n"
-        "from inlay.service.evaluations import read_evaluation\n"
-        "from inlay.service.version_reports import compare, list_errors, make_report\n"
+        "from inlay.service.evaluation_files import read_evaluation\n"
+        "from inlay.service.version_comparison import compare\n"
+        "from inlay.reports import list_errors, make_report\n"
         "assert 'numpy' not in sys.modules and 'pandas' not in sys.modules\n"
         "found = read_evaluation(Path(sys.argv[1]), 1)\n"
         "make_report(found), list_errors(found), compare(found, found)\n"

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError, UnknownName
+from inlay.reports import Evaluation, list_errors, make_report
 from inlay.service.engine import Caller, EngineClient, WireAnswer, WireError, WireRow
-from inlay.service.evaluations import Evaluation, read_evaluation, write_evaluation
+from inlay.service.evaluation_files import read_evaluation, write_evaluation
 from inlay.service.state import (
     BATCH,
     Alias,
@@ -29,7 +30,7 @@ from inlay.service.state import (
     Workspace,
 )
 from inlay.service.state.paging import check_limit, cut_page, read_cursor
-from inlay.service.version_reports import NeedsAnswers, compare, find_comparison, list_errors, make_report
+from inlay.service.version_comparison import NeedsAnswers, compare, find_comparison
 from inlay.store import Manifest, Store, Version
 
 if TYPE_CHECKING:

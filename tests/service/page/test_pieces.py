@@ -12,19 +12,10 @@ import pytest
 from page_bench import OWN
 
 from inlay.errors import BadConfig, UnknownName
-from inlay.service.page.drawings import draw_calibration, draw_days, draw_difference, draw_spark
+from inlay.reports import draw_calibration, duration, level, plural, show_bytes, show_number, show_score
+from inlay.service.page.drawings import draw_days, draw_difference, draw_spark
 from inlay.service.page.explaining import explain, explain_problem, plain_note
-from inlay.service.page.rendering import (
-    ago,
-    duration,
-    level,
-    nth,
-    plural,
-    show_bytes,
-    show_number,
-    show_score,
-    ticked,
-)
+from inlay.service.page.rendering import ago, nth, ticked
 from inlay.service.page.sign_in import safe_path
 from inlay.service.page.snippets import write_curl
 from inlay.service.page.word_effects import MOST_WORDS, leave_out, measure_effects, split_words

@@ -11,11 +11,11 @@ import torch
 from trainer_bench import LABELS, make_rows
 
 from inlay.errors import Diverged
-from inlay.service.evaluations import read_evaluation
+from inlay.reports import make_report
+from inlay.service.evaluation_files import read_evaluation
 from inlay.service.state import Correction, JobQueue
 from inlay.service.trainer import going_live
 from inlay.service.trainer.job_settings import make_tree
-from inlay.service.version_reports import make_report
 from toys import WORDS
 
 HEAD = {"method": "head", "size": None, "epochs": 3, "lr": 0.05}  # without dropout: alone and together are the same

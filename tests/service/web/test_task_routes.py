@@ -7,8 +7,9 @@ import dataclasses
 import pytest
 from web_bench import CSV
 
+from inlay.reports import EvaluatedRow, Evaluation, digest_rows
 from inlay.service.engine import EngineRefused
-from inlay.service.evaluations import EvaluatedRow, Evaluation, digest_rows, write_evaluation
+from inlay.service.evaluation_files import write_evaluation
 from inlay.service.state import JobRequest
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from starlette.testclient import TestClient
 from web_bench import WebBench
 
-from inlay.service.evaluations import EvaluatedRow, Evaluation, write_evaluation
+from inlay.reports import EvaluatedRow, Evaluation
+from inlay.service.evaluation_files import write_evaluation
 from inlay.service.state import SUCCEEDED, Correction, JobQueue
 
 MARK = "zanzibar"

@@ -8,9 +8,9 @@ from typing import Any
 from starlette.responses import Response
 
 from inlay.errors import InlayError
+from inlay.reports import show_bytes, show_number
 from inlay.service.page.drawings import draw_days
 from inlay.service.page.explaining import Explained
-from inlay.service.page.rendering import show_bytes, show_number
 from inlay.service.page.screens import PageCall, go_to
 from inlay.service.page.sign_in import SESSION_S, with_session
 from inlay.service.page.task_screens import count_days

@@ -8,9 +8,9 @@ from typing import Any
 from starlette.responses import Response
 
 from inlay.errors import InlayError
+from inlay.reports import is_share, show_number
 from inlay.service.page.drawings import draw_difference
 from inlay.service.page.explaining import Explained
-from inlay.service.page.rendering import is_share, show_number
 from inlay.service.page.screens import PageCall, go_to, task_path
 from inlay.service.page.task_screens import head_of
 

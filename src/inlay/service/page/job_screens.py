@@ -8,18 +8,9 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
+from inlay.reports import duration, first_large, is_share, metric_words, plural, show_number, show_score
 from inlay.service.page.explaining import explain_problem, plain_note
-from inlay.service.page.rendering import (
-    duration,
-    first_large,
-    is_share,
-    metric_words,
-    nth,
-    plural,
-    read_time,
-    show_number,
-    show_score,
-)
+from inlay.service.page.rendering import nth, read_time
 from inlay.service.page.screens import PageCall, go_to
 
 _DOING = {"train": "Training of", "batch": "Answers of", "erase": "Erasing of"}

@@ -11,9 +11,9 @@ from urllib.parse import quote, urlencode
 from starlette.responses import Response
 
 from inlay.errors import InlayError
+from inlay.reports import first_large
 from inlay.service.page.example_data import TASK, find_example
 from inlay.service.page.explaining import Explained, explain_problem, plain_note
-from inlay.service.page.rendering import first_large
 from inlay.service.page.screens import PageCall, go_to
 from inlay.service.page.task_screens import POLICIES, describe_example
 from inlay.service.page.training_cost import estimate_cost

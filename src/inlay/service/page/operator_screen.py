@@ -10,8 +10,8 @@ from urllib.parse import quote
 from starlette.responses import Response
 
 from inlay.errors import InlayError
+from inlay.reports import duration, show_bytes, show_number
 from inlay.service.page.account_screen import LIMITS, SCOPES
-from inlay.service.page.rendering import duration, show_bytes, show_number
 from inlay.service.page.screens import PageCall, go_to
 from inlay.service.state import Keys, TenantLimits, Tenants, Workspace
 from inlay.service.web.account_routes import describe_operator

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inlay.service.evaluations import EvaluatedRow, Evaluation, read_evaluation
+from inlay.reports import EvaluatedRow, Evaluation
+from inlay.service.evaluation_files import read_evaluation
 from inlay.service.state import Workspace
 from inlay.service.views import find_version
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from starlette.responses import Response
 
+from inlay.reports import plural, show_number
 from inlay.service.page.drawings import draw_days, draw_spark
 from inlay.service.page.example_data import find_example
 from inlay.service.page.job_screens import add_words
-from inlay.service.page.rendering import plural, show_number
 from inlay.service.page.screens import PageCall, go_to, task_path
 from inlay.service.page.training_cost import estimate_cost
 

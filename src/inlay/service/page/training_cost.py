@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError
-from inlay.service.page.rendering import duration, read_time
+from inlay.reports import duration
+from inlay.service.page.rendering import read_time
 
 if TYPE_CHECKING:
     from inlay.service.page.desk import Desk

@@ -8,8 +8,8 @@ from typing import Any
 from starlette.responses import Response
 
 from inlay.errors import InlayError
+from inlay.reports import first_large, percent, plural, show_number
 from inlay.service.page.explaining import Explained, explain_problem
-from inlay.service.page.rendering import first_large, percent, plural, show_number
 from inlay.service.page.screens import PageCall
 from inlay.service.page.snippets import write_curl, write_python
 from inlay.service.page.task_screens import head_of

@@ -9,9 +9,8 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from inlay.errors import InlayError
-from inlay.service.page.drawings import draw_calibration
+from inlay.reports import draw_calibration, first_large, level, metric_words, plural, show_number, show_score
 from inlay.service.page.explaining import Explained, explain_problem
-from inlay.service.page.rendering import first_large, level, metric_words, plural, show_number, show_score
 from inlay.service.page.screens import PageCall, task_path
 from inlay.service.page.task_screens import head_of
 from inlay.service.page.word_effects import MOST_WORDS, leave_out, measure_effects, split_words

@@ -13,24 +13,23 @@ from typing import Any
 
 from inlay.data import describe_unpredicted
 from inlay.errors import InlayError, NotFinite
-from inlay.service.engine import EngineRefused
-from inlay.service.evaluations import (
+from inlay.reports import (
     Evaluation,
     answer_again,
     choose_rows,
     evaluate_version,
     has_same_rows,
     leave_out,
-    read_evaluation,
-    write_evaluation,
 )
+from inlay.service.engine import EngineRefused
+from inlay.service.evaluation_files import read_evaluation, write_evaluation
 from inlay.service.logs import log_event
 from inlay.service.state import JobNote, LiveMoved, Publication
 from inlay.service.trainer.answering import TextRow
 from inlay.service.trainer.job_data import PreparedJob, TrainerContext
 from inlay.service.trainer.job_notes import PlainWords, note_notes
 from inlay.service.trainer.leases import Lease
-from inlay.service.version_reports import NeedsAnswers, compare, find_comparison
+from inlay.service.version_comparison import NeedsAnswers, compare, find_comparison
 from inlay.serving import Answer, describe_answer
 from inlay.store import Manifest, Version
 from inlay.training import Result, check_trained, judge_split, publish_result, read_outcomes, report_run

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from inlay.service.evaluations import read_answer
+from inlay.reports import read_answer
 
 MOST_READ = 2000
 """rows of a dataset that are answered to find the ones to suggest"""

@@ -40,7 +40,10 @@ KeyName = Annotated[str, StringConstraints(max_length=64), AfterValidator(_check
 Whole = Annotated[int, Field(strict=True)]
 Time = Annotated[datetime, BeforeValidator(_read_time)]
 KeyScope = Literal["predict", "train", "admin"]
-Kind = str if TYPE_CHECKING else Literal[("auto", *KIND_NAMES)]
+if TYPE_CHECKING:
+    Kind = str
+else:
+    Kind = Literal[("auto", *KIND_NAMES)]
 
 
 class _Body(BaseModel):

@@ -1,11 +1,8 @@
-"""Evaluations: what a version answered to its dev rows, kept for reports, mistakes and comparisons. No torch.
+"""Evaluations: what a version answered to its dev rows, for reports, mistakes and comparisons. No torch.
 
-The trainer writes one for each version it publishes. A version that is compared with a newer one answers the newer
-one's dev rows too, where those differ: that is an evaluation as well, `rows_of` the newer one. Rows that one of two
-versions was trained on are left out of a comparison, since it may know them by heart.
-
-What always holds: a file is whole and says its own checksum; a damaged one is an error and never half read. Labels are
-kept by name, so versions with other labels can be compared.
+A version that is compared with a newer one answers the newer one's dev rows too, where those differ: that is an
+evaluation as well, `rows_of` the newer one. Rows that one of two versions was trained on are left out of a comparison,
+since it may know them by heart. Labels are kept by name, so versions with other labels can be compared.
 """
 
 from __future__ import annotations
@@ -16,13 +13,10 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from inlay.errors import NotFinite, StoreDamaged, Unsupported
-from inlay.store import Manifest, write_atomically
+from inlay.errors import NotFinite, Unsupported
+from inlay.store import Manifest
 
 if TYPE_CHECKING:
     from inlay.data import Judged, Split
@@ -33,7 +27,6 @@ MOST_LETTERS = 16_000_000
 """letters of their texts together"""
 MOST_CELLS = 10_000_000
 """rows times labels, where a row has a set of labels"""
-_FORMAT = 1
 _KEY_BYTES = 5  # of a training row's digest: of a million rows, one dev row of 200,000 is taken for one of them
 
 
@@ -273,49 +266,3 @@ def has_same_rows(first: Evaluation, second: Evaluation) -> bool:
         return False
     pairs = zip(first.rows, second.rows, strict=True)
     return all((a.text, a.pair, a.target) == (b.text, b.pair, b.target) for a, b in pairs)
-
-
-# Files
-
-
-class _EvaluationFile(msgspec.Struct):
-    format: int
-    sha256: str
-    evaluation: msgspec.Raw
-
-
-def write_evaluation(folder: Path, evaluation: Evaluation) -> None:
-    """Write an evaluation into the folder of its task, whole or not at all."""
-    content = msgspec.json.encode(evaluation)
-    sealed = _EvaluationFile(_FORMAT, hashlib.sha256(content).hexdigest(), msgspec.Raw(content))
-    write_atomically(_find_file(folder, evaluation.version, evaluation.rows_of), msgspec.json.encode(sealed))
-
-
-def read_evaluation(folder: Path, version: int, rows_of: int | None = None) -> Evaluation | None:
-    """Read a version's evaluation, on the dev rows of version `rows_of` if they are not its own; None if there is none.
-
-    One that is damaged is a `StoreDamaged`.
-    """
-    try:
-        content = _find_file(folder, version, rows_of).read_bytes()
-    except FileNotFoundError:
-        return None
-    try:
-        sealed = msgspec.json.decode(content, type=_EvaluationFile)
-        if sealed.format != _FORMAT:
-            raise ValueError(f"format {sealed.format}")
-        if hashlib.sha256(sealed.evaluation).hexdigest() != sealed.sha256:
-            raise ValueError("it is not what was written")
-        evaluation = msgspec.json.decode(sealed.evaluation, type=Evaluation)
-        if (evaluation.version, evaluation.rows_of) != (version, rows_of):
-            raise ValueError("it is another version's")
-    except (ValueError, msgspec.DecodeError, RecursionError) as error:
-        raise StoreDamaged(
-            f"the evaluation of version {version} is damaged: {error}",
-            "its task answers as before; to have a report again, train it again",
-        ) from None
-    return evaluation
-
-
-def _find_file(folder: Path, version: int, rows_of: int | None) -> Path:
-    return folder / (f"{version}.json" if rows_of is None else f"{version}-on-{rows_of}.json")

@@ -1,18 +1,17 @@
-"""Reports on versions: scores by label, the rows they got wrong, and two versions side by side. No torch.
+"""Two versions side by side, and the rows that one of them has yet to answer. No torch.
 
-All of it is computed from evaluations (`inlay.service.evaluations`), so that it takes no backbone and no engine.
+All of it is computed from evaluations (`inlay.reports`), so that it takes no backbone and no engine.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inlay.errors import BadConfig, Unsupported
-from inlay.service.evaluations import (
+from inlay.reports import (
     EvaluatedRow,
     Evaluation,
     answer_again,
@@ -23,107 +22,13 @@ from inlay.service.evaluations import (
     has_same_rows,
     list_labels,
     make_judged,
-    read_evaluation,
+    spell_row,
 )
+from inlay.service.evaluation_files import read_evaluation
 from inlay.store import Manifest
-
-if TYPE_CHECKING:
-    import numpy as np
 
 MOST_CHANGED = 100
 """rows of a comparison that are listed"""
-
-
-def make_report(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the report on a version: intervals, scores of labels, confusion and calibration, as the API shows it."""
-    from inlay.data import KINDS, bin_confidences, evaluate_report
-
-    labels = list_labels([evaluation])
-    judged = make_judged(evaluation.kind, labels, evaluation.rows)
-    decisions = decide_rows(judged, evaluation.rows)
-    unseen = labels[len(evaluation.labels) :]
-    report = evaluate_report(evaluation.kind, evaluation.labels, judged.targets, decisions, unseen=unseen)
-    found = report.metrics.get(evaluation.metric)
-    sure = [row for row in evaluation.rows if row.confidence is not None and row.is_right is not None]
-    bins = bin_confidences(_as_array([row.confidence for row in sure]), _as_array([row.is_right for row in sure]))
-    return {
-        "version": evaluation.version,
-        "kind": evaluation.kind,
-        "metric": evaluation.metric,
-        "metrics": evaluation.metrics,
-        "interval": None if found is None else [found.low, found.high],
-        "num_rows": len(evaluation.rows),
-        "num_dev": evaluation.num_dev,
-        "labels": [dataclasses.asdict(label) for label in report.labels],
-        "confusion": None
-        if report.confusion is None
-        else {"labels": list(labels), "counts": [list(row) for row in report.confusion]},
-        "calibration": [dataclasses.asdict(each) for each in bins],
-        "has_errors": not KINDS[evaluation.kind].is_number,
-    }
-
-
-def _as_array(values: Sequence[Any]) -> np.ndarray:
-    import numpy as np
-
-    return np.array(values, dtype=np.float64)
-
-
-def list_errors(
-    evaluation: Evaluation, *, expected: str | None = None, answer: str | None = None
-) -> list[dict[str, Any]]:
-    """Return the rows a version got wrong, the surest first; of numbers all rows, the worst first.
-
-    `expected` and `answer` keep the rows whose cell is, or whose set has, that label. Both the same: those it got
-    right, as a cell of the confusion's diagonal counts them.
-    """
-    from inlay.data import KINDS
-
-    wants_right = expected is not None and expected == answer
-    found = []
-    for number, row in enumerate(evaluation.rows):
-        is_asked = row.is_right is None or row.is_right == wants_right
-        if is_asked and _has(row.target, expected) and _has(row.given, answer):
-            found.append((number, row))
-    if KINDS[evaluation.kind].is_number:
-        found.sort(key=lambda item: -abs(item[1].given - item[1].target))
-    else:
-        found.sort(key=lambda item: -(item[1].confidence or 0.0))
-    return [_describe_row(evaluation.kind, number, row) for number, row in found]
-
-
-def _has(cell: Any, label: str | None) -> bool:
-    if label is None:
-        return True
-    if isinstance(cell, list):
-        return any(label == (item[-1] if isinstance(item, list) else item) for item in cell)
-    return str(cell) == label
-
-
-def _describe_row(kind: str, number: int, row: EvaluatedRow) -> dict[str, Any]:
-    expected, answer = _spell(kind, row)
-    return {
-        "row": number,
-        "line": row.line,
-        "text": row.text,
-        "pair": row.pair,
-        "expected": expected,
-        "answer": answer,
-        "confidence": row.confidence,
-    }
-
-
-def _spell(kind: str, row: EvaluatedRow) -> tuple[str, str]:
-    """Return the target and the answer of a row in words."""
-    from inlay.data import KINDS
-
-    form, text = KINDS[kind].targets, row.text
-    if KINDS[kind].decide is not None:
-        return form.spell(row.target, text), form.spell(row.given, text)
-    if form.has_labels:  # tags, which stand for the words of the target
-        words = [[start, end, tag] for (start, end, _), tag in zip(row.target, row.given, strict=True)]
-        return form.spell(row.target, text), form.spell(words, text)
-    return form.spell(row.target, text), row.given
 
 
 def compare(first: Evaluation, second: Evaluation, seed: int = 0) -> dict[str, Any]:
@@ -176,7 +81,7 @@ def compare(first: Evaluation, second: Evaluation, seed: int = 0) -> dict[str, A
 
 
 def _describe_change(kind: str, before: EvaluatedRow, after: EvaluatedRow) -> dict[str, Any]:
-    (expected, first), (_, second) = _spell(kind, before), _spell(kind, after)
+    (expected, first), (_, second) = spell_row(kind, before), spell_row(kind, after)
     shown = {"line": after.line, "text": after.text, "pair": after.pair, "expected": expected}
     return {**shown, "a": first, "b": second, "a_is_right": before.is_right, "b_is_right": after.is_right}
 

@@ -129,6 +129,14 @@ class StoreBusy(InlayError):
     http_status = 503
 
 
+class StoreUnreachable(InlayError):
+    """Object storage that does not answer, refuses these credentials, or cannot do what a store needs."""
+
+    code = "store-unreachable"
+    exit_status = 15
+    http_status = 503
+
+
 class Diverged(InlayError):
     """A run whose loss became NaN or exploded."""
 

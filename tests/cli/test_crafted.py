@@ -163,7 +163,7 @@ def test_in_a_store_a_crafted_version_costs_only_itself(inlay: Inlay, mail: Mail
     for index, (what, content) in enumerate(contents(mail).items()):
         # As an older Inlay took them: any manifest that was JSON, with a summary of its own.
         digest, names[f"bad-{index}"] = hashlib.sha256(content).hexdigest(), what
-        path = store._object_path(digest)
+        path = store.root / "objects" / digest[:2] / f"{digest}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         reference = mail.store / "tasks" / f"bad-{index}" / "1.json"

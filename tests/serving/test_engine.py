@@ -339,7 +339,7 @@ def test_a_batch_reads_the_store_once_for_a_task_and_not_at_all_when_it_is_hot(
     names = [f"task-{index}" for index in range(6)]
     for seed, name in enumerate(names):
         publish_random(store, name, tiny_bert, spec, seed)
-    monkeypatch.setattr("inlay.store.store._SETTLED_NS", 0)
+    monkeypatch.setattr("inlay.store.folder._SETTLED_NS", 0)
     time.sleep(0.05)
     calls = count_calls(monkeypatch, "resolve", "manifest", "load")
     engine = Engine(tiny_bert, store, num_slots=6)
@@ -356,7 +356,7 @@ def test_a_name_that_was_settled_is_looked_up_again_when_its_versions_change(
 ):
     store = Store(tmp_path)
     spec = SlotSpec.of(MethodConfig("houlsby", 8), HeadSpec("classify", 2, "mean"))
-    monkeypatch.setattr("inlay.store.store._SETTLED_NS", 0)
+    monkeypatch.setattr("inlay.store.folder._SETTLED_NS", 0)
     engine = Engine(tiny_bert, store)
     for number in (1, 2):
         publish_random(store, "task", tiny_bert, spec, number)

@@ -135,7 +135,7 @@ MEMORY = ("token_budget", *REUSE, "checkpointing", "threads")
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")]
 StoreOption = Annotated[
     Path | None,
-    typer.Option("--store", metavar="DIR", help="folder of the store; default: $INLAY_HOME, or ~/.inlay"),
+    typer.Option("--store", metavar="DIR", help="folder of the store, or s3://…; default: $INLAY_HOME, or ~/.inlay"),
 ]
 BackboneOption = Annotated[
     str | None,

@@ -5,6 +5,7 @@ Importing this room, and listing what is in a store, imports neither torch nor n
 
 from __future__ import annotations
 
+from inlay.store.copying import CopyReport, copy_store
 from inlay.store.files import (
     DRAFT_PREFIX,
     locked,
@@ -20,6 +21,7 @@ from inlay.store.store import Loaded, Store
 __all__ = [
     "DRAFT_PREFIX",
     "HASHED",
+    "CopyReport",
     "Loaded",
     "Manifest",
     "Probe",
@@ -27,6 +29,7 @@ __all__ = [
     "TaskInfo",
     "Version",
     "VersionInfo",
+    "copy_store",
     "legal_name",
     "locked",
     "make_directory",

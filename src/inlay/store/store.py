@@ -1,9 +1,9 @@
-"""The store: a folder of immutable versions that many processes may use at once.
+"""The store: immutable versions in a folder or on object storage, which many processes may use at once.
 
 An object holds one version's tensors and manifest and is named by the sha256 of its bytes; a reference gives it a task
 name and a number. What always holds: a reference appears only after the object it names is whole and synced; no
 object or reference is ever rewritten with other content; a number is never given twice, even after a removal.
-docs/store-format.md has the folders.
+Where the bytes lie is `folder.py` and `bucket.py`; docs/store-format.md has both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import re
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,26 +24,20 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.errors import BadConfig, BadData, InlayError, Missing, StoreDamaged, UnknownName, find_close
 from inlay.store import format as form
-from inlay.store.files import (
-    DRAFT_PREFIX,
-    is_abandoned,
-    locked,
-    make_directory,
-    sync_directory,
-    write_atomically,
-    write_once,
-)
+from inlay.store.files import write_atomically
+from inlay.store.folder import FolderFiles, writing
 from inlay.store.format import Manifest, Summary, TaskInfo, Version, VersionInfo
 from inlay.store.json_values import check_nested, parse_json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from inlay.store.bucket import BucketFiles
+
 OnDamage = Callable[[Version, InlayError], None]
 """Called with a version whose reference cannot be read, its digest unknown, and why."""
 _ENTRY = re.compile(r"([1-9][0-9]{0,8})\.(json|removed)")
-_STALE_SECONDS = 3600
-_SETTLED_NS = 5_000_000_000  # longer than the resolution of any file system's timestamps
+_ADDRESS = re.compile(r"(s3|gs|az|file):/{1,3}(.*)", re.DOTALL)  # one slash is left where a `Path` was made of it
 
 
 @dataclass(frozen=True)
@@ -62,16 +56,31 @@ class GcReport:
     num_sidecars: int
     num_drafts: int
     freed_bytes: int
-    paths: tuple[Path, ...]
+    paths: tuple[str, ...]
     dry_run: bool
 
 
 class Store:
-    """The versions under one folder. Making a Store touches nothing; the folder appears with the first write."""
+    """The versions under one folder, or one address of object storage such as `s3://bucket/prefix`.
+
+    Making a Store touches nothing; the folder appears with the first write. `root` is a folder of this machine in any
+    case: runs are trained there, and what came from object storage is kept there too.
+    """
 
     def __init__(self, root: Path | str | None = None) -> None:
-        self.root = Path(root or os.environ.get("INLAY_HOME") or "~/.inlay").expanduser()
-        self._listed: tuple[int, list[str]] | None = None  # the tasks' names, and when they last changed
+        place = str(root or os.environ.get("INLAY_HOME") or "~/.inlay")
+        self.files: FolderFiles | BucketFiles  # for this room alone
+        if address := _ADDRESS.fullmatch(place):
+            from inlay.store.bucket import BucketFiles, local_folder
+
+            slashes = ":///" if address[1] == "file" else "://"
+            self.place = f"{address[1]}{slashes}{address[2].rstrip('/')}"
+            self.root = local_folder(self.place)
+            self.files = BucketFiles(self.place, self.root)
+        else:
+            self.root = Path(place).expanduser()
+            self.place = str(self.root)
+            self.files = FolderFiles(self.root)
 
     @staticmethod
     def check_name(name: str) -> None:
@@ -125,18 +134,14 @@ class Store:
         It is the time of the last change, so it is None for as long as another change might still get the same time.
         """
         name = reference.partition("@")[0]
-        try:
-            changed_ns = os.stat(f"{self.root}/tasks/{name}").st_mtime_ns if form.is_name(name) else None
-        except OSError:
-            return None
-        return changed_ns if changed_ns is not None and time.time_ns() - changed_ns > _SETTLED_NS else None
+        return self.files.stamp(name) if form.is_name(name) else None
 
     def versions(self, name: str, on_damage: OnDamage | None = None) -> list[VersionInfo]:
         """Return the versions of a task, oldest first.
 
         A reference that cannot be read is an error, or left out if `on_damage` is there to hear of it.
         """
-        numbers, _ = self._numbers(name)
+        numbers, _ = self.numbers(name)
         infos = self._readable(name, numbers, on_damage)
         if not infos and not (numbers and on_damage):
             raise self._unknown_task(name)
@@ -148,24 +153,24 @@ class Store:
         A reference that cannot be read is an error, or left out if `on_damage` is there to hear of it.
         """
         tasks = []
-        for name in self._names():
-            versions = tuple(self._readable(name, self._numbers(name)[0], on_damage))
+        for name in self.files.list_names():
+            versions = tuple(self._readable(name, self.numbers(name)[0], on_damage))
             if versions:
                 tasks.append(TaskInfo(name, versions))
         return tasks
 
     def manifest(self, version: Version) -> Manifest:
         """Read a version's manifest from the head of its object. Needs no torch, and checks no digest."""
-        path = self._object_path(version.digest)
-        with self._explained(version), path.open("rb") as file:
-            return form.read_manifest(file, os.fstat(file.fileno()).st_size, str(path))
+        with self._explained(version), self.files.find_object(version.digest).open("rb") as file:
+            place = self.files.place_of_object(version.digest)
+            return form.read_manifest(file, os.fstat(file.fileno()).st_size, place)
 
     def sidecar(self, version: Version) -> dict[str, Any] | None:
         """Return what is known of how a version was made (time, host, commit, machine), or None."""
-        path = self._sidecar_path(version.digest)
+        key = _sidecar_key(version.digest)
         try:
-            tree = parse_json(path.read_bytes(), str(path))
-            check_nested(tree, "sidecar", str(path))
+            tree = parse_json(self.files.read_note(key), f"{self.place}/{key}")
+            check_nested(tree, "sidecar", f"{self.place}/{key}")
             return tree
         except FileNotFoundError:
             return None
@@ -177,73 +182,70 @@ class Store:
 
         `check=False` skips comparing the bytes with the digest; a `manifest` that was read before is not parsed again.
         """
-        path = self._object_path(version.digest)
         with self._explained(version):
-            content = path.read_bytes()
+            content = self.files.find_object(version.digest).read_bytes()
+            place = self.files.place_of_object(version.digest)
             if check:
-                _check_digest(hashlib.sha256(content).hexdigest(), version.digest, path)
+                _check_digest(hashlib.sha256(content).hexdigest(), version.digest, place)
             if manifest is None:
-                manifest = form.read_manifest(io.BytesIO(content), len(content), str(path))
-            return Loaded(manifest, form.decode_tensors(content, str(path)))
+                manifest = form.read_manifest(io.BytesIO(content), len(content), place)
+            return Loaded(manifest, form.decode_tensors(content, place))
 
     def check(self, version: Version) -> None:
         """Reread a version's bytes and reference, and raise `StoreDamaged` if they are not what was published."""
-        path = self._object_path(version.digest)
-        with self._explained(version), path.open("rb") as file:
-            _check_digest(hashlib.file_digest(file, "sha256").hexdigest(), version.digest, path)
+        place = self.files.place_of_object(version.digest)
+        with self._explained(version), self.files.find_object(version.digest, fresh=True).open("rb") as file:
+            _check_digest(hashlib.file_digest(file, "sha256").hexdigest(), version.digest, place)
             size_bytes = os.fstat(file.fileno()).st_size
         manifest, info = self.manifest(version), self._info(version.name, version.number)
         if info is None:
             raise self._unknown_version(version.name, version.number)
         if (info.version.digest, info.size_bytes) != (version.digest, size_bytes) or not info.summary.matches(manifest):
-            path = self._reference_path(version.name, version.number)
+            place = self.files.place_of_reference(version.name, version.number)
             hint = f"restore the file from a copy, or drop it: `inlay remove {version.reference}`"
-            raise StoreDamaged(f"{path}: it says of `{version.reference}` what its object does not", hint)
+            raise StoreDamaged(f"{place}: it says of `{version.reference}` what its object does not", hint)
 
     def remove(self, reference: str) -> list[Version]:
         """Drop one version (`NAME@3`) or all of a task (`NAME`). Bytes stay until `gc`; numbers are not used again."""
         name, selector = form.parse_reference(reference)
-        if selector is None and not self._numbers(name)[0]:
+        if selector is None and not self.numbers(name)[0]:
             raise self._unknown_task(name)
         removed = []
         # Exclusively: a publisher that listed the numbers before a removal might give the removed one again.
-        with self._locked(exclusive=True):
-            for number in self._numbers(name)[0] if selector is None else [self._pick(name, selector)]:
+        with self.files.turn(exclusive=True):
+            for number in self.numbers(name)[0] if selector is None else [self._pick(name, selector)]:
                 removed.append(self._readable_or_blank(name, number))
-                path = self._reference_path(name, number)
-                os.rename(path, path.with_suffix(".removed"))
-                sync_directory(path.parent)
+                self.files.retire_reference(name, number)
         return removed
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
         """Delete the files that no reference needs: objects, sidecars, and the drafts that crashes left."""
-        if not self.root.exists():
+        if not self.files.is_there():
             return GcReport(0, 0, 0, 0, (), dry_run)
-        # Exclusively: between a publisher's object and its reference, the object looks unneeded.
-        with self._locked(exclusive=True):
+        with self.files.turn(exclusive=True):
             live = {info.version.digest for task in self.ledger() for info in task.versions}
-            objects = _unneeded((self.root / "objects").glob("??/*.safetensors"), live)
-            sidecars = _unneeded((self.root / "sidecars").glob("*.json"), live)
-            drafts = self._stray_drafts()
-            paths = (*objects, *sidecars, *drafts)
-            freed_bytes = sum(path.stat().st_size for path in paths)
-            for path in () if dry_run else paths:
-                path.unlink(missing_ok=True)
-        return GcReport(len(objects), len(sidecars), len(drafts), freed_bytes, paths, dry_run)
+            unneeded = self.files.list_unneeded(live)
+            for each in () if dry_run else unneeded:
+                self.files.delete(each.place)
+        num = Counter(each.kind for each in unneeded)
+        freed_bytes, places = sum(each.num_bytes for each in unneeded), tuple(each.place for each in unneeded)
+        return GcReport(num["object"], num["sidecar"], num["draft"], freed_bytes, places, dry_run)
 
     def register_backbone(self, name: str, here: str | None = None) -> None:
         """Keep that the user named a backbone: versions that name it may have it loaded, as `here` (or the same)."""
         content = json.dumps({"format": 1, "here": here or name, "name": name}, sort_keys=True).encode()
-        path = self._backbone_path(name)
-        if not path.is_file() or path.read_bytes() != content:
-            with self._locked(exclusive=False):
-                write_atomically(path, content)
+        key, known = _backbone_key(name), None
+        with suppress(FileNotFoundError):
+            known = self.files.read_note(key)
+        if known != content:
+            with self.files.turn(exclusive=False):
+                self.files.change_note(key, content)
 
     def find_backbone(self, name: str) -> str | None:
         """Return what a backbone that the user named is called here; None if only stored data name it."""
-        path = self._backbone_path(name)
+        key = _backbone_key(name)
         with suppress(FileNotFoundError, StoreDamaged):  # damage is as if it had not been named: it is asked for again
-            known = parse_json(path.read_bytes(), str(path))
+            known = parse_json(self.files.read_note(key), f"{self.place}/{key}")
             if known.get("name") == name and isinstance(known.get("here"), str):
                 return str(known["here"])
         return None
@@ -254,12 +256,12 @@ class Store:
         target = path / f"{version.name}.inlay" if path.is_dir() else path
         if not target.parent.is_dir():
             raise Missing(f"no folder `{target.parent}`", "create it first, or choose another path for the export")
-        source = self._object_path(version.digest)
         with self._explained(version):
-            content = source.read_bytes()
-            _check_digest(hashlib.sha256(content).hexdigest(), version.digest, source)
+            content = self.files.find_object(version.digest).read_bytes()
+            place = self.files.place_of_object(version.digest)
+            _check_digest(hashlib.sha256(content).hexdigest(), version.digest, place)
         export = form.Export(version.name, version.digest, content, self.sidecar(version))
-        with _writing(target, "choose another path for the export"):
+        with writing(target, "choose another path for the export"):
             write_atomically(target, export.to_bytes())
         return target
 
@@ -297,22 +299,16 @@ class Store:
     def _add(self, name: str, content: bytes, manifest: Manifest, sidecar: Mapping[str, Any] | None) -> Version:
         digest = hashlib.sha256(content).hexdigest()
         notes = None if sidecar is None else json.dumps(sidecar, sort_keys=True, indent=1).encode()
-        with self._locked(exclusive=False):
-            path = self._object_path(digest)
-            if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
-                sync_directory(path.parent)  # whoever wrote it may have died before doing so
-            else:
-                write_atomically(path, content)  # also mends a damaged object: the name says what the bytes must be
+        with self.files.turn(exclusive=False):
+            self.files.add_object(digest, content)
             if notes is not None:
-                with suppress(FileExistsError):
-                    write_once(self._sidecar_path(digest), notes)
+                self.files.add_note(_sidecar_key(digest), notes)
             return self._refer(name, digest, len(content), Summary.of(manifest))
 
     def _refer(self, name: str, digest: str, size_bytes: int, summary: Summary) -> Version:
         published_at = datetime.now(UTC).isoformat(timespec="seconds")
-        make_directory(self._reference_path(name, 1).parent)
         while True:
-            numbers, removed = self._numbers(name)
+            numbers, removed = self.numbers(name)
             for number in numbers:
                 version = self._readable_or_blank(name, number)
                 if version.digest == digest:
@@ -320,12 +316,12 @@ class Store:
             version = Version(name, max([0, *numbers, *removed]) + 1, digest)
             info = VersionInfo(version, published_at, size_bytes, summary)
             with suppress(FileExistsError):  # another process took the number: look again
-                write_once(self._reference_path(name, version.number), info.to_json().encode())
+                self.files.add_reference(name, version.number, info.to_json().encode())
                 return version
 
     def _pick(self, name: str, selector: str | None) -> int:
         """Return the number a selector means, without opening references if possible."""
-        numbers, _ = self._numbers(name)
+        numbers, _ = self.numbers(name)
         if not numbers and (selector is None or selector == "best"):
             raise self._unknown_task(name)
         if selector is None:
@@ -341,43 +337,19 @@ class Store:
             raise UnknownName("version", f"{name}@best", (), hint=hint)
         return task.best.version.number
 
-    def _names(self) -> list[str]:
-        try:
-            changed_ns = os.stat(self.root / "tasks").st_mtime_ns
-            if self._listed is not None and self._listed[0] == changed_ns:
-                return list(self._listed[1])
-            with os.scandir(self.root / "tasks") as entries:
-                names = sorted(entry.name for entry in entries if form.is_name(entry.name) and entry.is_dir())
-            if time.time_ns() - changed_ns > _SETTLED_NS:  # else another change might get the same time
-                self._listed = (changed_ns, names)
-            return list(names)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise InlayError(f"cannot read the store `{self.root}`: {error.strerror}", _ELSEWHERE) from None
-
-    def _numbers(self, name: str) -> tuple[list[int], list[int]]:
+    def numbers(self, name: str) -> tuple[list[int], list[int]]:
         """Return the numbers a name has, and those it had, in order. An illegal name has none."""
         found: dict[str, list[int]] = {"json": [], "removed": []}
         if form.is_name(name):
-            try:
-                entries = os.listdir(f"{self.root}/tasks/{name}")
-            except (FileNotFoundError, NotADirectoryError):
-                entries = []
-            except OSError as error:
-                message = f"{self.root}/tasks/{name}: cannot be read: {error.strerror}"
-                raise StoreDamaged(message, "make the folder readable, or restore it from a copy") from None
-            for match in filter(None, map(_ENTRY.fullmatch, entries)):
+            for match in filter(None, map(_ENTRY.fullmatch, self.files.list_entries(name))):
                 found[match[2]].append(int(match[1]))
-        return sorted(found["json"]), sorted(found["removed"])
+        return sorted(set(found["json"]) - set(found["removed"])), sorted(found["removed"])
 
     def _info(self, name: str, number: int) -> VersionInfo | None:
         """Read a reference; None if it was removed since the folder was listed."""
-        where = f"{self.root}/tasks/{name}/{number}.json"
+        where = self.files.place_of_reference(name, number)
         try:
-            with open(where, "rb") as file:
-                content = file.read()
-            return VersionInfo.from_json(content, where, name, number)
+            return VersionInfo.from_json(self.files.read_reference(name, number), where, name, number)
         except FileNotFoundError:
             return None
         except (StoreDamaged, OSError) as error:
@@ -406,95 +378,49 @@ class Store:
         return Version(name, number, "")
 
     def _unknown_task(self, name: str) -> InlayError:
-        names, near, hint = self._names(), form.legal_name(name), None
-        if near in names and self._numbers(near)[0]:
+        names, near, hint = self.files.list_names(), form.legal_name(name), None
+        if near in names and self.numbers(near)[0]:
             hint = f"did you mean `{near}`?"
-        elif self._numbers(name)[1]:
+        elif self.numbers(name)[1]:
             hint = "all its versions were removed; train or import it again"
         # Only as many tasks are opened as the error shows: there may be thousands, and as many requests that ask.
         likely = dict.fromkeys([*find_close(name, names, 3), *names])
-        names = list(itertools.islice((known for known in likely if self._numbers(known)[0]), 21))
+        names = list(itertools.islice((known for known in likely if self.numbers(known)[0]), 21))
         return UnknownName("task", name, names, hint=hint)
 
     def _unknown_version(self, name: str, number: int) -> InlayError:
-        numbers, removed = self._numbers(name)
+        numbers, removed = self.numbers(name)
         if not numbers and number not in removed:
             return self._unknown_task(name)
         fate = "it was removed; " if number in removed else ""
         there = ", ".join(map(str, numbers)) or "none"
         return UnknownName("version", f"{name}@{number}", (), hint=f"{fate}versions of `{name}`: {there}")
 
-    def _stray_drafts(self) -> list[Path]:
-        # Writers below these folders hold the lock, so while we hold it exclusively, no draft has a writer.
-        strays = [
-            path
-            for folder in ("objects", "tasks", "sidecars", "backbones")
-            for path in _drafts_under(self.root / folder)
-        ]
-        # Runs are written without the lock, perhaps from another machine. Their writers hold the drafts themselves;
-        # those of an older Inlay do not, so only what is old as well is taken for left.
-        for path in (*_drafts_under(self.root / "runs"), *_drafts_under(self.root / "budgets")):
-            with suppress(FileNotFoundError):
-                if time.time() - path.stat().st_mtime > _STALE_SECONDS and is_abandoned(path):
-                    strays.append(path)
-        return strays
-
-    def _object_path(self, digest: str) -> Path:
-        return self.root / "objects" / digest[:2] / f"{digest}.safetensors"
-
-    def _sidecar_path(self, digest: str) -> Path:
-        return self.root / "sidecars" / f"{digest}.json"
-
-    def _backbone_path(self, name: str) -> Path:
-        return self.root / "backbones" / f"{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()}.json"
-
-    def _reference_path(self, name: str, number: int) -> Path:
-        return self.root / "tasks" / name / f"{number}.json"
-
-    @contextmanager
-    def _locked(self, *, exclusive: bool) -> Iterator[None]:
-        with _writing(self.root, _ELSEWHERE):
-            make_directory(self.root)
-            with locked(self.root / "lock", exclusive=exclusive, in_turn=True):
-                yield
-
     @contextmanager
     def _explained(self, version: Version) -> Iterator[None]:
         """Add to an error the hint what to do about an object that cannot be read."""
         hint = f"restore it from a copy, or `inlay remove {version.reference}` and train or import it again"
-        path = self._object_path(version.digest)
+        place = self.files.place_of_object(version.digest)
         try:
             yield
         except StoreDamaged as error:
             raise StoreDamaged(error.message, hint) from None
         except FileNotFoundError:
-            if version.number not in self._numbers(version.name)[0]:
+            if version.number not in self.numbers(version.name)[0]:
                 raise self._unknown_version(version.name, version.number) from None
-            raise StoreDamaged(f"{path}: the object of `{version.reference}` is missing", hint) from None
+            raise StoreDamaged(f"{place}: the object of `{version.reference}` is missing", hint) from None
         except OSError as error:
-            raise StoreDamaged(f"{path}: cannot be read: {error.strerror}", hint) from None
+            raise StoreDamaged(f"{place}: cannot be read: {error.strerror}", hint) from None
 
 
-_ELSEWHERE = "choose another store with `--store DIR` or $INLAY_HOME"
-
-
-@contextmanager
-def _writing(target: Path, hint: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InlayError(f"cannot write `{target}`: {error.strerror or error}", hint) from error
-
-
-def _check_digest(found: str, wanted: str, path: Path) -> None:
+def _check_digest(found: str, wanted: str, place: str) -> None:
     if found != wanted:
-        raise StoreDamaged(f"{path}: these are not the bytes that were published (their sha256 is {found[:12]}…)")
+        raise StoreDamaged(f"{place}: these are not the bytes that were published (their sha256 is {found[:12]}…)")
 
 
-def _unneeded(paths: Iterator[Path], live: set[str]) -> list[Path]:
-    """Return the files named by a digest that nothing refers to; files that are not ours are left alone."""
-    return sorted(path for path in paths if form.is_digest(path.stem) and path.stem not in live)
+def _sidecar_key(digest: str) -> str:
+    return f"sidecars/{digest}.json"
 
 
-def _drafts_under(folder: Path) -> list[Path]:
-    return sorted(folder.rglob(f"{DRAFT_PREFIX}*"))
+def _backbone_key(name: str) -> str:
+    return f"backbones/{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()}.json"

@@ -1,0 +1,94 @@
+"""A store's versions copied into another, whether folders or object storage: names, numbers and bytes stay the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+
+from inlay.errors import BadConfig, StoreDamaged
+from inlay.store.format import Version
+from inlay.store.store import Store
+
+
+@dataclass(frozen=True)
+class CopyReport:
+    """What `copy_store` did."""
+
+    num_versions: int
+    num_there: int
+    """versions that the target had already"""
+    num_bytes: int
+    damaged: tuple[str, ...]
+    """versions of the source that could not be copied, with the reason"""
+
+
+def copy_store(
+    source: Store,
+    target: Store,
+    names: Collection[str] | None = None,
+    tell: Callable[[Version], None] = lambda version: None,
+) -> CopyReport:
+    """Copy every version of `source`, or those of the tasks `names`, and prove each copy; `tell` hears of each.
+
+    Numbers that were removed are taken along, so that none is given twice. Where both stores have a number with
+    different content nothing is copied. Copying may be stopped and begun again.
+    """
+    damaged: list[str] = []
+    tasks = [
+        (name, source.versions(name, lambda version, error: damaged.append(f"{version.reference}: {error}")))
+        for name in (source.files.list_names() if names is None else names)
+        if names is not None or source.numbers(name)[0]
+    ]
+    versions = [info.version for _, infos in tasks for info in infos]
+    wanted = [version for version in versions if _is_missing(version, target)]
+    num_copied = num_bytes = 0
+    for version in wanted:
+        try:
+            num_bytes += _copy(version, source, target)
+        except StoreDamaged as error:
+            damaged.append(f"{version.reference}: {error}")
+            continue
+        num_copied += 1
+        tell(version)
+    for name, _ in tasks:
+        for number in set(source.numbers(name)[1]) - set(target.numbers(name)[1]):
+            target.files.spend_number(name, number)
+    return CopyReport(num_copied, len(versions) - len(wanted), num_bytes, tuple(damaged))
+
+
+def _is_missing(version: Version, target: Store) -> bool:
+    """Tell whether the target lacks a version; refuse one whose number is another's there."""
+    numbers, removed = target.numbers(version.name)
+    if version.number in removed:
+        raise BadConfig(f"`{version.reference}` was removed from `{target.place}`", "copy into another store")
+    if version.number not in numbers:
+        return True
+    if target.resolve(version.reference).digest != version.digest:
+        raise BadConfig(
+            f"`{version.reference}` is another version in `{target.place}`",
+            "copy into an empty store, or export and import the task under another name",
+        )
+    return False
+
+
+def _copy(version: Version, source: Store, target: Store) -> int:
+    """Copy one version and read the copy back; return its size."""
+    source.check(version)
+    content = source.files.find_object(version.digest).read_bytes()
+    if hashlib.sha256(content).hexdigest() != version.digest:
+        raise StoreDamaged(f"`{version.reference}` changed while it was read")
+    reference = source.files.read_reference(version.name, version.number)
+    sidecar = source.sidecar(version)
+    with target.files.turn(exclusive=False):
+        target.files.add_object(version.digest, content)
+        if sidecar is not None:
+            target.files.add_note(
+                f"sidecars/{version.digest}.json", json.dumps(sidecar, sort_keys=True, indent=1).encode()
+            )
+        with suppress(FileExistsError):  # begun before, and stopped
+            target.files.add_reference(version.name, version.number, reference)
+    target.check(version)
+    return len(content)

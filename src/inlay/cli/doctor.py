@@ -117,13 +117,13 @@ def _check_store(store: Store) -> Diagnosis:
         ledger = store.ledger()
     except InlayError as error:
         return Diagnosis("store", "missing", str(error))
-    if not store.root.exists():
+    if not store.is_remote and not store.root.exists():
         return Diagnosis("store", "ok", f"{store.root} (will be made with the first task)")
-    if not os.access(store.root, os.W_OK):
+    if not store.is_remote and not os.access(store.root, os.W_OK):
         return Diagnosis("store", "missing", f"{store.root} cannot be written to; choose another with --store")
     num_versions = sum(len(task.versions) for task in ledger)
     about = f"{screen.count(len(ledger), 'task')}, {screen.count(num_versions, 'version')}"
-    return Diagnosis("store", "ok", f"{store.root} ({about})")
+    return Diagnosis("store", "ok", f"{store.place} ({about})")
 
 
 def _check_service(store: Path | None) -> Diagnosis:

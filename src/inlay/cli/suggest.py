@@ -41,7 +41,7 @@ def suggest(
     check_device_name(device)
     kept, config = open_store(store), run.resolve()
     if not kept.ledger(lambda version, error: None):
-        raise Missing(f"no tasks in {kept.root} yet", "train some first: `inlay train mail.csv --task mail`")
+        raise Missing(f"no tasks in {kept.place} yet", "train some first: `inlay train mail.csv --task mail`")
     task = load_task(config)
     backbone = open_backbone(config.backbone, device)
     longest = config.train.max_length or explore.SuggestSettings.max_length
@@ -49,7 +49,7 @@ def suggest(
         settings = explore.SuggestSettings(rows, longest, lambda number: meter.advance(number, "rows"))
         found = explore.suggest(task, backbone, kept, split_list(among) if among else None, settings)
     if not found.ranked and not found.refused:
-        raise Missing(f"no task in {kept.root} was trained on `{backbone.name}`", "name another with `--backbone`")
+        raise Missing(f"no task in {kept.place} was trained on `{backbone.name}`", "name another with `--backbone`")
     if json:
         more = {"next": _next_command(found, run, store), "notes": list(task.notes)}
         screen.emit_json({**dataclasses.asdict(found), **more})

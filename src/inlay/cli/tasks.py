@@ -21,12 +21,12 @@ def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
     ledger = kept.ledger(lambda version, error: damaged.append({"version": version.reference, **error.to_json()}))
     entries, totals = [_describe_task(task) for task in ledger], _total(ledger)
     if json:
-        screen.emit_json({"store": str(kept.root), "tasks": entries, "backbones": totals, "damaged": damaged})
+        screen.emit_json({"store": str(kept.place), "tasks": entries, "backbones": totals, "damaged": damaged})
         return
     for item in damaged:
         screen.log(f"{item['version']} cannot be read: {item['message']}; {item['hint']}", "yellow")
     if not ledger:
-        screen.log(f"no tasks in {kept.root} yet")
+        screen.log(f"no tasks in {kept.place} yet")
         screen.log("train the first: inlay train mail.csv --task mail", "dim")
         return
     columns = [Column("task", is_flexible=True), Column("kind", is_flexible=True), *numbers("labels", "versions")]

@@ -75,7 +75,7 @@ def verify(
     elif checks:
         _put_checks(checks)
     else:
-        screen.log(f"no versions in {kept.root} yet")
+        screen.log(f"no versions in {kept.place} yet")
     if fallen:
         raise StoreDamaged(
             f"{len(fallen)} of {screen.count(len(checks), 'version')} do not stand, "

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import InlayError, Missing
+from inlay.errors import InlayError, Missing, Unsupported
 from inlay.service.home import HomeLock, prepare_home, write_status
 from inlay.service.logs import set_up_logs
 from inlay.service.settings import VARIABLE, ServeSettings
@@ -204,4 +204,8 @@ def find_home(folder: Path | None) -> Path:
     """Return a service's home with all links followed, so that every process means the same folder."""
     from inlay.store import Store
 
-    return Store(folder).root.expanduser().resolve()
+    store = Store(folder)
+    if store.is_remote:
+        hint = "give a folder with `--store DIR`; `inlay store copy` brings versions from one store to the other"
+        raise Unsupported(f"a service on `{store.place}`: it keeps its state and versions in a folder", hint)
+    return store.root.expanduser().resolve()

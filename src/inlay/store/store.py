@@ -82,6 +82,11 @@ class Store:
             self.place = str(self.root)
             self.files = FolderFiles(self.root)
 
+    @property
+    def is_remote(self) -> bool:
+        """Tell whether versions lie on object storage, and `root` has only what this machine needs."""
+        return self.place != str(self.root)
+
     @staticmethod
     def check_name(name: str) -> None:
         """Refuse a text that cannot name a task, before any work is spent on it."""

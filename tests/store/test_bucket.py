@@ -227,6 +227,11 @@ def test_nobody_at_the_address_is_an_error_that_names_it(proxy, monkeypatch) -> 
         Store(f"s3://{BUCKET}/x").ledger()
 
 
+def test_bucket_that_does_not_exist_is_an_error_that_says_so(proxy, make_manifest, make_tensors) -> None:
+    with pytest.raises(StoreUnreachable, match="no bucket at `s3://other/x`"):
+        Store("s3://other/x").resolve("spam")
+
+
 def test_address_given_as_a_path_is_the_same_store(proxy) -> None:
     assert Store(Path("s3://models/a/")).place == Store("s3://models/a").place == "s3://models/a"
     assert Store(Path("s3://models/a")).root == Store("s3://models/a").root != Store("s3://models/b").root

@@ -195,7 +195,8 @@ class BucketFiles:
         """Return what no version needs and is a day old, and all but the newest key of what some version needs."""
         now = self._read_clock()
         old = timedelta(seconds=_KEPT_S)
-        unneeded, newest = [], {}
+        unneeded: list[Unneeded] = []
+        newest: dict[str, str] = {}
         for key, size, changed in sorted(self._list("objects/"), key=lambda item: item[2], reverse=True):
             match = _OBJECT_KEY.fullmatch(key)
             if match and (match[1] not in live or newest.setdefault(match[1], key) != key) and now - changed > old:
@@ -257,7 +258,12 @@ class BucketFiles:
             batches = _obstore().list(storage, prefix=folder or None)
             return [(each["path"], each["size"], each["last_modified"]) for batch in batches for each in batch]
 
-        return [each for each in self._ask(ask, prefix) if each[0].startswith(prefix)]
+        try:
+            return [each for each in self._ask(ask, prefix) if each[0].startswith(prefix)]
+        except FileNotFoundError:
+            raise StoreUnreachable(
+                f"there is no bucket at `{self.address}`", "create it, or correct the name"
+            ) from None
 
     def _get(self, key: str) -> bytes:
         return bytes(self._ask(lambda storage: _obstore().get(storage, key).bytes(), key))
@@ -273,8 +279,7 @@ class BucketFiles:
 
         A request whose answer was lost may have been done: every caller takes "it is there already" for that, too.
         """
-        from obstore import exceptions as failures
-
+        failures = _obstore().exceptions
         for attempt in range(_ATTEMPTS):
             try:
                 return ask(self._open())
@@ -284,6 +289,8 @@ class BucketFiles:
                 hint = "check the credentials (such as AWS_ACCESS_KEY_ID) and what they allow for this bucket"
                 raise StoreUnreachable(f"`{self.address}` refuses: {_first_line(error)}", hint) from None
             except failures.BaseError as error:  # a key that is not there is Python's own FileNotFoundError
+                if re.search("NoSuchBucket|ContainerNotFound", str(error)):
+                    raise StoreUnreachable(f"no bucket at `{self.address}`", "create it, or correct its name") from None
                 last = error
             if attempt + 1 < _ATTEMPTS:
                 time.sleep(_FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.5))
@@ -294,15 +301,14 @@ class BucketFiles:
 
     def _open(self) -> ObjectStore:
         if self._opened is None:
-            from obstore.store import from_url
-
+            from_url, failures = _obstore().store.from_url, _obstore().exceptions
             try:
                 if self.address.startswith("file:"):
                     self._opened = from_url(self.address, mkdir=True)
                 else:
                     # Failures of a moment are tried again here, by one rule for all of them.
                     self._opened = from_url(self.address, client_options=_client_options(), retry_config=_NO_RETRIES)
-            except Exception as error:
+            except (failures.BaseError, ValueError) as error:
                 raise StoreUnreachable(
                     f"cannot open `{self.address}`: {_first_line(error)}",
                     "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or file:///FOLDER",
@@ -312,7 +318,8 @@ class BucketFiles:
 
 def _obstore() -> ModuleType:
     try:
-        import obstore
+        import obstore.exceptions
+        import obstore.store
     except ImportError:
         raise Missing(
             "stores on object storage need obstore, which is not installed", "`pip install 'inlay[s3]'`"

@@ -8,21 +8,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import importlib.util
 import io
 import json
 import math
 import random
 import shutil
-import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from mutators import dump_json, mutate_bytes, mutate_file, mutate_json, mutate_tensors, mutate_text, odd_value
+from mutators import (
+    craft_export,
+    dump_json,
+    mutate_bytes,
+    mutate_file,
+    mutate_json,
+    mutate_tensors,
+    mutate_text,
+    odd_value,
+)
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
@@ -38,7 +45,7 @@ from inlay.store import Store
 from inlay.stream.inbox import Inbox, identify
 from inlay.training import EpochEnded, FitSettings, fit, make_run, publish
 from tiny_backbones import make_folder
-from toys import make_toy_task
+from toys import make_toy_answers, make_toy_pairs, make_toy_tags, make_toy_task
 
 TEXT = "the movie was good and the plot was fine"
 SETTINGS = RunConfig(
@@ -65,11 +72,14 @@ class World:
     def run(self, name: str) -> Any:
         return make_run(self.tasks[name], dataclasses.replace(SETTINGS, task=name), self.backbone, self.store)
 
-    def publish(self, store: Store, method: MethodConfig, pooling: str) -> Any:
-        """A version of another method, trained for an epoch."""
-        train = dataclasses.replace(SETTINGS.train, epochs=1, pooling=pooling)
-        config = RunConfig(task="victim", method=method, train=train)
-        run = make_run(self.tasks["victim"], config, self.backbone, store)
+    def publish(
+        self, store: Store, method: MethodConfig, task: Any = None, *, pooling: str | None = None, pairs: str = "joined"
+    ) -> Any:
+        """A version of another method, or of another task, trained for an epoch."""
+        task = task or self.tasks["victim"]
+        train = dataclasses.replace(SETTINGS.train, epochs=1, pooling=pooling or SETTINGS.train.pooling)
+        config = RunConfig(task=task.name, method=method, train=train, data=DataConfig(pairs=pairs))
+        run = make_run(task, config, self.backbone, store)
         (result,) = fit([run], self.backbone, store.root / "runs", FitSettings(draw_curves=False))
         return publish(run, result, self.backbone, store)
 
@@ -77,9 +87,9 @@ class World:
         (result,) = fit([self.run(name)], self.backbone, self.runs, FitSettings(draw_curves=False))
         return publish(self.run(name), result, self.backbone, self.store)
 
-    def ask(self, store: Store, name: str) -> dict[str, Any]:
+    def ask(self, store: Store, name: str, pair: str | None = None) -> dict[str, Any]:
         """The answer of a task as it is printed; the error of a task that does not answer."""
-        (answer,) = Engine(self.backbone, store, num_slots=2).predict([Request(name, TEXT)])
+        (answer,) = Engine(self.backbone, store, num_slots=2).predict([Request(name, TEXT, pair)])
         about = describe_answer(answer)
         json.dumps(about, allow_nan=False).encode()
         if answer.error is not None:
@@ -334,61 +344,43 @@ class InlayFiles:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.content = world.store.export("victim", world.folder / "victim.inlay").read_bytes()
-        with zipfile.ZipFile(io.BytesIO(self.content)) as archive:
-            self.entries = {name: archive.read(name) for name in archive.namelist()}
+        # 1. versions of every kind that an encoder has, of several methods, and whether each reads pairs
         store = world.copy_store(world.folder / "undamaged")
-        whole = call("import", store, str(world.folder / "victim.inlay"), "--name", "whole")
-        assert whole == 0, "a seed that is refused proves nothing"
+        tasks = {
+            "tags": (make_toy_tags("tags"), MethodConfig("lora", 4)),
+            "answers": (make_toy_answers("answers", longest=12), MethodConfig("bitfit")),
+            "towers": (make_toy_pairs("towers"), MethodConfig("houlsby", 4)),
+            "number": (make_toy_task("number", kind="regress"), MethodConfig("pfeiffer", 4)),
+            "sets": (make_toy_task("sets", kind="multilabel", num_labels=3), MethodConfig("ia3")),
+        }
+        for name, (task, method) in tasks.items():
+            world.publish(store, method, task, pairs="towers" if name == "towers" else "joined")
+        self.seeds = [
+            store.export(name, world.folder / f"{name}.inlay").read_bytes() for name in ("victim", "victim", *tasks)
+        ]
+        # 2. a seed that is refused proves nothing
+        for name in ("victim", *tasks):
+            status = call("import", store, str(world.folder / f"{name}.inlay"), "--name", "whole")
+            assert status == 0, f"{name} is refused"
 
     def attempt(self, chance: random.Random, folder: Path) -> None:
         world, store = self.world, Store(folder / "store")
         shutil.copytree(world.store.root, store.root, ignore=shutil.ignore_patterns("runs", "victim"))
-        path, is_crafted = folder / "x.inlay", chance.random() < 0.75
-        path.write_bytes(self._craft(chance) if is_crafted else mutate_bytes(chance, self.content))
+        path, is_crafted, content = folder / "x.inlay", chance.random() < 0.75, chance.choice(self.seeds)
+        path.write_bytes(craft_export(chance, content) if is_crafted else mutate_bytes(chance, content))
         status = call("import", store, str(path), "--name", "victim")
         world.check_bystander(store)
         if status:
             raise InlayError("refused")
         version = store.resolve("victim")
         call("show", store, "victim")
-        if not is_crafted and version.digest != world.versions["victim"].digest:
+        if not is_crafted and version.digest.encode() not in content:
             raise Silent("damaged bytes were imported")
         try:
-            world.ask(store, "victim")
+            world.ask(store, "victim", TEXT if store.manifest(version).extra.get("pairs") else None)
         except InlayError as error:
             raise Silent(f"was imported, and cannot answer: {error}") from error
         verify([version], world.backbone, store)
-
-    def _craft(self, chance: random.Random) -> bytes:
-        """A file whose digest fits: another manifest, other tensors, other entries."""
-        entries, content = dict(self.entries), self.entries["object.safetensors"]
-        length = int.from_bytes(content[:8], "little")
-        manifest = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["manifest"])
-        tensors = load_tensors(content)
-        which = chance.randrange(8)
-        if which < 5:
-            manifest = mutate_json(chance, manifest)
-        elif which < 7:
-            tensors = mutate_tensors(chance, tensors)
-        with contextlib.suppress(UnicodeEncodeError):
-            content = save_tensors(
-                {name: tensor.contiguous() for name, tensor in tensors.items()}, {"manifest": dump_json(manifest)}
-            )
-        task = json.loads(entries["task.json"]) | {"digest": hashlib.sha256(content).hexdigest()}
-        entries |= {"object.safetensors": content, "task.json": json.dumps(task).encode()}
-        if which == 7:
-            name = chance.choice(sorted(entries))
-            tree = entries[name]
-            is_json = name.endswith(".json")
-            entries[name] = dump_json(mutate_json(chance, json.loads(tree))).encode() if is_json else tree
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(
-            buffer, "w", chance.choice((zipfile.ZIP_STORED,) * 9 + (zipfile.ZIP_DEFLATED,))
-        ) as archive:
-            for name, entry in entries.items():
-                archive.writestr(zipfile.ZipInfo(name), entry)
-        return buffer.getvalue()
 
 
 class _ForeignFolders:
@@ -402,7 +394,7 @@ class _ForeignFolders:
         self.world, self.seeds = world, []
         for number, method in enumerate(self.methods):
             store, target = Store(world.folder / f"{self.library}-store"), world.folder / f"{self.library}-{number}"
-            reference = world.publish(store, method, self.pooling).reference
+            reference = world.publish(store, method, pooling=self.pooling).reference
             export_folder(reference, store, world.backbone, self.library, target)
             self.seeds.append(target)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import hashlib
 import io
 import json
 import random
@@ -13,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 
 LONG_NUMBER = "a number of 5,000 digits"  # stands for one until it is written: Python refuses to print it
 ODD_TEXTS = (
@@ -61,6 +65,8 @@ def mutate_text(chance: random.Random, text: str) -> str:
     """Put odd texts between, in place of, or around the words, the delimiters and the lines."""
     words = re.split(r"([,;\t\n\" ])", text)
     for _ in range(chance.choice((1, 1, 2, 5))):
+        if not words:
+            break
         place = chance.randrange(len(words))
         kind = chance.randrange(5)
         if kind == 0:
@@ -95,7 +101,8 @@ def mutate_json(chance: random.Random, tree: Any) -> Any:
             name = chance.choice(("a_key_of_tomorrow", "", "format", f"{key}s", "__class__"))
             owner[name] = owner.pop(key) if kind == 5 else odd_value(chance)
         else:
-            owner[key:key] = [copy.deepcopy(owner[key])] * chance.choice((1, 3, 500))
+            # What is large already is not made 500 times as large: the bars on time and memory are for small inputs.
+            owner[key:key] = [copy.deepcopy(owner[key])] * chance.choice((1, 3, 500 if len(places) < 1000 else 3))
     return tree
 
 
@@ -144,6 +151,37 @@ def mutate_tensors(chance: random.Random, tensors: Mapping[str, torch.Tensor]) -
     ]
     chance.choice(edits)()
     return changed
+
+
+def craft_export(chance: random.Random, exported: bytes) -> bytes:
+    """An `.inlay` file whose digest fits: another manifest, other tensors, other entries."""
+    with zipfile.ZipFile(io.BytesIO(exported)) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    content = entries["object.safetensors"]
+    length = int.from_bytes(content[:8], "little")
+    manifest = json.loads(json.loads(content[8 : 8 + length])["__metadata__"]["manifest"])
+    tensors = load_tensors(content)
+    which = chance.randrange(8)
+    if which < 5:
+        manifest = mutate_json(chance, manifest)
+    elif which < 7:
+        tensors = mutate_tensors(chance, tensors)
+    with contextlib.suppress(UnicodeEncodeError):
+        content = save_tensors(
+            {name: tensor.contiguous() for name, tensor in tensors.items()}, {"manifest": dump_json(manifest)}
+        )
+    task = json.loads(entries["task.json"]) | {"digest": hashlib.sha256(content).hexdigest()}
+    entries |= {"object.safetensors": content, "task.json": json.dumps(task).encode()}
+    if which == 7:
+        name = chance.choice(sorted(entries))
+        tree = entries[name]
+        is_json = name.endswith(".json")
+        entries[name] = dump_json(mutate_json(chance, json.loads(tree))).encode() if is_json else tree
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", chance.choice((zipfile.ZIP_STORED,) * 9 + (zipfile.ZIP_DEFLATED,))) as archive:
+        for name, entry in entries.items():
+            archive.writestr(zipfile.ZipInfo(name), entry)
+    return buffer.getvalue()
 
 
 def mutate_part(chance: random.Random, content: bytes) -> bytes:

@@ -332,8 +332,8 @@ def test_task_of_pairs_reads_two_texts_from_options_lines_and_columns(
     assert "the rows are single texts" in ended.err
 
 
-FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1"]
-PLAIN = ["-1.5", "+47 123", "a=b", "1e-5", "-3E+8", ".5", "'x", "free prize"]
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", "\r=1", " =1+1", "＝1+1"]
+PLAIN = ["-1.5", "+47 123", "a=b", "1e-5", "-3E+8", ".5", "'x", "free prize", "a;=1+1"]
 
 
 def read_cells(path: Path) -> list[list[str]]:
@@ -355,7 +355,8 @@ def test_a_table_has_no_cell_that_a_spreadsheet_runs(inlay: Inlay, mail: Mail, t
         is_tame = text in PLAIN and text != "+47 123"
         expected = text if is_tame else f"'{text}"
         assert row[0] == (expected if suffix == ".csv" else expected.replace("\t", " ").replace("\r", " "))
-        assert row[1][0] not in "=+-@\t\r" or text in ("-1.5", "-3E+8")
+        assert row[1][0] not in "=+-@\t\r " or text in ("-1.5", "-3E+8")
+    assert suffix == ".tsv" or '"a;=1+1"' in out.read_text(), "where `;` parts cells it would begin one"
     assert inlay(*asked, "--keep-formulas").status == 0
     assert read_cells(out)[1][0] == "=1+1"
 

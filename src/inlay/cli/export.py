@@ -64,8 +64,11 @@ def export(
 def _export_file(kept: Store, reference: str, output: Path | None) -> tuple[dict[str, Any], str]:
     version = kept.resolve(reference)
     path = kept.export(reference, output or Path(f"{version.name}.inlay"))
-    size_bytes = path.stat().st_size
-    about = {"version": version.reference, "file": str(path), "size_bytes": size_bytes}
+    size_bytes, num_probes = path.stat().st_size, len(kept.manifest(version).probes)
+    about: dict[str, Any] = {"version": version.reference, "file": str(path), "size_bytes": size_bytes}
+    if num_probes:  # somebody else will read them
+        rows = screen.count(num_probes, "row")
+        about["notes"] = [f"the file has {rows} word for word, as probes; train with `--probes hashed` to keep none"]
     return about, f"{version.reference} is in {path} ({screen.size(size_bytes)})"
 
 

@@ -24,8 +24,12 @@ from inlay.errors import BadConfig, InlayError
 from inlay.serving import Answer, answer_cell, describe_answer
 
 Record = Mapping[str, Any]
-# The beginning of a formula; a TSV has no quotes of its own, so a spreadsheet takes off those of a cell.
-_FORMULA = {".csv": re.compile(r"[=+\-@\t\r\n]"), ".tsv": re.compile(r'"*[=+\-@\t\r\n]')}
+# The beginning of a formula, wide letters too: some spreadsheets skip blanks before it. A TSV has no quotes of its own,
+# so a spreadsheet takes off those of a cell.
+_FORMULA = {
+    ".csv": re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]"),
+    ".tsv": re.compile(r'["\s]*[=+\-@＝＋－＠]|"*[\t\r\n]'),
+}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _ADDED = ("label", "probability", "error")
 
@@ -83,8 +87,8 @@ class Writer:
     def _put(self, cells: Sequence[str]) -> None:
         cells = [self._tame(cell) for cell in cells]
         if self._suffix == ".csv":
-            # Python's writer leaves a lone carriage return unquoted, and readers would begin a row after it.
-            if any("\r" in cell for cell in cells):
+            # Python's writer leaves what only other readers split at unquoted: a lone carriage return, and `;`.
+            if any(letter in cell for cell in cells for letter in "\r;\t"):
                 csv.writer(self._stream, lineterminator="\n", quoting=csv.QUOTE_ALL).writerow(cells)
             else:
                 csv.writer(self._stream, lineterminator="\n").writerow(cells)

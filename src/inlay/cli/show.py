@@ -13,7 +13,7 @@ from inlay.cli.rooms import data
 from inlay.cli.screen import numbers
 from inlay.errors import InlayError
 from inlay.settings import MethodConfig
-from inlay.store import Manifest, Version, VersionInfo
+from inlay.store import HASHED, Manifest, Version, VersionInfo
 
 # Settings of a head that change its answers -> their usual values.
 _USUAL_HEAD = {"features": "last", "hidden": "none", "pairs": "joined", "temperature": 1.0, "null_threshold": None}
@@ -126,9 +126,16 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "data": manifest.data_digest,
         "digest": version.digest,
         "size": screen.size(info.size_bytes),
-        "probes": screen.count(len(manifest.probes), "row"),
+        "probes": _describe_probes(manifest),
     }
     return {title: text for title, text in described.items() if text}
+
+
+def _describe_probes(manifest: Manifest) -> str:
+    hashed = manifest.extra.get(HASHED)
+    if isinstance(hashed, list):
+        return f"{screen.count(len(hashed), 'row')}, as hashes"
+    return screen.count(len(manifest.probes), "row")
 
 
 def _describe_sidecar(sidecar: dict[str, Any]) -> dict[str, str]:

@@ -25,6 +25,7 @@ ARROWS = {
     "archives": set(),
     "threads": {"locks"},
     "lazy_imports": set(),
+    "terminal": {"processes"},
     "model": LEAVES,
     "data": LEAVES,
     "store": LEAVES,
@@ -34,6 +35,7 @@ ARROWS = {
     "exchange": LEAVES | ROOMS | {"training", "serving"},
     "stream": LEAVES | ROOMS | {"training", "serving"},
     "studies": LEAVES | ROOMS | {"training", "serving", "explore"},
+<<<<<<< HEAD
     "reports": LEAVES | ROOMS | {"training", "serving"},
     "api": LEAVES | ROOMS | {"training", "serving", "reports"},
     "client": LEAVES,
@@ -41,6 +43,16 @@ ARROWS = {
     "cli": LEAVES
     | ROOMS
     | {"training", "serving", "explore", "studies", "exchange", "stream", "service", "client", "reports"},
+=======
+    "pipeline": LEAVES | ROOMS | {"training", "serving", "explore", "terminal"},
+    "estimators": LEAVES | ROOMS | {"training", "serving", "pipeline", "terminal"},
+    "api": LEAVES | ROOMS | {"training", "serving", "explore", "exchange", "pipeline", "terminal"},
+    "client": LEAVES,
+    "service": LEAVES | ROOMS | {"training", "serving", "exchange"},
+    "cli": LEAVES
+    | ROOMS
+    | {"training", "serving", "explore", "studies", "exchange", "stream", "service", "client", "pipeline", "terminal"},
+>>>>>>> 51170a3 (The flow from settings to a version is one for commands and library: pipeline/, with terminal.py for what is said)
     "__main__": {"cli"},
 }
 

@@ -51,7 +51,7 @@ def test_the_version_is_that_of_the_same_run_without_folds(inlay: Inlay, command
 def test_ctrl_c_in_the_folds_saves_and_the_same_command_goes_on(
     inlay: Inlay, command: tuple[object, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inlay.cli.progress import TrainingProgress
+    from inlay.pipeline import TrainingProgress
     from inlay.training.events import Event, StepTaken
 
     real = TrainingProgress.__call__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from inlay.cli import screen
 from inlay.cli.screen import Column
 from inlay.errors import BadData
+from inlay.terminal import text_width
 
 
 class Terminal(io.StringIO):
@@ -43,7 +45,7 @@ def test_table_fits_the_terminal(monkeypatch: pytest.MonkeyPatch, width: int) ->
     monkeypatch.setenv("NO_COLOR", "1")
     screen.emit_table(COLUMNS, [["a long name " * 20, "12,345"], ["東京" * 40, "7"]])
     lines = terminal.getvalue().splitlines()
-    assert max(map(screen._width, lines)) == width
+    assert max(map(text_width, lines)) == width
     assert all(line.endswith(number) for line, number in zip(lines[2:], ("12,345", "7"), strict=True))
     assert "…" in lines[2]
 
@@ -77,7 +79,7 @@ def test_meter_speaks_every_ten_seconds_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr(screen.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with screen.Meter("reading", 100) as meter:
         for now in range(0, 26, 5):
             meter.update(now)
@@ -97,7 +99,7 @@ def test_meter_moves_on_a_terminal_and_leaves_only_what_was_said(monkeypatch: py
 def test_seconds_pass_on_the_bar_while_something_without_steps_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, now = open_terminal(monkeypatch), 100.0
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(screen.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with screen.Meter("training", 10) as meter:
         meter.update(3, "loss 0.5")
         bar = meter._bar
@@ -118,7 +120,7 @@ def test_seconds_pass_on_the_bar_while_something_without_steps_is_done(monkeypat
 
 
 def test_how_long_it_took_to_compile_is_said_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    from inlay.cli.progress import TrainingProgress
+    from inlay.pipeline import TrainingProgress
     from inlay.training.events import CompileEnded, CompileStarted
 
     what = "compiling steps of up to 1,280 tokens"
@@ -159,7 +161,7 @@ def test_number_that_is_none_is_null_in_json(capsys: pytest.CaptureFixture[str])
     [(1, "one run after another, 2 waiting, up to 512 tokens"), (4, "4 runs together, 2 waiting, up to 512 tokens")],
 )
 def test_runs_that_train_one_at_a_time_are_not_called_together(num_seats: int, told: str) -> None:
-    from inlay.cli.progress import _describe_cohort
+    from inlay.pipeline.progress import _describe_cohort
 
     settings = SimpleNamespace(checkpointing=False, token_budget=512)
     queue = SimpleNamespace(waiting=[0, 0], runs=[0] * 6)

@@ -92,7 +92,7 @@ def test_show_examples_prints_encoded_rows(inlay: Inlay, mail: Mail) -> None:
 
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
-    from inlay.cli.progress import TrainingProgress
+    from inlay.pipeline import TrainingProgress
     from inlay.training.events import Event, StepTaken
 
     real = TrainingProgress.__call__

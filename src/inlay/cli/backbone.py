@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,57 +10,12 @@ import typer
 from inlay.cli import screen
 from inlay.cli.app import make_typer
 from inlay.cli.flags import DeviceOption, JsonOption, StoreOption, open_store
-from inlay.cli.rooms import model
+from inlay.cli.rooms import model, pipeline
 from inlay.cli.screen import Column, numbers
-from inlay.errors import BadConfig, InlayError, Missing
-from inlay.store import Store
+from inlay.errors import InlayError, Missing
 
 app = make_typer(no_args_is_help=True, help="List, fetch and describe backbones.")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="built-in name, folder or hub name")]
-
-
-def open_backbone(name: str, device: str = "auto") -> model.Backbone:
-    """Load a backbone on the device a user asked for. A folder's path is made absolute, so that it is found later."""
-    check_device_name(device)
-    with screen.working(f"loading the backbone {name}"):
-        import torch
-
-        if device.startswith("cuda") and not torch.cuda.is_available():
-            raise Missing(f"`--device {device}`: torch finds no GPU here", "use `--device cpu`, or see `inlay doctor`")
-        return model.load_backbone(full_name(name), device=None if device == "auto" else device)
-
-
-def full_name(name: str) -> str:
-    """Return a backbone's name, with the path of a folder made absolute."""
-    is_folder = name not in model.BUILT_IN and Path(name).expanduser().is_dir()
-    return str(Path(name).expanduser().resolve()) if is_folder else name
-
-
-def open_stored(asked: str | None, stored: str, store: Store, device: str = "auto") -> model.Backbone:
-    """Load the backbone a user asked for, or else the one that stored data name, if the user named it before."""
-    return open_backbone(asked or find_stored(stored, store), device)
-
-
-def find_stored(stored: str, store: Store) -> str:
-    """Return what a backbone that stored data name is called here; refuse one that the user never named.
-
-    What came with an import must not decide what is fetched or read.
-    """
-    found = stored if stored in model.BUILT_IN else store.find_backbone(stored)
-    if found is None:
-        raise Missing(
-            f"the backbone `{stored}` is named by stored data, and you never named it, so it was not loaded",
-            f"if you trust it, name it: `--backbone {shlex.quote(stored)}`, or once and for all "
-            f"`inlay backbone get {shlex.quote(stored)}`",
-        )
-    return found
-
-
-def check_device_name(device: str) -> None:
-    """Refuse a device that Inlay does not support, before any work."""
-    plain, _, number = device.partition(":")
-    if plain not in ("auto", "cpu", "cuda") or (number and not number.isdigit()):
-        raise BadConfig(f"no device named `{device}`", "use auto, cpu or cuda (or cuda:1)")
 
 
 @app.command("list")
@@ -98,10 +51,10 @@ def get(name: NameArgument, store: StoreOption = None, json: JsonOption = False)
     if name in model.BUILT_IN and describe_built_in(name, model.BUILT_IN[name])["state"] != "installed":
         _install(model.BUILT_IN[name])
     with screen.working(f"looking for {name}"):
-        folder = model.find_folder(full_name(name))  # checks the sha256 of a built-in one
+        folder = model.find_folder(pipeline.full_name(name))  # checks the sha256 of a built-in one
     if name not in model.BUILT_IN:
-        open_store(store).register_backbone(name, full_name(name))
-        open_store(store).register_backbone(full_name(name))
+        open_store(store).register_backbone(name, pipeline.full_name(name))
+        open_store(store).register_backbone(pipeline.full_name(name))
     if json:
         screen.emit_json({"name": name, "folder": str(folder)})
     else:
@@ -130,7 +83,7 @@ def show(name: NameArgument = "minilm", device: DeviceOption = "cpu", json: Json
 
     Family, shape, fingerprint, sites, and the layer norms that stay frozen.
     """
-    backbone = open_backbone(name, device)
+    backbone = pipeline.open_backbone(name, device)
     about = _describe(backbone)
     if json:
         screen.emit_json(about)

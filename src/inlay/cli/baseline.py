@@ -8,12 +8,11 @@ from typing import Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, command_options
 from inlay.cli.folds import put_label_errors
-from inlay.cli.rooms import explore, training
+from inlay.cli.rooms import explore, pipeline, training
 from inlay.cli.screen import numbers
-from inlay.cli.train import load_task, put_metrics
+from inlay.cli.train import put_metrics
 from inlay.errors import Unsupported
 
 
@@ -35,9 +34,9 @@ def baseline(
     metrics, so the scores can be compared. Rows of train and dev that may be labelled wrongly are listed: rows to which
     the probe, fitted to other rows, gives another label with confidence. Nothing is stored.
     """
-    check_device_name(device)
+    pipeline.check_device_name(device)
     config = run.resolve()
-    task = load_task(config)
+    task = pipeline.load_task(config)
     try:
         with screen.Meter("fitting", len(explore.STRENGTHS)) as meter:
             found = explore.fit_baseline(task, chars=chars, on_fit=meter.update)
@@ -48,7 +47,7 @@ def baseline(
         _put_baseline(found)
     probed = None
     if probe:
-        frozen = open_backbone(config.backbone, device)
+        frozen = pipeline.open_backbone(config.backbone, device)
         with screen.Meter("reading") as meter:
             probed = training.fit_probe(
                 task,

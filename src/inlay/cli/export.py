@@ -10,9 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbone import open_stored
 from inlay.cli.flags import BackboneOption, JsonOption, StoreOption, open_store
-from inlay.cli.rooms import exchange
+from inlay.cli.rooms import exchange, pipeline
 from inlay.errors import BadConfig, UnknownName
 from inlay.store import Store, Version
 
@@ -77,7 +76,7 @@ def _export_folder(
 ) -> tuple[dict[str, Any], str]:
     """Write a version as a folder of another library; return what was written, as data and in words."""
     target = output or Path(f"{version.name}-{format_name}")
-    opened = open_stored(backbone, kept.manifest(version).backbone["name"], kept, "cpu")
+    opened = pipeline.open_stored(backbone, kept.manifest(version).backbone["name"], kept, "cpu")
     folder = exchange.export_folder(version.reference, kept, opened, format_name, target)
     files = {name: len(content) for name, content in folder.files.items()}
     about = {"version": version.reference, "folder": str(target), "files": files, "notes": list(folder.notes)}
@@ -91,7 +90,7 @@ def _export_graph(
     if output is None:
         raise BadConfig("`--format onnx` writes a folder", "name it with `--output DIR`")
     versions = [kept.resolve(reference) for reference in references]
-    opened = open_stored(backbone, kept.manifest(versions[0]).backbone["name"], kept, "cpu")
+    opened = pipeline.open_stored(backbone, kept.manifest(versions[0]).backbone["name"], kept, "cpu")
     with screen.working("tracing and checking the graph"):
         made = exchange.export_onnx(kept, references, opened, output)
     names = [version.reference for version in made.versions]

@@ -20,8 +20,8 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.cli.rooms import model, training
-from inlay.errors import BadConfig, InlayError, Missing, UnknownName, Unsupported
+from inlay.cli.rooms import training
+from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.processes import check_shared
 from inlay.settings import PRESETS, FitSettings, RunConfig, apply_preset, overlay, read_tree, split_list
 from inlay.store import Store
@@ -362,18 +362,6 @@ def config_help(key: str, default: Any = None) -> str:
     if default in (None, (), "", "auto") or "default" in text:
         return text
     return f"{text}  [default: {default:g}]" if isinstance(default, float) else f"{text}  [default: {default}]"
-
-
-def check_precision(precision: str, device: str) -> str:
-    """Return the device that a precision needs; refuse a precision that is not available there."""
-    if precision not in ("auto", "int8"):
-        raise BadConfig(f"no precision named `{precision}`", "use auto or int8")
-    if precision == "auto":
-        return device
-    if device.startswith("cuda"):
-        raise Unsupported("int8 on a GPU", "int8 is for answering on a CPU: use `--device cpu`, or leave it out")
-    model.check_int8("cpu")
-    return "cpu"
 
 
 def open_store(folder: Path | None) -> Store:

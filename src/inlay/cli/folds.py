@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from inlay.cli import screen
 from inlay.cli.output import open_rows
-from inlay.cli.progress import fit_runs
-from inlay.cli.rooms import data, training
+from inlay.cli.rooms import data
 from inlay.cli.screen import Column, numbers
-from inlay.settings import FitSettings
 
 _LABEL_ERRORS = "label_errors.csv"
 """The file in a run's folder with all of these rows."""
@@ -21,56 +18,14 @@ _MOST_SHOWN = 20
 _WIDTH = 60  # letters of a text in the table
 
 
-@dataclass(frozen=True)
-class CrossValidated:
-    """A finished cross-validation."""
-
-    planned: training.FoldRuns
-    scores: training.FoldScores
-    label_errors: data.LabelErrors | None
-    """rows that may be labelled wrongly; None for tasks without labels of whole rows"""
-
-    def keep(self, folder: Path) -> dict[str, Any]:
-        """Return its part of the report, as data, and write suspicious rows to the run's folder."""
-        report: dict[str, Any] = {"folds": {**self.scores.to_json(), "notes": list(self.planned.folds.notes)}}
-        if self.label_errors is None:
-            return report
-        if self.label_errors.errors:
-            records = [dataclasses.asdict(error) for error in self.label_errors.errors]
-            with open_rows(folder / _LABEL_ERRORS) as writer:
-                writer.write_plain([{name: own[name] for name in own if own[name] is not None} for own in records])
-        return {**report, "label_errors": self.label_errors.to_json()}
-
-    def put_label_errors(self, folder: Path) -> None:
-        """Print the rows that may be labelled wrongly."""
-        if self.label_errors is not None:
-            file = folder / _LABEL_ERRORS if self.label_errors.errors else None
-            put_label_errors(self.label_errors, "the fold that left the row out", file)
-
-
-def cross_validate(ready: training.PreparedRun, num_folds: int, settings: FitSettings) -> CrossValidated | None:
-    """Train a run for every fold together, and score the rows each left out; None in all processes but the first."""
-    planned = training.make_fold_runs(ready.run, num_folds, ready.backbone, ready.store)
-    for text in planned.folds.notes:
-        screen.detail(text)
-    fold = planned.folds.tasks[0]
-    assert fold.test is not None
-    screen.detail(
-        f"cross-validation: {num_folds} folds trained together, each on about {screen.count(len(fold.train), 'row')} "
-        f"({len(fold.dev)} more choose its epoch) and scored on the {len(fold.test)} it leaves out"
-    )
-    quiet = dataclasses.replace(settings, draw_curves=False, keep_last=False)
-    results = fit_runs(planned.runs, ready.backbone, ready.runs_folder, quiet)
-    if not screen.is_main_process():
+def keep_label_errors(found: data.LabelErrors | None, folder: Path) -> Path | None:
+    """Write the rows that may be labelled wrongly to the run's folder; return the file, if there are any."""
+    if found is None or not found.errors:
         return None
-    with screen.working("answering the rows that folds left out"):
-        scores = training.judge_folds(planned, results, ready.backbone)
-    if scores.probabilities is None:
-        return CrossValidated(planned, scores, None)
-    rows, paths = planned.folds.rows.take(scores.positions), planned.folds.paths
-    sources = [paths[row] for row in scores.positions]
-    labels = planned.runs[0].task.labels
-    return CrossValidated(planned, scores, data.find_label_errors(rows, labels, scores.probabilities, sources))
+    records = [dataclasses.asdict(error) for error in found.errors]
+    with open_rows(folder / _LABEL_ERRORS) as writer:
+        writer.write_plain([{name: own[name] for name in own if own[name] is not None} for own in records])
+    return folder / _LABEL_ERRORS
 
 
 def describe_report(report: Mapping[str, Any], task: data.Task) -> str:

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbone import open_stored
 from inlay.cli.flags import JsonOption, StoreOption, open_store
-from inlay.cli.rooms import exchange
+from inlay.cli.rooms import exchange, pipeline
 from inlay.errors import BadConfig
 from inlay.settings import split_list
 
@@ -46,11 +45,13 @@ def import_(
         for option, value in (("--max-length", max_length), ("--labels", labels), ("--kind", kind)):
             if value is not None:
                 raise BadConfig(f"`{option}` is for folders; a file has it inside", f"leave `{option}` out")
-        version = exchange.import_file(path, name, kept, lambda stored: open_stored(backbone, stored, kept, "cpu"))
+        version = exchange.import_file(
+            path, name, kept, lambda stored: pipeline.open_stored(backbone, stored, kept, "cpu")
+        )
         notes: tuple[str, ...] = ()
     else:
         wishes = exchange.Wishes(name, None if labels is None else split_list(labels), kind, max_length)
-        opened = open_stored(backbone, "" if backbone else exchange.named_backbone(path), kept, "cpu")
+        opened = pipeline.open_stored(backbone, "" if backbone else exchange.named_backbone(path), kept, "cpu")
         imported = exchange.import_folder(path, opened, kept, wishes)
         version, notes = imported.version, (f"made by {imported.library} for {imported.base}", *imported.notes)
     if json:

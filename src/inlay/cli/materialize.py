@@ -9,11 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
 from inlay.cli.multitask import finish_task, put_report
-from inlay.cli.rooms import data, model, training
-from inlay.cli.train import load_task
+from inlay.cli.rooms import data, model, pipeline, training
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.settings import RunConfig
 
@@ -37,7 +35,7 @@ def materialize(
     The weights that a hypernetwork writes for a task become the task's own. The rows of these tasks are read again, for
     the probes and the test scores; those of the run's other tasks need not be there any more.
     """
-    check_device_name(device)
+    pipeline.check_device_name(device)
     opened = open_store(store)
     folder = training.find_run(run, opened)
     chosen = _choose_parts(training.read_parts(folder), tasks or ())
@@ -73,7 +71,7 @@ def _choose_parts(configs: Sequence[RunConfig], wanted: Sequence[str]) -> list[R
 def _load_part(config: RunConfig, run_id: str) -> data.Task:
     """Read the data of one task of the run; errors name the task."""
     try:
-        return load_task(config)
+        return pipeline.load_task(config)
     except InlayError as error:
         same = error.of(config.task)
         # Which rows are left out was decided in training: rows read with other settings would not be the run's.
@@ -88,7 +86,7 @@ def _load_part(config: RunConfig, run_id: str) -> data.Task:
 def _open_backbone(asked: str | None, known: str, device: str) -> model.Backbone:
     """Open the backbone that was asked for, or the one in the run's settings."""
     try:
-        return open_backbone(asked or known, device)
+        return pipeline.open_backbone(asked or known, device)
     except Missing as error:
         if asked is None and "--device" not in error.message:
             error.hint = f"if it lies elsewhere now, say where: `--backbone FOLDER`; else {error.hint}"

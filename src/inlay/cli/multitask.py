@@ -11,12 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.plan import describe_times, describe_totals
-from inlay.cli.progress import fit_runs
-from inlay.cli.rooms import data, model, training
+from inlay.cli.rooms import data, model, pipeline, training
 from inlay.cli.screen import numbers
-from inlay.cli.train import PublishOption, ResumeOption, load_task
+from inlay.cli.train import PublishOption, ResumeOption
 from inlay.errors import BadConfig, Diverged, InlayError, Unsupported
 from inlay.settings import FitSettings, MethodConfig, RunConfig, find_preset, read_toml
 from inlay.store import Store
@@ -68,7 +66,7 @@ def multitask(
         _forecast(ready, effort, measured=measure, as_json=json)
         return
     settings = dataclasses.replace(effort, restart=not resume, draw_curves=True)
-    results = fit_runs(ready.runs, ready.backbone, ready.runs_folder, settings)
+    results = pipeline.fit_runs(ready.runs, ready.backbone, ready.runs_folder, settings)
     if not screen.is_main_process():  # the first process has the last word
         return
     best = max(results, key=lambda result: -2.0 if result.dev_metric is None else result.dev_metric)
@@ -108,7 +106,7 @@ def _find_config(run: flags.RunOptions, store: Store) -> RunConfig:
 
 def _prepare(run: flags.RunOptions, data: Sequence[str], store: Store, device: str, seeds: int) -> _Ready:
     # 1. settle whose rows are read, and how: nothing is read before all of it can be
-    check_device_name(device)
+    pipeline.check_device_name(device)
     named = [_read_name(item) for item in data]
     run = dataclasses.replace(run, tasks=[name for name, _ in named])
     config = _find_config(run, store)
@@ -131,7 +129,7 @@ def _prepare(run: flags.RunOptions, data: Sequence[str], store: Store, device: s
         configs.append(run.resolve_rows(common, name))
     # 2. read the rows, load the backbone, and find the run that this one starts from
     tasks = [_load_part(each) for each in configs]
-    backbone = open_backbone(config.backbone, device)
+    backbone = pipeline.open_backbone(config.backbone, device)
     _check_preset(run, config, backbone)
     start = training.Start()
     if config.joint.start is not None:
@@ -162,7 +160,7 @@ def _check_preset(run: flags.RunOptions, config: RunConfig, backbone: model.Back
 def _load_part(config: RunConfig) -> data.Task:
     """Read the data of one of several tasks; errors name the task."""
     try:
-        return load_task(config)
+        return pipeline.load_task(config)
     except InlayError as error:
         same = error.of(config.task)
         for option, value in _OF_ONE_TASK.items():

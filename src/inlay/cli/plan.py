@@ -8,9 +8,8 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options, open_store
-from inlay.cli.rooms import data, training
+from inlay.cli.rooms import data, pipeline, training
 from inlay.cli.screen import numbers
-from inlay.cli.train import describe_run, prepare
 from inlay.settings import FitSettings
 
 
@@ -34,8 +33,8 @@ def plan(
     from a few measured steps.
     """
     kept = open_store(store)
-    ready = prepare(run.resolve(kept), kept, device)
-    describe_run(ready.run, ready.backbone)
+    ready = pipeline.prepare(run.resolve(kept), kept, device)
+    pipeline.describe_run(ready.run, ready.backbone)
     if ready.is_finished:
         screen.detail(f"run {ready.run.id} was finished before: training it would cost nothing")
     made = training.count_plan(ready.run, ready.backbone)

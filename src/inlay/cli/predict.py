@@ -16,9 +16,8 @@ import typer
 
 from inlay import serving
 from inlay.cli import flags, screen
-from inlay.cli.backbone import check_device_name, open_stored
 from inlay.cli.output import Writer, open_rows, standard_rows
-from inlay.cli.rooms import data
+from inlay.cli.rooms import data, pipeline
 from inlay.cli.screen import Rate
 from inlay.errors import BadConfig, BadData, InlayError
 from inlay.settings import DataConfig
@@ -75,16 +74,16 @@ def predict(
     of JSON for every text.
     """
     # 1. refuse what cannot be answered, before anything is loaded
-    check_device_name(device)
+    pipeline.check_device_name(device)
     serving.check_confidence(min_confidence)
     asked = PredictInput(task, texts or [], pair or [], file, text)
     asked.check()
-    device = flags.check_precision(precision, device)
+    device = pipeline.check_precision(precision, device)
     # 2. find the task's version: it says whether lines of stdin are pairs
     kept = flags.open_store(store)
     pool = serving.EnginePool(
         kept,
-        lambda name: open_stored(backbone, name, kept, device),
+        lambda name: pipeline.open_stored(backbone, name, kept, device),
         file=file if asked.is_file else None,
         min_confidence=min_confidence,
         precision=precision,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from inlay.lazy_imports import LazyModule
 
 if TYPE_CHECKING:
-    from inlay import data, exchange, explore, model, training
+    from inlay import data, exchange, explore, model, pipeline, training
 else:
-    data, exchange, explore, model, training = (
-        LazyModule(f"inlay.{room}") for room in ("data", "exchange", "explore", "model", "training")
+    data, exchange, explore, model, pipeline, training = (
+        LazyModule(f"inlay.{room}") for room in ("data", "exchange", "explore", "model", "pipeline", "training")
     )
 
-__all__ = ["data", "exchange", "explore", "model", "training"]
+__all__ = ["data", "exchange", "explore", "model", "pipeline", "training"]

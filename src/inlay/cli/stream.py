@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli.backbone import check_device_name, open_backbone
+from inlay.cli.rooms import pipeline
 from inlay.errors import BadConfig, Missing
 from inlay.settings import FitSettings
 
@@ -69,10 +69,10 @@ def stream(
     kept = flags.open_store(store)
     settings = flags.RunOptions(backbone=backbone, config=config, assignments=assignments, flags=given).resolve(kept)
     settle_s, every_s = parse_duration(settle, "--settle"), parse_duration(every, "--every")
-    check_device_name(device)
+    pipeline.check_device_name(device)
     if not folder.is_dir():
         raise Missing(f"no folder `{folder}`", f"make it with `mkdir {folder}`, then put data files into it")
-    loaded = open_backbone(settings.backbone, device)
+    loaded = pipeline.open_backbone(settings.backbone, device)
 
     from inlay.stream import StreamSettings, watch_folder
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
-import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import REUSE, DeviceOption, JsonOption, StoreOption, changes, command_options, open_store
+from inlay.cli.rooms import pipeline
 from inlay.cli.screen import Column
 from inlay.cli.study_dry_run import describe, describe_others, forecast
 from inlay.errors import BadConfig, Missing, UnknownName
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from inlay.data import Task
     from inlay.model import Backbone
     from inlay.studies import SessionResult, Study, StudyDirs, StudyPlan
-
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 NamesArgument = Annotated[
@@ -146,10 +143,10 @@ def study(
         _put_report(chosen, results, backbone, as_json=json)
         return
     # Everything is read and checked before the first run of the first study.
-    check_device_name(device)
+    pipeline.check_device_name(device)
     if not 0 < memory_share <= 1:
         raise BadConfig(f"`--memory-share {memory_share:g}` is no share", "give more than 0 and at most 1")
-    deadline = None if budget is None else began + parse_budget(budget)
+    deadline = None if budget is None else began + pipeline.parse_budget(budget)
     chosen = _having(known.values(), profile) if names == ["all"] else [find_study(name, folders) for name in names]
     paths = list({path.stem: path for path in chosen}.values())
     studies = [narrow(read_study(path, profile, backbone), arms, tasks) for path in paths]
@@ -215,14 +212,6 @@ def _refuse_for_report(given: dict[str, object]) -> None:
         if value is not None:
             hint = "name the studies after `report`, and choose a backbone with `--backbone`"
             raise BadConfig(f"`study report` has no `{name}`", hint)
-
-
-def parse_budget(text: str) -> float:
-    """Parse seconds: `90s`, `10m`, `1.5h`."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise BadConfig(f"`--budget` is `{text}`", "write it as 90s, 10m or 1.5h")
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 def _having(paths: Iterable[Path], profile: str) -> list[Path]:
@@ -294,7 +283,7 @@ class _StudyCommand:
         if name not in self._backbones:
             try:
                 found = str(make_tiny_folder(self.kept / "tiny", WORDS)) if name == "tiny" else name
-                self._backbones[name] = open_backbone(found, self.device)
+                self._backbones[name] = pipeline.open_backbone(found, self.device)
             except Missing as error:
                 reason = f"{error.message}, which study `{study.name}` is to run on"
                 raise Missing(reason, f"{error.hint}; name one with `--backbone`") from None
@@ -321,7 +310,6 @@ class _StudyCommand:
         """Answer the test sets of a study that has a server for them, and put the paths into its report."""
         if not plan.study.submission or plan.study.is_toy:
             return
-        from inlay.cli.progress import TrainingProgress
         from inlay.studies import choose_entries, list_gone, train_again, write_entries
 
         own = [record for record in result.records if record.study == plan.study.name]
@@ -330,7 +318,7 @@ class _StudyCommand:
             number = screen.count(len(gone), "run")
             screen.log(f"training again, to answer the test sets: {number} without weights")
             with _resumable(), screen.Meter("training") as meter:
-                train_again(plan, gone, self.dirs, TrainingProgress(meter, num_runs=len(gone)))
+                train_again(plan, gone, self.dirs, pipeline.TrainingProgress(meter, num_runs=len(gone)))
         missing = [item for item in result.missing if item.study == plan.study.name]
         with screen.working("answering the test sets"):
             report["submission"] = write_entries(plan, entries, self.dirs, self.data_root, missing)

@@ -6,7 +6,7 @@ import time
 from typing import Self
 
 from inlay.cli import screen
-from inlay.cli.progress import TrainingProgress
+from inlay.cli.rooms import pipeline
 from inlay.studies import StudyProgress, Unit
 from inlay.training import Emit
 
@@ -25,7 +25,7 @@ class ScreenProgress(StudyProgress):
 
     def watch(self, unit: Unit) -> Emit:
         self._meter = screen.Meter("training")
-        return TrainingProgress(self._meter.__enter__(), num_runs=unit.num_runs)
+        return pipeline.TrainingProgress(self._meter.__enter__(), num_runs=unit.num_runs)
 
     def end(self, unit: Unit, seconds: float) -> None:
         self._close()

@@ -10,11 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.backbone import check_device_name, open_backbone
 from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options, open_store
-from inlay.cli.rooms import explore
+from inlay.cli.rooms import explore, pipeline
 from inlay.cli.screen import Column, numbers
-from inlay.cli.train import load_task
 from inlay.errors import Missing
 from inlay.settings import split_list
 
@@ -38,12 +36,12 @@ def suggest(
     A sample of the rows goes through every task's adapters and through the plain backbone; nothing is trained. The
     score is that of a ridge regression on the outputs, on rows it has not seen. Use the first with `train --from`.
     """
-    check_device_name(device)
+    pipeline.check_device_name(device)
     kept, config = open_store(store), run.resolve()
     if not kept.ledger(lambda version, error: None):
         raise Missing(f"no tasks in {kept.place} yet", "train some first: `inlay train mail.csv --task mail`")
-    task = load_task(config)
-    backbone = open_backbone(config.backbone, device)
+    task = pipeline.load_task(config)
+    backbone = pipeline.open_backbone(config.backbone, device)
     longest = config.train.max_length or explore.SuggestSettings.max_length
     with screen.Meter("looking") as meter:
         settings = explore.SuggestSettings(rows, longest, lambda number: meter.advance(number, "rows"))

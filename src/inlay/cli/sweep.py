@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli.progress import fit_runs
-from inlay.cli.rooms import explore, training
+from inlay.cli.rooms import explore, pipeline
 from inlay.cli.screen import numbers
-from inlay.cli.train import NameOption, PublishOption, ResumeOption, finish_run, prepare, put_report
+from inlay.cli.train import NameOption, PublishOption, ResumeOption, put_report
 from inlay.settings import FitSettings
 
 _AXES = ("method", "size", "lr", "epochs", "batch_size")
@@ -50,28 +49,18 @@ def sweep(
     axes = explore.parse_axes(given | {"train.batch_size": batch_size})
     opened = flags.open_store(store)
     grid = explore.make_grid(run.resolve(opened), axes, seeds)  # impossible values are refused before anything is read
-    ready = prepare(grid[0], opened, device, name)
-    runs = [training.make_run(ready.run.task, config, ready.backbone, opened) for config in grid]
-    for text in ready.run.start.notes:
-        screen.detail(text)
-    parts = [f"{len(values)} of {flags.flag_name(key)}" for key, values in axes.items() if len(values) > 1]
-    product = " × ".join([*parts, screen.count(seeds, "seed")])
-    screen.detail(f"sweep: {screen.count(len(runs), 'run')}: {product}")
-    settings = dataclasses.replace(effort, restart=not resume)
-    results = fit_runs(runs, ready.backbone, ready.runs_folder, settings)
-    if not screen.is_main_process():  # the first process has the last word
+    wishes = pipeline.TrainWishes(name, publish, fit=dataclasses.replace(effort, restart=not resume))
+    found = pipeline.sweep_and_publish(axes, grid, wishes, lambda first: pipeline.prepare(first, opened, device, name))
+    if found is None:  # the first process has the last word
         return
-    ranking = explore.rank(runs, results, tuple(axes))
-    chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
-    best = next(result for result in results if result.run_id == ranking.best.run_id)
-    report = finish_run(chosen, best, name, publish=publish)
+    ranking, finished = found
     if json:
-        screen.emit_json({**dataclasses.asdict(ranking), "best": report})
+        screen.emit_json({**dataclasses.asdict(ranking), "best": finished.report})
     else:
         screen.log()
         _put_ranking(ranking)
         screen.emit()
-        put_report(chosen, report, store)
+        put_report(finished, store)
 
 
 def _put_ranking(ranking: explore.Ranking) -> None:

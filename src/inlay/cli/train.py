@@ -11,13 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli.backbone import check_device_name, open_backbone
-from inlay.cli.budget import read_budget
-from inlay.cli.folds import cross_validate, describe_report
-from inlay.cli.progress import fit_runs
-from inlay.cli.rooms import data, model, training
-from inlay.settings import FitSettings, MethodConfig, RunConfig
-from inlay.store import Store
+from inlay.cli.folds import describe_report, keep_label_errors, put_label_errors
+from inlay.cli.rooms import data, pipeline, training
+from inlay.cli.screen import numbers
+from inlay.settings import FitSettings
 
 NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
 PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
@@ -69,98 +66,55 @@ def train(
     the worst are halved away, and the best goes on alone.
     """
     training.check_probes(probes)
-    spend = read_budget(budget, folds)
+    spend = pipeline.read_budget(budget, folds)
     opened = flags.open_store(store)
     asked = run.resolve(opened)
-    ready = prepare(asked, opened, device, name)
-    describe_run(ready.run, ready.backbone)
+    ready = pipeline.prepare(asked, opened, device, name)
+    pipeline.describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
-    settings = dataclasses.replace(effort, restart=not resume)
-    validated = None if folds is None else cross_validate(ready, folds, settings)
-    if spend is None:
-        was_finished = ready.is_finished
-        result = fit_runs([ready.run], ready.backbone, ready.runs_folder, settings)[0]
-    else:
-        ready, result, was_finished = spend.train(ready, asked, settings)
-    if not screen.is_main_process():  # the first process reports
+    fit = dataclasses.replace(effort, restart=not resume)
+    wishes = pipeline.TrainWishes(name, publish, probes, folds, fit, _name_lister(run))
+    finished = pipeline.train_and_publish(ready, asked, wishes, spend)
+    if finished is None:  # the first process reports
         return
-    ready = dataclasses.replace(ready, probes=probes)
-    scores = None if validated is None else validated.scores
-    report = finish_run(ready, result, name, publish=publish, folds=scores)
-    folder = ready.runs_folder / result.run_id
-    is_balanced = ready.run.config.train.class_weights == "balanced"
-    found = data.describe_unpredicted(ready.run.task, result.unpredicted, is_balanced=is_balanced)
-    if validated is not None:
-        report |= validated.keep(folder)  # it lists the rows that may be labelled wrongly
-    else:
-        found += _describe_suspects(result, run)
-    for note in found:
-        screen.detail(note)
+    errors = None if finished.validated is None else finished.validated.label_errors
+    file = keep_label_errors(errors, Path(finished.report["folder"]))
     if json:
-        notes = [*ready.run.task.notes, *ready.run.start.notes, *ready.run.notes, *found]
-        more = {"was_finished": was_finished, "notes": notes, "examples": examples}
+        more = {"was_finished": finished.was_finished, "notes": finished.all_notes, "examples": examples}
         more |= {} if spend is None else {"budget": spend.to_json()}
-        screen.emit_json({**report, **more})
+        screen.emit_json({**finished.report, **more})
     else:
         screen.log()
         if spend is not None:
-            spend.put()
-        put_report(ready, report, store)
-        if validated is not None:
-            validated.put_label_errors(folder)
+            _put_budget(spend)
+        put_report(finished, store)
+        if errors is not None:
+            put_label_errors(errors, "the fold that left the row out", file)
 
 
-def prepare(config: RunConfig, store: Store, device: str, name: str | None = None) -> training.PreparedRun:
-    """Read the data, load the backbone and resolve every setting; report what was found."""
-    store.check_name(name or config.task)
-    check_device_name(device)
-    task = load_task(config)
-    model.resolve_method(config.method)  # an unknown name is refused before the backbone is loaded
-    backbone = open_backbone(config.backbone, device)
-    has_copy = model.find_method(config.method.name).is_finetuned
-    use = "; a copy of its weights is trained for the task" if has_copy else ", frozen"
-    screen.detail(f"backbone: {backbone.name}, {screen.count(backbone.num_parameters)} parameters{use}")
-    return training.PreparedRun(training.make_run(task, config, backbone, store), backbone, store)
-
-
-def load_task(config: RunConfig) -> data.Task:
-    """Read the data, and report what was found."""
-    task = data.load_task(config.data, config.task)
-    screen.log(f"task {task.name} from {config.data.source}", "bold")
-    for note in task.notes:
-        screen.detail(note)
-    return task
-
-
-def describe_run(run: training.Run, backbone: model.Backbone) -> None:
-    """Report the parameters that a run adds, and how it is trained."""
-    added = run.spec.count_parameters(backbone.anatomy)
-    train, method, head = run.config.train, run.config.method, run.spec.head
-    for text in (*run.start.notes, *run.notes):
-        screen.detail(text)
-    part = screen.share(added, backbone.num_parameters)
-    usual = dataclasses.asdict(model.resolve_method(MethodConfig(method.name)))
-    described = screen.describe_method(dataclasses.asdict(method), usual)
-    screen.detail(f"method: {described} adds {screen.count(added)} parameters, {part} of them")
-    width = f"windows of at most {run.max_length} tokens" if head.pooling == "tokens" else f"{head.pooling} pooling"
-    width += " of each text of a pair (towers)" if head.has_towers else ""
-    parts = ["the head begins as a linear probe"] if train.head_start == "probe" else []
-    if train.contrast:
-        parts.append(f"a contrastive start of {screen.count(train.contrast, 'step')}")
-    if train.num_epochs:
-        epochs, steps = screen.count(train.num_epochs, "epoch"), screen.count(run.steps_per_epoch, "step")
-        parts.append(f"at most {epochs} of {steps}")
-    if train.contrast or train.num_epochs:
-        parts.append(f"{train.batch_size} rows each, lr {train.lr:g}")
-    screen.detail(f"training: {', '.join(parts)}, {width}, on {backbone.device}")
-
-
-def _describe_suspects(result: training.Result, given: flags.RunOptions) -> list[str]:
-    """Return a note that some rows may be labelled wrongly, with the command that lists them."""
+def _name_lister(given: flags.RunOptions) -> str:
+    """Return the command that lists rows which may be labelled wrongly."""
     of_rows = {key: value for key, value in given.flags.items() if key.startswith("data.")}
-    words = dataclasses.replace(given, preset=None, flags=of_rows).words()
-    suspects = next(iter(result.history), {}).get("suspects", {})
-    return data.describe_suspects(suspects, shlex.join(["inlay", "baseline", *words]))
+    return shlex.join(["inlay", "baseline", *dataclasses.replace(given, preset=None, flags=of_rows).words()])
+
+
+def _put_budget(spent: pipeline.Budget) -> None:
+    """Print the result of each candidate, and the time spent."""
+    rows = []
+    for index, item in enumerate(spent.candidates):
+        values = ["-" if value is None else f"{value:g}" for value in item["values"].values()]
+        end = item["message"] or "at its own end"
+        ends = (screen.score(item["dev_metric"]), str(item["best_epoch"]), f"{end} *" if index == 0 else end)
+        rows.append([*values, *ends])
+    screen.emit_table([*numbers(*pipeline.COLUMNS.values(), f"dev {spent.metric}", "epoch"), "end"], rows)
+    said = f"{screen.duration(spent.spent)} of {screen.duration(spent.seconds)}"
+    if spent.seconds_before:
+        said += f", {screen.duration(spent.seconds_before)} of them before it was stopped"
+    if spent.was_finished:
+        said = f"{screen.duration(spent.seconds)}, spent before"
+    screen.emit()
+    screen.emit_pairs({"budget": f"{said}; * is the candidate below"})
+    screen.emit()
 
 
 def _show_examples(ready: training.PreparedRun, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:
@@ -180,26 +134,9 @@ def _show_examples(ready: training.PreparedRun, num_rows: int, *, as_json: bool)
     return [example.to_json() for example in examples]
 
 
-def finish_run(
-    ready: training.PreparedRun,
-    result: training.Result,
-    name: str | None,
-    *,
-    publish: bool,
-    folds: training.FoldScores | None = None,
-) -> dict[str, Any]:
-    """Publish a trained run, if asked for, and return its report as data."""
-    training.check_trained(result)
-    version = None
-    if publish:
-        tested = "scoring the test rows and " if ready.run.task.test is not None else ""
-        with screen.working(f"publishing: {tested}answering the probes"):
-            version = training.publish_result(ready, result, name=name, folds=folds)
-    return training.report_run(ready, result, version)
-
-
-def put_report(ready: training.PreparedRun, report: Mapping[str, Any], store: Path | None) -> None:
+def put_report(finished: pipeline.Finished, store: Path | None) -> None:
     """Print the report on a trained run, with the command to use it next."""
+    ready, report = finished.ready, finished.report
     put_metrics(report["metrics"], report["metric"])
     screen.emit()
     pairs = {}

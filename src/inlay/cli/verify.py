@@ -11,9 +11,8 @@ import typer
 
 from inlay import serving
 from inlay.cli import screen
-from inlay.cli.backbone import check_device_name, open_stored
 from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
-from inlay.cli.rooms import data, model
+from inlay.cli.rooms import data, model, pipeline
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, StoreDamaged
 from inlay.settings import DataConfig
@@ -42,7 +41,7 @@ def verify(
     with all the others. The answers alone are compared bit for bit on the machine and libraries it was published with.
     With --rows a version that was published with hashed probes finds the rows among those of a file.
     """
-    check_device_name(device)
+    pipeline.check_device_name(device)
     kept = open_store(store)
     versions: list[Version] = []
     checks: list[serving.Check] = []  # a reference that cannot be read costs only its own version
@@ -112,7 +111,7 @@ def _check_all(
             checks[version] = serving.Check(version, problem=str(error))
     for name, members in groups.items():
         try:
-            frozen = open_stored(backbone, name, store, device)
+            frozen = pipeline.open_stored(backbone, name, store, device)
             checks |= {check.version: check for check in _check_on(frozen, store, members, rows)}
         except InlayError as error:
             checks |= {version: serving.Check(version, problem=str(error)) for version in members}

@@ -20,6 +20,7 @@ from inlay.data.comparison import Comparison, Judged, compare_answers, find_righ
 from inlay.data.encode import Encoded, describe, epoch_batches
 from inlay.data.file_contents import FileQuestion, describe_fault, describe_file
 from inlay.data.findings import describe_suspects, describe_unknown, describe_unpredicted
+from inlay.data.in_memory import RowsGiven, as_cells, find_texts, join_labels
 from inlay.data.kinds import (
     CLASSIFICATION,
     KINDS,
@@ -74,12 +75,14 @@ __all__ = [
     "LabelErrors",
     "Reading",
     "Report",
+    "RowsGiven",
     "Scheme",
     "Source",
     "Split",
     "Task",
     "TaskSampler",
     "align_targets",
+    "as_cells",
     "as_probabilities",
     "bin_confidences",
     "calibration_error",
@@ -104,9 +107,11 @@ __all__ = [
     "find_label_errors",
     "find_layout",
     "find_right",
+    "find_texts",
     "fit_temperature",
     "group_keys",
     "is_better",
+    "join_labels",
     "keep_places",
     "likeliest_temperature",
     "list_metrics",

@@ -223,11 +223,12 @@ def open_hub(name: str, config: DataConfig) -> Source:
     for split in parts:
         side = SIDES.get(str(split).split("_")[0].lower())  # `validation_matched` is a dev side
         if side is not None and side not in sides:
-            sides[side] = partial(_read_hub, f"hub:{name}[{split}]", parts[split])
+            sides[side] = partial(read_hub, f"hub:{name}[{split}]", parts[split])
     return Source(f"hub:{name}", sides, config)
 
 
-def _read_hub(path: str, part: Any) -> Table:
+def read_hub(path: str, part: Any) -> Table:
+    """The table of one part of a `datasets` set."""
     columns = {name: _name_classes(list(part[name]), part.features[name]) for name in part.column_names}
     rows = [list(cells) for cells in zip(*columns.values(), strict=True)]
     return Table(Header(path, tuple(columns), None), rows, list(range(1, len(rows) + 1)))

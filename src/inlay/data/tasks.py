@@ -11,13 +11,15 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from inlay.data import findings
 from inlay.data.columns import Columns, Header, find_columns
+from inlay.data.in_memory import RowsGiven, is_named, open_given, tabulate
 from inlay.data.kinds import KINDS, Scheme, find_scheme
 from inlay.data.metrics import resolve_metric
 from inlay.data.published_sets import open_extra, open_glue
@@ -28,9 +30,6 @@ from inlay.data.tags import entity_types
 from inlay.data.targets import find_separator, sort_labels
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 from inlay.settings import DataConfig
-
-if TYPE_CHECKING:
-    import pandas
 
 MOST_SINGLE = 20  # most rows that may be alone in their class; with more, if most rows are, the labels are not classes
 
@@ -51,6 +50,10 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def __repr__(self) -> str:
+        pairs, labelled = "pairs" if self.pairs is not None else "texts", "" if self.targets is None else ", labelled"
+        return f"Split({len(self):,} {pairs}{labelled})"
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Split:
         """The rows at these positions, in this order."""
@@ -102,6 +105,11 @@ class Task:
     bounds: tuple[float, float] | None = None  # known range of a set's numbers: a few rows may not reach its ends
     answers: tuple[str, ...] = ()  # text that is written for each label; (): its name
 
+    def __repr__(self) -> str:
+        sides = {"train": self.train, "dev": self.dev} | ({} if self.test is None else {"test": self.test})
+        about = [self.kind, f"{len(self.labels):,} labels"] if self.labels else [self.kind]
+        return f"Task({self.name}: {', '.join([*about, *(f'{len(rows):,} {side}' for side, rows in sides.items())])})"
+
     @property
     def written(self) -> tuple[str, ...]:
         """The text of each label where answers are written."""
@@ -113,32 +121,29 @@ class Task:
         return _with_digests(replace(self, **changed))
 
 
-def load_task(config: DataConfig, name: str) -> Task:
-    """The task of `config.source`: a file, a folder with train.*, `glue/NAME`, `extra/NAME` or `hub:NAME`."""
-    return _draw_rows(_build_task(open_source(config), name), config)
+def load_task(config: DataConfig, name: str, given: Mapping[str, RowsGiven] = {}) -> Task:
+    """The task of `config.source`: a file, a folder with train.*, `glue/NAME`, `extra/NAME` or `hub:NAME`.
+
+    `given` has the rows of the sides (train, dev, test) that are in memory already.
+    """
+    source = open_given(given["train"], config) if "train" in given else open_source(config)
+    sides = {side: partial(tabulate, rows, side) for side, rows in given.items() if side != "train"}
+    return _draw_rows(_build_task(replace(source, sides={**source.sides, **sides}), name), config)
 
 
-def make_task(frame: pandas.DataFrame, name: str, config: DataConfig = DataConfig()) -> Task:
-    """The task of a DataFrame, with the same checks; a message's line is the row, counted from 1."""
-    if len(frame) == 0:
-        raise BadData("the frame has no rows", "give a frame with rows", path="dataframe")
-    columns = []
-    for index in range(frame.shape[1]):
-        cells = frame.iloc[:, index]
-        columns.append([None if gone else cell for cell, gone in zip(cells.tolist(), cells.isna(), strict=True)])
-    rows = [list(cells) for cells in zip(*columns, strict=True)]
-    header = Header("dataframe", tuple(str(column) for column in frame.columns), None)
-    table = Table(header, rows, list(range(1, len(rows) + 1)))
-    return _draw_rows(_build_task(Source("dataframe", {"train": lambda: table}, config), name), config)
+def make_task(rows: RowsGiven, name: str, config: DataConfig = DataConfig()) -> Task:
+    """The task of rows in memory, with the same checks; a message's line is the row, counted from 1."""
+    return load_task(config, name, {"train": rows})
 
 
-def read_split(source: str | Path, labels: Sequence[str], kind: str, config: DataConfig = DataConfig()) -> Split:
+def read_split(source: RowsGiven, labels: Sequence[str], kind: str, config: DataConfig = DataConfig()) -> Split:
     """Labelled rows to evaluate a trained task on. Those with a label that is not in `labels` are kept, and wrong.
 
     For a folder, GLUE or the hub these are the test rows if they have labels, otherwise dev; likewise for a file with a
     split column; for any other file all rows.
     """
-    opened = open_source(replace(config, source=str(source), kind=kind))
+    config = replace(config, kind=kind)
+    opened = open_source(replace(config, source=str(source))) if is_named(source) else open_given(source, config)
     bad = BadRows(config.on_bad_row)
     order = ("train",) if set(opened.sides) == {"train"} and not opened.place else ("test", "dev")
     for side in order:

@@ -22,6 +22,7 @@ from torch import Tensor
 from inlay.data import KINDS, METRICS, WHOLE_ROW, Encoded, Reading, Task, encode_cached, group_keys, score
 from inlay.errors import InlayError, Unsupported
 from inlay.model import OWN_WEIGHTS, TOKEN_BUDGET, Backbone, Bank, Row, SlotSpec, batches_by_length, collate, make_rows
+from inlay.notebook import show_html
 from inlay.store import Store, Version
 from inlay.training import linear_kinds
 
@@ -56,6 +57,14 @@ class Suggestions:
     ranked: tuple[Suggestion, ...]
     refused: dict[str, str]
     """candidate -> why it cannot be a start"""
+
+    def _repr_html_(self) -> str:
+        ranked = [
+            [item.reference or "(the backbone)", item.kind, item.method, item.score, item.gain, item.fit]
+            for item in (*self.ranked, self.plain)
+        ]
+        head = ["start", "kind", "method", f"probed {self.metric}", "gain", "variance explained"]
+        return show_html(f"starts for {self.task}", {"rows": self.num_rows}, head, ranked)
 
 
 @dataclass(frozen=True)

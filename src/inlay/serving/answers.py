@@ -46,6 +46,13 @@ class Answer:
     """the logits of all windows and tokens of the row, as one vector"""
     error: InlayError | None = None
 
+    def __repr__(self) -> str:
+        if self.error is not None:
+            return f"Answer({self.task}: {self.error.message})"
+        about = describe_answer(self)
+        sure = f", {about['probability']:.4f}" if about.get("probability") is not None else ""
+        return f"Answer({self.version}: {answer_words(about)}{sure})"
+
     def to_json(self) -> dict[str, Any]:
         """Return the answer as data, errors included."""
         if self.error is not None:

@@ -82,6 +82,11 @@ class RunPlan:
     token_budget: int | None = None
     """tokens of a forward pass that fit in the memory that is free now"""
 
+    def _repr_html_(self) -> str:
+        rows = [[name, getattr(self.inlay, name), getattr(self.full, name)] for name in vars(self.inlay)]
+        facts = {"run": self.run_id, "steps": self.num_steps, "rows": self.num_train}
+        return show_html("what it would cost", facts, ["", "this method", "full fine-tuning"], rows)
+
     @property
     def trained_share(self) -> float:
         return self.inlay.trained_parameters / self.backbone_parameters

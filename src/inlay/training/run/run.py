@@ -35,6 +35,7 @@ from inlay.model import (
     find_method,
     resolve_method,
 )
+from inlay.notebook import show_metrics
 from inlay.settings import RunConfig, TrainConfig, read_toml, write_toml
 from inlay.store import Store, write_atomically
 from inlay.training.recipe.probe import compare_readings
@@ -71,6 +72,9 @@ class Run:
     """the multi-task run that it was part of: its id, method and tasks"""
     notes: tuple[str, ...] = ()
     """notes for its user on how it reads the backbone"""
+
+    def __repr__(self) -> str:
+        return f"Run({self.name}: {describe_settings(self.config)}, id {self.id})"
 
     @cached_property
     def id(self) -> str:
@@ -117,6 +121,12 @@ class Run:
         return count_steps(len(self.task.train), self.config.train)
 
 
+def describe_settings(config: RunConfig) -> str:
+    """Describe a run's settings in a few words, for a `repr`."""
+    method = config.method.name if config.method.size is None else f"{config.method.name} {config.method.size}"
+    return f"{method}, lr {config.train.lr:g}, seed {config.train.seed}"
+
+
 def count_steps(num_rows: int, train: TrainConfig) -> int:
     """Return the steps of a run over so many rows (or windows), by the rule of `train.steps`."""
     if not train.num_epochs:
@@ -141,6 +151,15 @@ class Result:
     message: str = ""
     folder: Path | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        score = "no score" if self.dev_metric is None else f"dev {self.dev_metric:.4f}"
+        last = self.history[-1]["epoch"] if self.history else 0
+        return f"Result({self.run_id} {self.status}, {score} at epoch {self.best_epoch} of {last}, {self.seconds:.1f} s)"
+
+    def _repr_html_(self) -> str:
+        metrics = {f"epoch {line['epoch']}": line.get("dev", {}) for line in self.history}
+        return show_metrics(f"run {self.run_id}", {"status": self.status, "best epoch": self.best_epoch}, metrics)
 
     @property
     def dev_metrics(self) -> dict[str, float]:
@@ -471,6 +490,9 @@ class Trained:
 
     run: Run
     result: Result
+
+    def __repr__(self) -> str:
+        return f"Trained({self.run!r}, {self.result!r})"
 
     @property
     def spec(self) -> SlotSpec:

@@ -10,18 +10,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inlay.cli import screen
-from inlay.cli.progress import fit_runs
-from inlay.cli.rooms import training
-from inlay.cli.screen import numbers
-from inlay.cli.study import parse_budget
+from inlay import terminal, training
 from inlay.errors import BadConfig, StoreDamaged
+from inlay.pipeline.progress import fit_runs
 from inlay.settings import FitSettings, RunConfig, digest
 from inlay.store import write_atomically
 
@@ -29,7 +27,16 @@ _PLAN = "plan.json"
 _RESULT = "result.json"
 _LONG_SECONDS = 120
 _LAST_SECONDS = 2.0  # for answering the probes, writing and publishing
-_COLUMNS = {"train.lr": "lr", "method.size": "size", "train.epochs": "epochs"}
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+COLUMNS = {"train.lr": "lr", "method.size": "size", "train.epochs": "epochs"}
+
+
+def parse_budget(text: str) -> float:
+    """Parse seconds: `90s`, `10m`, `1.5h`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise BadConfig(f"`--budget` is `{text}`", "write it as 90s, 10m or 1.5h")
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def read_budget(text: str | None, folds: int | None = None) -> Budget | None:
@@ -113,7 +120,7 @@ class Budget:
             except (ValueError, KeyError, TypeError) as error:
                 raise StoreDamaged(f"the plan `{path}` cannot be read: {error}", f"delete `{folder}`") from None
         run = ready.run
-        with screen.working("budget: measuring a few steps"):
+        with terminal.working("budget: measuring a few steps"):
             parts = training.measure_durations(run, ready.backbone, checkpointing=settings.checkpointing)
         after = training.count_answered(run.task, has_probe=run.config.train.head_start == "probe") * parts.dev
         others = time.monotonic() - self.began + parts.setup + after + min(_LAST_SECONDS, 0.05 * self.seconds)
@@ -125,28 +132,30 @@ class Budget:
 
     def _describe(self, spending: training.Spending) -> None:
         needed = self.seconds - spending.seconds + spending.usual_seconds
-        screen.detail(
-            f"budget: {screen.duration(self.seconds)}, of which {screen.duration(spending.seconds)} to train: an epoch "
-            f"of one run takes about {screen.duration(spending.epoch_seconds)}, with its score"
+        terminal.detail(
+            f"budget: {terminal.duration(self.seconds)}, of which {terminal.duration(spending.seconds)} to train: "
+            f"an epoch of one run takes about {terminal.duration(spending.epoch_seconds)}, with its score"
         )
-        usual = screen.count(spending.usual_epochs, "epoch")
+        usual = terminal.count(spending.usual_epochs, "epoch")
         if len(spending.changes) > 1:
             rungs = [f"{rung.kept} after epoch {rung.epoch}" for rung in spending.rungs]
-            screen.detail(f"{len(spending.changes)} candidates, of which go on: {', '.join(rungs) or 'all'}")
-            tried = [f"{_COLUMNS[key]} {value:g}" for change in spending.changes[1:] for key, value in change.items()]
-            screen.detail(f"beside the usual settings: {', '.join(tried)}")
+            terminal.detail(f"{len(spending.changes)} candidates, of which go on: {', '.join(rungs) or 'all'}")
+            tried = [f"{COLUMNS[key]} {value:g}" for change in spending.changes[1:] for key, value in change.items()]
+            terminal.detail(f"beside the usual settings: {', '.join(tried)}")
         elif not spending.is_enough:
             at_least = _as_budget(self.seconds - spending.seconds + spending.needed_seconds)
-            least = f"{screen.count(spending.epochs, 'epoch')}, for which use `--budget {at_least}`"
-            screen.detail(
+            least = f"{terminal.count(spending.epochs, 'epoch')}, for which use `--budget {at_least}`"
+            terminal.detail(
                 f"that is too short for {least}: training ends where the time does; "
                 f"the usual {usual} need `--budget {_as_budget(needed)}`"
             )
             if spending.before_seconds > spending.seconds:
-                before = screen.duration(spending.before_seconds)
-                screen.detail(f"what comes before the first step takes about {before}, and is done though it is longer")
+                before = terminal.duration(spending.before_seconds)
+                terminal.detail(
+                    f"what comes before the first step takes about {before}, and is done though it is longer"
+                )
         elif spending.epochs < spending.usual_epochs:
-            screen.detail(
+            terminal.detail(
                 f"there is time for {spending.epochs} of the usual {usual}, which need `--budget {_as_budget(needed)}`"
             )
 
@@ -169,24 +178,6 @@ class Budget:
     def spent(self) -> float:
         """Seconds of this call so far, and the training seconds of earlier ones."""
         return round(time.monotonic() - self.began + self.seconds_before, 1)
-
-    def put(self) -> None:
-        """Print the result of each candidate, and the time spent."""
-        rows = []
-        for index, item in enumerate(self.candidates):
-            values = ["-" if value is None else f"{value:g}" for value in item["values"].values()]
-            end = item["message"] or "at its own end"
-            ends = (screen.score(item["dev_metric"]), str(item["best_epoch"]), f"{end} *" if index == 0 else end)
-            rows.append([*values, *ends])
-        screen.emit_table([*numbers(*_COLUMNS.values(), f"dev {self.metric}", "epoch"), "end"], rows)
-        said = f"{screen.duration(self.spent)} of {screen.duration(self.seconds)}"
-        if self.seconds_before:
-            said += f", {screen.duration(self.seconds_before)} of them before it was stopped"
-        if self.was_finished:
-            said = f"{screen.duration(self.seconds)}, spent before"
-        screen.emit()
-        screen.emit_pairs({"budget": f"{said}; * is the candidate below"})
-        screen.emit()
 
 
 def _as_budget(seconds: float) -> str:

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from inlay.cli import screen
-from inlay.cli.rooms import model, training
+from inlay import model, terminal, training
 from inlay.settings import FitSettings
 
 _MANY_TEXTS = 500  # with fewer texts, the backbone's lower layers are done before a bar could be read
@@ -27,10 +26,10 @@ def fit_runs(
     """Train the unfinished runs, with progress on the screen; return the results of all."""
     if all(training.is_finished(folder / run.id) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
-        screen.log(f"{many} finished before: not trained again", "yellow")
+        terminal.log(f"{many} finished before: not trained again", "yellow")
         return training.fit(runs, backbone, folder, settings)
-    with resumable(), screen.Meter("training") as meter:
-        emit = TrainingProgress(meter, num_runs=len(runs)) if screen.is_main_process() else training.ignore
+    with resumable(), terminal.Meter("training") as meter:
+        emit = TrainingProgress(meter, num_runs=len(runs)) if terminal.is_main_process() else training.ignore
         return training.fit(runs, backbone, folder, settings, emit, referee=referee)
 
 
@@ -46,7 +45,7 @@ def resumable() -> Iterator[None]:
 class TrainingProgress:
     """A listener that draws the progress of `num_runs` runs on a meter, cohort by cohort."""
 
-    def __init__(self, meter: screen.Meter, *, num_runs: int = 1) -> None:
+    def __init__(self, meter: terminal.Meter, *, num_runs: int = 1) -> None:
         self._meter, self._num_runs = meter, num_runs
         self._began, self._num_rows = 0.0, 0
         self._noted: set[str] = set()
@@ -74,7 +73,7 @@ class TrainingProgress:
             case training.CompileStarted(what):
                 self._meter.wait(what)
             case training.CompileEnded(what, seconds) if seconds >= _LONG_SECONDS:
-                self._meter.log(f"{what}: {screen.duration(seconds)}")
+                self._meter.log(f"{what}: {terminal.duration(seconds)}")
             case training.RowsEncoded(num_done, num_rows) if num_rows >= _MANY_ROWS:
                 self._meter.update(num_done, title="tokenising", total=num_rows)
             case training.StatesCached(num_done, num_texts) if num_texts >= _MANY_TEXTS:
@@ -114,7 +113,7 @@ class TrainingProgress:
                 loss = f"loss {record['train_loss']:.4f}{loss}"
             self._meter.log(
                 f"epoch {record['epoch']:>{digits}}/{epochs}  {loss}  "
-                f"dev {metric} {value:.4f}  {screen.duration(record['seconds'])}{is_best}"
+                f"dev {metric} {value:.4f}  {terminal.duration(record['seconds'])}{is_best}"
             )
 
     def _show_end(self, member: training.AnyMember) -> None:
@@ -126,7 +125,7 @@ class TrainingProgress:
         elif not self._is_alone:
             why = f"  {progress.message}" if progress.status == training.STOPPED_EARLY else ""
             self._meter.log(
-                f"{_describe(member)}  dev {member.run.metric} {screen.score(progress.best_metric)}  "
+                f"{_describe(member)}  dev {member.run.metric} {terminal.score(progress.best_metric)}  "
                 f"epoch {progress.best_epoch}{why}"
             )
 
@@ -163,24 +162,24 @@ def _describe_cohort(cohort: training.Cohort) -> str:
 
 def _describe(member: training.AnyMember) -> str:
     method, train = member.run.config.method, member.run.config.train
-    return f"{screen.name_method(method.name, method.size)}  lr {train.lr:g}  seed {train.seed}"
+    return f"{terminal.name_method(method.name, method.size)}  lr {train.lr:g}  seed {train.seed}"
 
 
-def _note_truncation(member: training.Member, meter: screen.Meter) -> None:
+def _note_truncation(member: training.Member, meter: terminal.Meter) -> None:
     num_truncated, num_rows = member.train.num_truncated, len(member.train.ids)
     if num_truncated:
         max_length = member.run.max_length
-        part = screen.share(num_truncated, num_rows)
-        meter.log(f"{screen.count(num_truncated, 'text')} of {num_rows:,} ({part}) cut to {max_length} tokens")
+        part = terminal.share(num_truncated, num_rows)
+        meter.log(f"{terminal.count(num_truncated, 'text')} of {num_rows:,} ({part}) cut to {max_length} tokens")
     if member.num_cut_answers:
-        part, longest = screen.share(member.num_cut_answers, num_rows), member.run.spec.head.max_answer
-        answers = screen.count(member.num_cut_answers, "answer")
+        part, longest = terminal.share(member.num_cut_answers, num_rows), member.run.spec.head.max_answer
+        answers = terminal.count(member.num_cut_answers, "answer")
         meter.log(f"{answers} of {num_rows:,} ({part}) cut to {longest} tokens; more with `--set train.max_answer=N`")
     if member.num_unwritable:
-        answers = screen.count(member.num_unwritable, "answer")
+        answers = terminal.count(member.num_unwritable, "answer")
         meter.log(f"{answers} of {num_rows:,} with characters that `{member.run.config.backbone}` cannot write")
     if member.train.num_lost:
-        meter.log(f"{screen.count(member.train.num_lost, 'word')} beyond them: not trained on, and taken as outside")
+        meter.log(f"{terminal.count(member.train.num_lost, 'word')} beyond them: not trained on, and taken as outside")
     if member.train.num_rows < num_rows:
-        rows = screen.count(member.train.num_rows, "row")
-        meter.log(f"{rows} read in {num_rows:,} windows: {screen.count(member.steps_per_epoch, 'step')} an epoch")
+        rows = terminal.count(member.train.num_rows, "row")
+        meter.log(f"{rows} read in {num_rows:,} windows: {terminal.count(member.steps_per_epoch, 'step')} an epoch")

@@ -1,0 +1,51 @@
+"""The pipeline room: what the commands and the Python library do alike, from settings to a published version.
+
+Notes and progress are said through `inlay.terminal`, which a caller may silence. Nothing here prints data.
+"""
+
+from __future__ import annotations
+
+from inlay.pipeline.backbones import (
+    check_device_name,
+    check_precision,
+    find_stored,
+    full_name,
+    open_backbone,
+    open_stored,
+)
+from inlay.pipeline.evaluation import Evaluated, ScoredVersion, evaluate, list_mistakes
+from inlay.pipeline.folds import CrossValidated, cross_validate
+from inlay.pipeline.preparation import describe_run, describe_task, load_task, prepare
+from inlay.pipeline.progress import TrainingProgress, fit_runs
+from inlay.pipeline.time_budget import COLUMNS, Budget, parse_budget, read_budget
+from inlay.pipeline.train import Finished, TrainWishes, finish_run, sweep_and_publish, train_and_publish
+
+__all__ = [
+    "COLUMNS",
+    "Budget",
+    "CrossValidated",
+    "Evaluated",
+    "Finished",
+    "ScoredVersion",
+    "TrainWishes",
+    "TrainingProgress",
+    "check_device_name",
+    "check_precision",
+    "cross_validate",
+    "describe_run",
+    "describe_task",
+    "evaluate",
+    "find_stored",
+    "finish_run",
+    "fit_runs",
+    "full_name",
+    "list_mistakes",
+    "load_task",
+    "open_backbone",
+    "open_stored",
+    "parse_budget",
+    "prepare",
+    "read_budget",
+    "sweep_and_publish",
+    "train_and_publish",
+]

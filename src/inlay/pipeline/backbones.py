@@ -1,0 +1,66 @@
+"""Backbones by the names that users and stores give them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from inlay import model, terminal
+from inlay.errors import BadConfig, Missing, Unsupported
+from inlay.store import Store
+
+
+def open_backbone(name: str, device: str = "auto") -> model.Backbone:
+    """Load a backbone on the device a user asked for. A folder's path is made absolute, so that it is found later."""
+    check_device_name(device)
+    with terminal.working(f"loading the backbone {name}"):
+        import torch
+
+        if device.startswith("cuda") and not torch.cuda.is_available():
+            raise Missing(f"`--device {device}`: torch finds no GPU here", "use `--device cpu`, or see `inlay doctor`")
+        return model.load_backbone(full_name(name), device=None if device == "auto" else device)
+
+
+def full_name(name: str) -> str:
+    """Return a backbone's name, with the path of a folder made absolute."""
+    is_folder = name not in model.BUILT_IN and Path(name).expanduser().is_dir()
+    return str(Path(name).expanduser().resolve()) if is_folder else name
+
+
+def open_stored(asked: str | None, stored: str, store: Store, device: str = "auto") -> model.Backbone:
+    """Load the backbone a user asked for, or else the one that stored data name, if the user named it before."""
+    return open_backbone(asked or find_stored(stored, store), device)
+
+
+def find_stored(stored: str, store: Store) -> str:
+    """Return what a backbone that stored data name is called here; refuse one that the user never named.
+
+    What came with an import must not decide what is fetched or read.
+    """
+    found = stored if stored in model.BUILT_IN else store.find_backbone(stored)
+    if found is None:
+        raise Missing(
+            f"the backbone `{stored}` is named by stored data, and you never named it, so it was not loaded",
+            f"if you trust it, name it: `--backbone {shlex.quote(stored)}`, or once and for all "
+            f"`inlay backbone get {shlex.quote(stored)}`",
+        )
+    return found
+
+
+def check_device_name(device: str) -> None:
+    """Refuse a device that Inlay does not support, before any work."""
+    plain, _, number = device.partition(":")
+    if plain not in ("auto", "cpu", "cuda") or (number and not number.isdigit()):
+        raise BadConfig(f"no device named `{device}`", "use auto, cpu or cuda (or cuda:1)")
+
+
+def check_precision(precision: str, device: str) -> str:
+    """Return the device that a precision needs; refuse a precision that is not available there."""
+    if precision not in ("auto", "int8"):
+        raise BadConfig(f"no precision named `{precision}`", "use auto or int8")
+    if precision == "auto":
+        return device
+    if device.startswith("cuda"):
+        raise Unsupported("int8 on a GPU", "int8 is for answering on a CPU: use `--device cpu`, or leave it out")
+    model.check_int8("cpu")
+    return "cpu"

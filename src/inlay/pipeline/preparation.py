@@ -1,0 +1,70 @@
+"""One run from its settings to a published version: what is said on the way, and in which order things are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from inlay import data, model, terminal, training
+from inlay.pipeline.backbones import check_device_name, open_backbone
+from inlay.settings import MethodConfig, RunConfig
+from inlay.store import Store
+
+
+def prepare(
+    config: RunConfig,
+    store: Store,
+    device: str = "auto",
+    name: str | None = None,
+    *,
+    task: data.Task | None = None,
+    backbone: model.Backbone | None = None,
+) -> training.PreparedRun:
+    """Read the data, load the backbone and resolve every setting; report what was found.
+
+    `task` and `backbone` are given where they are at hand already.
+    """
+    store.check_name(name or config.task)
+    check_device_name(device)
+    task = load_task(config) if task is None else describe_task(task)
+    model.resolve_method(config.method)  # an unknown name is refused before the backbone is loaded
+    backbone = backbone or open_backbone(config.backbone, device)
+    has_copy = model.find_method(config.method.name).is_finetuned
+    use = "; a copy of its weights is trained for the task" if has_copy else ", frozen"
+    terminal.detail(f"backbone: {backbone.name}, {terminal.count(backbone.num_parameters)} parameters{use}")
+    return training.PreparedRun(training.make_run(task, config, backbone, store), backbone, store)
+
+
+def load_task(config: RunConfig) -> data.Task:
+    """Read the data, and report what was found."""
+    return describe_task(data.load_task(config.data, config.task), f" from {config.data.source}")
+
+
+def describe_task(task: data.Task, origin: str = "") -> data.Task:
+    """Report what was found in a task's data, and return the task."""
+    terminal.log(f"task {task.name}{origin}", "bold")
+    for note in task.notes:
+        terminal.detail(note)
+    return task
+
+
+def describe_run(run: training.Run, backbone: model.Backbone) -> None:
+    """Report the parameters that a run adds, and how it is trained."""
+    added = run.spec.count_parameters(backbone.anatomy)
+    train, method, head = run.config.train, run.config.method, run.spec.head
+    for text in (*run.start.notes, *run.notes):
+        terminal.detail(text)
+    part = terminal.share(added, backbone.num_parameters)
+    usual = dataclasses.asdict(model.resolve_method(MethodConfig(method.name)))
+    described = terminal.describe_method(dataclasses.asdict(method), usual)
+    terminal.detail(f"method: {described} adds {terminal.count(added)} parameters, {part} of them")
+    width = f"windows of at most {run.max_length} tokens" if head.pooling == "tokens" else f"{head.pooling} pooling"
+    width += " of each text of a pair (towers)" if head.has_towers else ""
+    parts = ["the head begins as a linear probe"] if train.head_start == "probe" else []
+    if train.contrast:
+        parts.append(f"a contrastive start of {terminal.count(train.contrast, 'step')}")
+    if train.num_epochs:
+        epochs, steps = terminal.count(train.num_epochs, "epoch"), terminal.count(run.steps_per_epoch, "step")
+        parts.append(f"at most {epochs} of {steps}")
+    if train.contrast or train.num_epochs:
+        parts.append(f"{train.batch_size} rows each, lr {train.lr:g}")
+    terminal.detail(f"training: {', '.join(parts)}, {width}, on {backbone.device}")

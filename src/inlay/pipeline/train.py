@@ -1,0 +1,124 @@
+"""Training from settings to published versions: one run, or a grid of runs as one cohort."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from inlay import data, explore, terminal, training
+from inlay.pipeline.folds import CrossValidated, cross_validate
+from inlay.pipeline.progress import fit_runs
+from inlay.pipeline.time_budget import Budget
+from inlay.settings import FitSettings, RunConfig
+from inlay.store import Version
+
+
+@dataclass(frozen=True)
+class TrainWishes:
+    """The wishes for a run that are none of its settings."""
+
+    name: str | None = None
+    """the name to publish under; default: the task's"""
+    publishes: bool = True
+    probes: str = "rows"
+    folds: int | None = None
+    fit: FitSettings = field(default_factory=FitSettings)
+    lister: str = ""
+    """the call or command that lists rows which may be labelled wrongly, for a note"""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A trained run with its report, and the version it became."""
+
+    ready: training.PreparedRun
+    result: training.Result
+    version: Version | None
+    report: dict[str, Any]
+    was_finished: bool = False
+    """whether it had been trained before"""
+    validated: CrossValidated | None = None
+    notes: tuple[str, ...] = ()
+    """what training found out about the data"""
+
+    @property
+    def all_notes(self) -> list[str]:
+        """Everything that was noted on the way, from the data on."""
+        return [*self.ready.run.task.notes, *self.ready.run.start.notes, *self.ready.run.notes, *self.notes]
+
+
+def train_and_publish(
+    ready: training.PreparedRun, asked: RunConfig, wishes: TrainWishes, budget: Budget | None = None
+) -> Finished | None:
+    """Train a prepared run and publish it, as wished; None in all of several processes but the first.
+
+    `asked` are the settings before what was open in them was resolved: a budget tries values for those.
+    """
+    # 1. train: the folds first, if there are any, then the run or the candidates of a budget
+    validated = None if wishes.folds is None else cross_validate(ready, wishes.folds, wishes.fit)
+    if budget is None:
+        was_finished = ready.is_finished
+        result = fit_runs([ready.run], ready.backbone, ready.runs_folder, wishes.fit)[0]
+    else:
+        ready, result, was_finished = budget.train(ready, asked, wishes.fit)
+    if not terminal.is_main_process():  # the first process reports
+        return None
+    # 2. publish
+    finished = finish_run(ready, result, wishes, None if validated is None else validated.scores)
+    # 3. say what was found out about the data
+    is_balanced = ready.run.config.train.class_weights == "balanced"
+    found = data.describe_unpredicted(ready.run.task, result.unpredicted, is_balanced=is_balanced)
+    if validated is None:  # a cross-validation lists the rows that may be labelled wrongly
+        suspects = next(iter(result.history), {}).get("suspects", {})
+        found += data.describe_suspects(suspects, wishes.lister)
+    for note in found:
+        terminal.detail(note)
+    report = finished.report | ({} if validated is None else validated.to_json())
+    known: dict[str, Any] = {"was_finished": was_finished, "validated": validated, "notes": tuple(found)}
+    return dataclasses.replace(finished, report=report, **known)
+
+
+def finish_run(
+    ready: training.PreparedRun,
+    result: training.Result,
+    wishes: TrainWishes,
+    folds: training.FoldScores | None = None,
+) -> Finished:
+    """Publish a trained run, if asked for, and make its report."""
+    ready = dataclasses.replace(ready, probes=wishes.probes)
+    training.check_trained(result)
+    version = None
+    if wishes.publishes:
+        tested = "scoring the test rows and " if ready.run.task.test is not None else ""
+        with terminal.working(f"publishing: {tested}answering the probes"):
+            version = training.publish_result(ready, result, name=wishes.name, folds=folds)
+    return Finished(ready, result, version, training.report_run(ready, result, version))
+
+
+def sweep_and_publish(
+    axes: Mapping[str, Sequence[Any]],
+    grid: Sequence[RunConfig],
+    wishes: TrainWishes,
+    prepare_first: Callable[[RunConfig], training.PreparedRun],
+) -> tuple[explore.Ranking, Finished] | None:
+    """Train every point of a grid as one cohort, rank them, and publish the best; None as for `train_and_publish`.
+
+    `prepare_first` makes the run of the first point; the others have its rows and its backbone.
+    """
+    ready = prepare_first(grid[0])
+    runs = [training.make_run(ready.run.task, config, ready.backbone, ready.store) for config in grid]
+    for text in ready.run.start.notes:
+        terminal.detail(text)
+    num_seeds = len({config.train.seed for config in grid})
+    parts = [f"{len(values)} of {key.partition('.')[2]}" for key, values in axes.items() if len(values) > 1]
+    product = " × ".join([*parts, terminal.count(num_seeds, "seed")]).replace("of name", "of method")
+    terminal.detail(f"sweep: {terminal.count(len(runs), 'run')}: {product}")
+    results = fit_runs(runs, ready.backbone, ready.runs_folder, wishes.fit)
+    if not terminal.is_main_process():
+        return None
+    ranking = explore.rank(runs, results, tuple(axes))
+    chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
+    best = next(result for result in results if result.run_id == ranking.best.run_id)
+    return ranking, finish_run(chosen, best, wishes)

@@ -1,5 +1,10 @@
 """Inlay: many text tasks on one frozen transformer.
 
+    inlay.train("reviews.csv")
+    inlay.predict("reviews", "Well made.")
+
+Every command is a function of its name. The same step by step, many tasks on one backbone that is loaded once:
+
     backbone = inlay.load_backbone("minilm")
     task = inlay.load_task("reviews.csv", name="reviews")
     run = inlay.make_run(task, backbone, size=64, lr=5e-4, epochs=3)
@@ -16,15 +21,35 @@ Names are imported when they are first used, so that `import inlay` costs nothin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
-    from inlay.api import Engine, fit, load_task, make_joint_run, make_run, materialize, publish, verify
+    from inlay.api import (
+        BaselineReport,
+        Engine,
+        baseline,
+        evaluate,
+        export,
+        fit,
+        import_,
+        load_task,
+        make_joint_run,
+        make_run,
+        materialize,
+        plan,
+        predict,
+        publish,
+        suggest,
+        sweep,
+        train,
+        verify,
+    )
     from inlay.client import Client
     from inlay.errors import InlayError
     from inlay.model import Backbone, load_backbone
+    from inlay.pipeline import EvaluationReport, SweepReport, TrainReport
     from inlay.serving import Answer, Request
     from inlay.settings.fit_settings import FitSettings
     from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
@@ -37,23 +62,59 @@ _HOMES = {
     "inlay.settings.run_config": ("DataConfig", "JointConfig", "MethodConfig", "RunConfig", "TrainConfig"),
     "inlay.errors": ("InlayError",),
     "inlay.settings.fit_settings": ("FitSettings",),
-    "inlay.api": ("Engine", "fit", "load_task", "make_joint_run", "make_run", "materialize", "publish", "verify"),
+    "inlay.api": (
+        "BaselineReport",
+        "Engine",
+        "baseline",
+        "evaluate",
+        "export",
+        "fit",
+        "import_",
+        "load_task",
+        "make_joint_run",
+        "make_run",
+        "materialize",
+        "plan",
+        "predict",
+        "publish",
+        "suggest",
+        "sweep",
+        "train",
+        "verify",
+    ),
     "inlay.client": ("Client",),
     "inlay.model": ("Backbone", "load_backbone"),
+    "inlay.pipeline": ("EvaluationReport", "SweepReport", "TrainReport"),
     "inlay.serving": ("Answer", "Request"),
     "inlay.store": ("Store", "Version"),
     "inlay.training": ("Result", "Run"),
     "inlay.training.run.joint": ("JointRun",),
     "inlay.training.run.run": ("Trained",),
 }
-__getattr__ = import_lazily(__name__, _HOMES)
+_find = import_lazily(__name__, _HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    return _read_version() if name == "__version__" else _find(name)
+
+
+def _read_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("inlay")
+    except PackageNotFoundError:
+        return "0+checkout"
+
 
 __all__ = [
     "Answer",
     "Backbone",
+    "BaselineReport",
     "Client",
     "DataConfig",
     "Engine",
+    "EvaluationReport",
     "FitSettings",
     "InlayError",
     "JointConfig",
@@ -64,16 +125,28 @@ __all__ = [
     "Run",
     "RunConfig",
     "Store",
+    "SweepReport",
     "TrainConfig",
+    "TrainReport",
     "Trained",
     "Version",
+    "__version__",
+    "baseline",
+    "evaluate",
+    "export",
     "fit",
+    "import_",
     "load_backbone",
     "load_task",
     "make_joint_run",
     "make_run",
     "materialize",
+    "plan",
+    "predict",
     "publish",
+    "suggest",
+    "sweep",
+    "train",
     "verify",
 ]
 

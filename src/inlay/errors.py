@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import bisect
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 MOST_COMPARED = 1000  # names that an unknown one is compared with
@@ -29,6 +31,10 @@ class InlayError(Exception):
     def __str__(self) -> str:
         return self.message if self.hint is None else f"{self.message} (hint: {self.hint})"
 
+    def speak_python(self) -> None:
+        """Respell options of the command line in the error as keywords of the library."""
+        self.message, self.hint = in_python(self.message), self.hint and in_python(self.hint)
+
     def at(self, path: str | Path, line: int) -> InlayError:
         """Return the same error with the file and line it is about."""
         return self._with_message(f"{path}:{line}: {self.message}")
@@ -45,6 +51,43 @@ class InlayError(Exception):
     def to_json(self) -> dict[str, str | None]:
         """Return the error as data, for `--json` and for answers in a batch."""
         return {"code": self.code, "message": self.message, "hint": self.hint}
+
+
+_FLAG = re.compile(r"--(?:set )?([a-z][a-z_-]*(?:\.[a-z_]+)?)(?:[ =]([^\s`]+))?")
+_SETTING = re.compile(r"`(?:data|method|train|joint)\.([a-z_]+)`")
+# Options whose keyword in Python has another name.
+_KEYWORDS = {"from": "start", "no_reuse": "fit=inlay.FitSettings(reuse_prefix=False)", "from_run": "start"}
+
+
+def in_python(text: str) -> str:
+    """Respell options and settings in a text as keywords of the library: `--size 64` is `size=64`.
+
+    Whole commands, such as `inlay verify sms`, stay: they work beside a script too.
+    """
+
+    def respell(found: re.Match[str]) -> str:
+        name, value = found[1].rpartition(".")[2].replace("-", "_"), found[2]
+        name = _KEYWORDS.get(name, name)
+        if value is None:
+            return name
+        is_plain = value in ("True", "False", "None") or value.replace(".", "", 1).replace("e-", "", 1).isdigit()
+        return f"{name}={value}" if is_plain else f'{name}="{value}"'
+
+    parts = text.split("`")
+    for place, part in enumerate(parts):  # every second part stands in backticks
+        if place % 2 and not part.startswith("inlay "):
+            parts[place] = _FLAG.sub(respell, part)
+    return _SETTING.sub(r"`\1`", "`".join(parts))
+
+
+@contextmanager
+def speaking_python() -> Iterator[None]:
+    """Respell errors of the block (or the function that is decorated) for a caller of the library."""
+    try:
+        yield
+    except InlayError as error:
+        error.speak_python()
+        raise
 
 
 def find_close(name: str, known: list[str], most: int) -> list[str]:

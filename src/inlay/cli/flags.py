@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.cli.rooms import training
+from inlay.cli.rooms import pipeline, training
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.processes import check_shared
 from inlay.settings import PRESETS, FitSettings, RunConfig, apply_preset, overlay, read_tree, split_list
@@ -201,7 +201,7 @@ class RunOptions:
             inherited = training.inherit(config.train.start, store)
             config = self._lay(inherited)
             training.check_method(config.method, inherited.method, config.train.start[0])
-        task = self.task or (config.task if config.task != RunConfig().task else name_of(config.data.source))
+        task = self.task or (config.task if config.task != RunConfig().task else pipeline.name_of(config.data.source))
         return dataclasses.replace(config, task=task)
 
     def resolve_rows(self, config: RunConfig, task: str) -> RunConfig:
@@ -389,12 +389,6 @@ def _flag_type(key: str, panel: str, text: str) -> Any:
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
-
-
-def name_of(source: str) -> str:
-    """Return the name of a task after its data: `mail` for `data/Mail.csv`, `cola` for `glue/cola`."""
-    last = source.removeprefix("hub:").rstrip("/").rpartition("/")[2]
-    return Store.legal_name(Path(last).stem)
 
 
 def _read_fit(given: dict[str, Any], command: str) -> FitSettings:

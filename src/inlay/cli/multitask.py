@@ -172,7 +172,7 @@ def _read_name(item: str) -> tuple[str, str]:
     """Split `NAME=DATA`; data without a name is named after itself."""
     name, equals, source = item.partition("=")
     is_named = bool(equals) and "/" not in name and not Path(item).exists()
-    return (name, source) if is_named else (flags.name_of(item), item)
+    return (name, source) if is_named else (pipeline.name_of(item), item)
 
 
 def _describe(run: training.JointRun, backbone: model.Backbone, seeds: int) -> None:

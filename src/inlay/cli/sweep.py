@@ -53,14 +53,13 @@ def sweep(
     found = pipeline.sweep_and_publish(axes, grid, wishes, lambda first: pipeline.prepare(first, opened, device, name))
     if found is None:  # the first process has the last word
         return
-    ranking, finished = found
     if json:
-        screen.emit_json({**dataclasses.asdict(ranking), "best": finished.report})
+        screen.emit_json(found.to_json())
     else:
         screen.log()
-        _put_ranking(ranking)
+        _put_ranking(found.ranking)
         screen.emit()
-        put_report(finished, store)
+        put_report(found.best, store)
 
 
 def _put_ranking(ranking: explore.Ranking) -> None:

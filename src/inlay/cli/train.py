@@ -78,11 +78,10 @@ def train(
     if finished is None:  # the first process reports
         return
     errors = None if finished.validated is None else finished.validated.label_errors
-    file = keep_label_errors(errors, Path(finished.report["folder"]))
+    file = keep_label_errors(errors, Path(finished.about["folder"]))
     if json:
-        more = {"was_finished": finished.was_finished, "notes": finished.all_notes, "examples": examples}
-        more |= {} if spend is None else {"budget": spend.to_json()}
-        screen.emit_json({**finished.report, **more})
+        budgeted = {} if spend is None else {"budget": spend.to_json()}
+        screen.emit_json({**finished.to_json(), "examples": examples, **budgeted})
     else:
         screen.log()
         if spend is not None:
@@ -134,9 +133,9 @@ def _show_examples(ready: training.PreparedRun, num_rows: int, *, as_json: bool)
     return [example.to_json() for example in examples]
 
 
-def put_report(finished: pipeline.Finished, store: Path | None) -> None:
+def put_report(finished: pipeline.TrainReport, store: Path | None) -> None:
     """Print the report on a trained run, with the command to use it next."""
-    ready, report = finished.ready, finished.report
+    ready, report = finished.ready, finished.about
     put_metrics(report["metrics"], report["metric"])
     screen.emit()
     pairs = {}

@@ -11,22 +11,24 @@ from inlay.pipeline.backbones import (
     find_stored,
     full_name,
     open_backbone,
+    open_once,
     open_stored,
 )
-from inlay.pipeline.evaluation import Evaluated, ScoredVersion, evaluate, list_mistakes
+from inlay.pipeline.evaluation import EvaluationReport, ScoredVersion, evaluate, list_mistakes
 from inlay.pipeline.folds import CrossValidated, cross_validate
-from inlay.pipeline.preparation import describe_run, describe_task, load_task, prepare
+from inlay.pipeline.preparation import describe_run, describe_task, load_task, name_of, prepare
 from inlay.pipeline.progress import TrainingProgress, fit_runs
 from inlay.pipeline.time_budget import COLUMNS, Budget, parse_budget, read_budget
-from inlay.pipeline.train import Finished, TrainWishes, finish_run, sweep_and_publish, train_and_publish
+from inlay.pipeline.train import SweepReport, TrainReport, TrainWishes, finish_run, sweep_and_publish, train_and_publish
 
 __all__ = [
     "COLUMNS",
     "Budget",
     "CrossValidated",
-    "Evaluated",
-    "Finished",
+    "EvaluationReport",
     "ScoredVersion",
+    "SweepReport",
+    "TrainReport",
     "TrainWishes",
     "TrainingProgress",
     "check_device_name",
@@ -41,7 +43,9 @@ __all__ = [
     "full_name",
     "list_mistakes",
     "load_task",
+    "name_of",
     "open_backbone",
+    "open_once",
     "open_stored",
     "parse_budget",
     "prepare",

@@ -27,6 +27,23 @@ def full_name(name: str) -> str:
     return str(Path(name).expanduser().resolve()) if is_folder else name
 
 
+_KEPT = 2  # backbones that `open_once` keeps loaded
+_opened: dict[tuple[str, str, int], model.Backbone] = {}
+
+
+def open_once(name: str, device: str = "auto") -> model.Backbone:
+    """Return a backbone that was opened before, or open it. A folder that changed since is opened again."""
+    folder = Path(full_name(name))
+    stamp = max((path.stat().st_mtime_ns for path in folder.iterdir()), default=0) if folder.is_dir() else 0
+    key = (str(folder), device, stamp)
+    if key not in _opened:
+        found = open_backbone(name, device)
+        while len(_opened) >= _KEPT:
+            del _opened[next(iter(_opened))]
+        _opened[key] = found
+    return _opened[key]
+
+
 def open_stored(asked: str | None, stored: str, store: Store, device: str = "auto") -> model.Backbone:
     """Load the backbone a user asked for, or else the one that stored data name, if the user named it before."""
     return open_backbone(asked or find_stored(stored, store), device)

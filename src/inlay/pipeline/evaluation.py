@@ -9,6 +9,7 @@ from typing import Any
 
 from inlay import data, model, serving, terminal, training
 from inlay.errors import BadConfig, BadData, NotFinite
+from inlay.notebook import show_html
 from inlay.pipeline.backbones import check_device_name, check_precision, open_stored
 from inlay.settings import DataConfig
 from inlay.store import Manifest, Store, Version
@@ -28,11 +29,38 @@ class ScoredVersion:
 
 
 @dataclass(frozen=True)
-class Evaluated:
-    """A scored version; `change` says what int8 changed, if it was asked for."""
+class EvaluationReport:
+    """The scores of a version on labelled rows; `change` says what int8 changed, if it was asked for.
+
+    >>> report = inlay.evaluate("mood", rows, progress=False)
+    >>> report
+    EvaluationReport(mood@1: accuracy ... on 40 rows)
+    >>> [sorted(mistake) for mistake in report.mistakes][:1]
+    [...]
+    """
 
     scored: ScoredVersion
     change: dict[str, Any] | None = None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The scores by metric; `scored.report` has their intervals, and those of every label."""
+        return {name: found.value for name, found in self.scored.report.metrics.items()}
+
+    @property
+    def mistakes(self) -> list[dict[str, Any]]:
+        """The rows it got wrong, in their order; for numbers every row, the worst first."""
+        return list_mistakes(self.scored)
+
+    def __repr__(self) -> str:
+        metric, rows = self.scored.manifest.metric, terminal.count(len(self.scored.split), "row")
+        score = terminal.score(self.metrics[metric])
+        return f"EvaluationReport({self.scored.version.reference}: {metric} {score} on {rows})"
+
+    def _repr_html_(self) -> str:
+        metrics = self.scored.report.metrics
+        rows = [[name, found.value, found.low, found.high] for name, found in metrics.items()]
+        return show_html(repr(self), {}, ["metric", "value", "95% from", "to"], rows)
 
     def to_json(self) -> dict[str, Any]:
         """Return the evaluation as data: `inlay evaluate --json` prints it."""
@@ -52,7 +80,7 @@ def evaluate(
     device: str = "auto",
     precision: str = "auto",
     min_confidence: float | None = None,
-) -> Evaluated:
+) -> EvaluationReport:
     """Score a task on labelled rows: in int8 too, and without the answers that are not sure enough, if asked for."""
     # 1. refuse what cannot be, before anything is loaded
     check_device_name(device)
@@ -79,7 +107,7 @@ def evaluate(
         plain, scored = scored, _score_version(store, version, manifest, split, model.quantize(backbone))
         terminal.log(f"int8: {scored.rate.describe()}")
         change = _compare(plain, scored)
-    return Evaluated(scored if min_confidence is None else _leave_out_unsure(scored, min_confidence), change)
+    return EvaluationReport(scored if min_confidence is None else _leave_out_unsure(scored, min_confidence), change)
 
 
 def _read_rows(source: data.RowsGiven, config: DataConfig, version: Version, manifest: Manifest) -> data.Split:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from inlay import data, model, terminal, training
 from inlay.pipeline.backbones import check_device_name, open_backbone
@@ -68,3 +69,9 @@ def describe_run(run: training.Run, backbone: model.Backbone) -> None:
     if train.contrast or train.num_epochs:
         parts.append(f"{train.batch_size} rows each, lr {train.lr:g}")
     terminal.detail(f"training: {', '.join(parts)}, {width}, on {backbone.device}")
+
+
+def name_of(source: str) -> str:
+    """Return the name of a task after its data: `mail` for `data/Mail.csv`, `cola` for `glue/cola`."""
+    last = source.removeprefix("hub:").rstrip("/").rpartition("/")[2]
+    return Store.legal_name(Path(last).stem)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inlay import data, explore, terminal, training
+from inlay.notebook import show_html, show_metrics
 from inlay.pipeline.folds import CrossValidated, cross_validate
 from inlay.pipeline.progress import fit_runs
 from inlay.pipeline.time_budget import Budget
@@ -30,13 +31,22 @@ class TrainWishes:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A trained run with its report, and the version it became."""
+class TrainReport:
+    """A trained run, the version it became, and what is told about both.
+
+    >>> report = inlay.train(rows, "mood", **QUICK)
+    >>> report
+    TrainReport(mood@1: dev accuracy ..., ... s)
+    >>> sorted(report.metrics)
+    ['dev']
+    """
 
     ready: training.PreparedRun
     result: training.Result
     version: Version | None
-    report: dict[str, Any]
+    """None where it was not published"""
+    about: dict[str, Any]
+    """all that `inlay train --json` prints of it"""
     was_finished: bool = False
     """whether it had been trained before"""
     validated: CrossValidated | None = None
@@ -44,14 +54,71 @@ class Finished:
     """what training found out about the data"""
 
     @property
+    def run(self) -> training.Run:
+        """The run: its task, its resolved settings and its id."""
+        return self.ready.run
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Scores by side (`dev`, `test`) and metric."""
+        return self.about["metrics"]
+
+    @property
+    def score(self) -> float:
+        """The task's own metric on its test rows, or on its dev rows where it has none."""
+        return self.metrics.get("test", self.metrics["dev"])[self.about["metric"]]
+
+    @property
     def all_notes(self) -> list[str]:
         """Everything that was noted on the way, from the data on."""
-        return [*self.ready.run.task.notes, *self.ready.run.start.notes, *self.ready.run.notes, *self.notes]
+        return [*self.run.task.notes, *self.run.start.notes, *self.run.notes, *self.notes]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as data."""
+        return {**self.about, "was_finished": self.was_finished, "notes": self.all_notes}
+
+    def __repr__(self) -> str:
+        side = "test" if "test" in self.metrics else "dev"
+        scored = f"{side} {self.about['metric']} {terminal.score(self.score)}"
+        took = terminal.duration(self.result.seconds)
+        return f"TrainReport({self.about['reference'] or self.run.name}: {scored}, {took})"
+
+    def _repr_html_(self) -> str:
+        facts = {"kind": self.about["kind"], "best epoch": self.result.best_epoch}
+        facts |= {"trained": terminal.duration(self.result.seconds), "run": self.result.run_id}
+        return show_metrics(self.about["reference"] or f"{self.run.name} (not published)", facts, self.metrics)
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """The runs of a sweep, ranked, and the report on the best one.
+
+    >>> found = inlay.sweep(rows, {"lr": [1e-3, 1e-2]}, "mood", **QUICK)
+    >>> [item.values["train.lr"] for item in found.ranking.runs]
+    [..., ...]
+    """
+
+    ranking: explore.Ranking
+    best: TrainReport
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as data: `inlay sweep --json` prints it."""
+        return {**dataclasses.asdict(self.ranking), "best": self.best.about}
+
+    def __repr__(self) -> str:
+        return f"SweepReport({terminal.count(len(self.ranking.runs), 'run')}, best {self.best!r})"
+
+    def _repr_html_(self) -> str:
+        head = [*self.ranking.axes, "seed", f"dev {self.ranking.metric}", "epoch", "status"]
+        rows = [
+            [*run.values.values(), run.seed, run.dev_metric, run.best_epoch, run.status] for run in self.ranking.runs
+        ]
+        return show_html(repr(self), {}, head, rows)
 
 
 def train_and_publish(
     ready: training.PreparedRun, asked: RunConfig, wishes: TrainWishes, budget: Budget | None = None
-) -> Finished | None:
+) -> TrainReport | None:
     """Train a prepared run and publish it, as wished; None in all of several processes but the first.
 
     `asked` are the settings before what was open in them was resolved: a budget tries values for those.
@@ -66,7 +133,7 @@ def train_and_publish(
     if not terminal.is_main_process():  # the first process reports
         return None
     # 2. publish
-    finished = finish_run(ready, result, wishes, None if validated is None else validated.scores)
+    report = finish_run(ready, result, wishes, None if validated is None else validated.scores)
     # 3. say what was found out about the data
     is_balanced = ready.run.config.train.class_weights == "balanced"
     found = data.describe_unpredicted(ready.run.task, result.unpredicted, is_balanced=is_balanced)
@@ -75,9 +142,9 @@ def train_and_publish(
         found += data.describe_suspects(suspects, wishes.lister)
     for note in found:
         terminal.detail(note)
-    report = finished.report | ({} if validated is None else validated.to_json())
+    about = report.about | ({} if validated is None else validated.to_json())
     known: dict[str, Any] = {"was_finished": was_finished, "validated": validated, "notes": tuple(found)}
-    return dataclasses.replace(finished, report=report, **known)
+    return dataclasses.replace(report, about=about, **known)
 
 
 def finish_run(
@@ -85,7 +152,7 @@ def finish_run(
     result: training.Result,
     wishes: TrainWishes,
     folds: training.FoldScores | None = None,
-) -> Finished:
+) -> TrainReport:
     """Publish a trained run, if asked for, and make its report."""
     ready = dataclasses.replace(ready, probes=wishes.probes)
     training.check_trained(result)
@@ -94,7 +161,7 @@ def finish_run(
         tested = "scoring the test rows and " if ready.run.task.test is not None else ""
         with terminal.working(f"publishing: {tested}answering the probes"):
             version = training.publish_result(ready, result, name=wishes.name, folds=folds)
-    return Finished(ready, result, version, training.report_run(ready, result, version))
+    return TrainReport(ready, result, version, training.report_run(ready, result, version))
 
 
 def sweep_and_publish(
@@ -102,7 +169,7 @@ def sweep_and_publish(
     grid: Sequence[RunConfig],
     wishes: TrainWishes,
     prepare_first: Callable[[RunConfig], training.PreparedRun],
-) -> tuple[explore.Ranking, Finished] | None:
+) -> SweepReport | None:
     """Train every point of a grid as one cohort, rank them, and publish the best; None as for `train_and_publish`.
 
     `prepare_first` makes the run of the first point; the others have its rows and its backbone.
@@ -121,4 +188,4 @@ def sweep_and_publish(
     ranking = explore.rank(runs, results, tuple(axes))
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)
-    return ranking, finish_run(chosen, best, wishes)
+    return SweepReport(ranking, finish_run(chosen, best, wishes))

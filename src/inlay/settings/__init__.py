@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inlay.settings.fit_settings import FitSettings
+from inlay.settings.keywords import DataSettings, JointRunSettings, RunSettings, TaskSettings
 from inlay.settings.presets import PRESETS, apply_preset, find_preset
 from inlay.settings.run_config import (
     KIND_NAMES,
@@ -27,10 +28,14 @@ __all__ = [
     "ONE_LABEL_KINDS",
     "PRESETS",
     "DataConfig",
+    "DataSettings",
     "FitSettings",
     "JointConfig",
+    "JointRunSettings",
     "MethodConfig",
     "RunConfig",
+    "RunSettings",
+    "TaskSettings",
     "TrainConfig",
     "apply_preset",
     "digest",

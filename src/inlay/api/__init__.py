@@ -1,0 +1,42 @@
+"""The Python library: what every command does, as one call each, and the same step by step.
+
+Errors speak of keywords where commands speak of options. A new function gets a line here and in `inlay/__init__.py`, a
+docstring that names its parameters, and an example in it, which a test runs.
+"""
+
+from __future__ import annotations
+
+from inlay.api.commands import (
+    BaselineReport,
+    baseline,
+    evaluate,
+    export,
+    import_,
+    plan,
+    predict,
+    suggest,
+    sweep,
+    train,
+)
+from inlay.api.steps import Engine, fit, load_task, make_joint_run, make_run, materialize, publish, verify
+
+__all__ = [
+    "BaselineReport",
+    "Engine",
+    "baseline",
+    "evaluate",
+    "export",
+    "fit",
+    "import_",
+    "load_task",
+    "make_joint_run",
+    "make_run",
+    "materialize",
+    "plan",
+    "predict",
+    "publish",
+    "suggest",
+    "sweep",
+    "train",
+    "verify",
+]

@@ -1,0 +1,123 @@
+"""What the library's functions take alike: rows, settings, a store, a backbone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from inlay import pipeline, training
+from inlay.data import RowsGiven, Task, load_task
+from inlay.errors import Missing
+from inlay.model import Backbone
+from inlay.settings import DataConfig, MethodConfig, RunConfig, apply_preset, from_tree, overlay
+from inlay.store import Store
+
+
+def open_store(store: Store | str | Path | None) -> Store:
+    """Return the store that is given, in a folder, or the user's own."""
+    return store if isinstance(store, Store) else Store(store)
+
+
+def open_backbone(backbone: str | Backbone | None, device: str) -> Backbone:
+    """Return the backbone that is given, or named; by default the one of runs."""
+    if isinstance(backbone, Backbone):
+        return backbone
+    return pipeline.open_once(backbone or RunConfig().backbone, device)
+
+
+def open_trained_on(task: str, backbone: str | Backbone | None, store: Store, device: str) -> Backbone:
+    """Return the backbone that is asked for, or else the one that a task was trained on."""
+    if isinstance(backbone, Backbone):
+        return backbone
+    named = backbone or pipeline.find_stored(store.manifest(store.resolve(task)).backbone["name"], store)
+    return pipeline.open_once(named, device)
+
+
+def load(
+    data: RowsGiven,
+    name: str,
+    dev: RowsGiven | None = None,
+    test: RowsGiven | None = None,
+    settings: Mapping[str, Any] = {},
+) -> Task:
+    """Return the task of named data, or of rows in memory."""
+    tree = dict(settings)
+    given = {}
+    for side, rows in (("train", data), ("dev", dev), ("test", test)):
+        if isinstance(rows, str | Path):
+            tree["source" if side == "train" else side] = str(rows)
+        elif rows is not None:
+            given[side] = rows
+    return load_task(from_tree(DataConfig, tree, "data."), name, given)
+
+
+def find_config(
+    data: RowsGiven,
+    task: str | None,
+    backbone: str | Backbone | None,
+    config: RunConfig | None,
+    preset: str | None,
+    store: Store,
+    settings: Mapping[str, Any],
+) -> RunConfig:
+    """Return the settings of a run as they were asked for, before the open ones are resolved."""
+    tree: dict[str, Any] = sort_settings(settings)
+    if isinstance(data, str | Path):
+        tree["data"]["source"] = str(data)
+        task = task or pipeline.name_of(str(data))
+    if task is None:
+        raise Missing("the task has no name", 'rows in memory have none of their own: give `task="mail"`')
+    tree |= {"task": task}
+    if backbone is not None:
+        tree["backbone"] = backbone if isinstance(backbone, str) else backbone.name
+    return lay_settings(tree, config, preset, store)
+
+
+def lay_settings(tree: dict[str, Any], config: RunConfig | None, preset: str | None, store: Store) -> RunConfig:
+    """Lay settings over a preset, over a config, or over that of the task that the run starts from."""
+    if config is None:
+        config = training.inherit(tree["train"]["start"], store) if tree["train"].get("start") else RunConfig()
+    return overlay(config if preset is None else apply_preset(preset, config), tree)
+
+
+def prepare(
+    config: RunConfig,
+    store: Store,
+    device: str,
+    backbone: str | Backbone | None,
+    data: RowsGiven,
+    dev: RowsGiven | None,
+    test: RowsGiven | None,
+) -> training.PreparedRun:
+    """Read the rows, open the backbone and resolve every setting."""
+    pipeline.check_device_name(device)
+    own = {item.name: getattr(config.data, item.name) for item in dataclasses.fields(DataConfig)}
+    frozen = backbone if isinstance(backbone, Backbone) else None
+    read = load(data, config.task, dev, test, own)
+    if frozen is None:
+        frozen = pipeline.open_once(config.backbone, device)
+    return pipeline.prepare(config, store, device, task=read, backbone=frozen)
+
+
+def sort_settings(settings: Mapping[str, Any], more: Mapping[str, type] = {}) -> dict[str, dict[str, Any]]:
+    """Sort settings by their section: those that no other section knows are of `train`, which refuses unknown ones."""
+    sections = {**more, "method": MethodConfig, "data": DataConfig}
+    tree: dict[str, dict[str, Any]] = {name: {} for name in (*sections, "train")}
+    for key, value in settings.items():
+        key = "name" if key == "method" else key
+        if key in ("weights", "like") and isinstance(value, Mapping):  # `{"cola": 2}`
+            value = [f"{name}={item}" for name, item in value.items()]
+        elif key in ("weights", "like") and isinstance(value, str):  # `"cola=2,rte=1"`
+            value = value.split(",")
+        known = (name for name, kind in sections.items() if key in {item.name for item in dataclasses.fields(kind)})
+        tree[next(known, "train")][key] = value
+    return tree
+
+
+def of_first(report: Any) -> Any:
+    """Return a report; refuse to go on in a process that has none, as `torchrun`'s others."""
+    if report is None:
+        raise Missing("this process has no report: the first one of `torchrun` has it", "go on where the rank is 0")
+    return report

@@ -49,7 +49,7 @@ def test_a_script_trains_several_tasks_as_one_run_and_a_new_one_on_what_they_sha
     assert first.run.name == "a"
     with pytest.raises(UnknownName, match="no run of several tasks named `abc`"):
         inlay.make_joint_run(tasks, tiny_bert, start="abc", store=store)
-    with pytest.raises(BadConfig, match=r"train\.batchs"):
+    with pytest.raises(BadConfig, match="`batchs`"):
         inlay.make_joint_run(tasks, tiny_bert, batchs="mixed")
 
 
@@ -61,10 +61,10 @@ def test_a_file_is_read_as_the_command_line_reads_it(frame, tmp_path):
 
 
 def test_an_unknown_setting_is_an_error_that_names_the_nearest(tiny_bert, toy_task, tmp_path):
-    with pytest.raises(BadConfig, match=r"no setting named `train\.epoch`") as caught:
+    with pytest.raises(BadConfig, match="no setting named `epoch`") as caught:
         inlay.make_run(toy_task(), tiny_bert, epoch=3)
-    assert caught.value.hint == "did you mean `train.epochs`?"
-    with pytest.raises(BadConfig, match=r"data\.lable"):
+    assert caught.value.hint == "did you mean `epochs`?"
+    with pytest.raises(BadConfig, match="`lable`"):
         inlay.load_task(tmp_path / "x.csv", name="x", lable="y")
 
 

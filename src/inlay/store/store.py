@@ -87,6 +87,9 @@ class Store:
         """Tell whether versions lie on object storage, and `root` has only what this machine needs."""
         return self.place != str(self.root)
 
+    def __repr__(self) -> str:
+        return f"Store({str(self.root)!r})"
+
     @staticmethod
     def check_name(name: str) -> None:
         """Refuse a text that cannot name a task, before any work is spent on it."""

@@ -38,6 +38,9 @@ from inlay.model.parts import find_part
 class Backbone:
     """A frozen encoder. `model` is mounted: routes of a bank go through it, and without one it is exactly itself."""
 
+    def __repr__(self) -> str:
+        return f"Backbone({self.name}: {self.anatomy.family}, {self.num_parameters:,} parameters, on {self.device})"
+
     def __init__(self, name: str, folder: Path, model: nn.Module, tokenizer: Any) -> None:
         family = find_family(model.config.model_type)  # type: ignore[union-attr, arg-type]
         weights = digest_weights(folder, family)

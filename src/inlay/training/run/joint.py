@@ -49,6 +49,7 @@ from inlay.training.run.run import (
     Run,
     Trained,
     damaged,
+    describe_settings,
     make_part,
     read_fingerprint,
     read_finished,
@@ -68,6 +69,10 @@ class JointRun:
     start: Start = field(default_factory=Start)
 
     metric = MEAN
+
+    def __repr__(self) -> str:
+        names = " + ".join(part.name for part in self.parts)
+        return f"JointRun({names}: {describe_settings(self.config)}, id {self.id})"
 
     @cached_property
     def id(self) -> str:

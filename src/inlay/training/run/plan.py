@@ -18,6 +18,7 @@ import torch
 
 from inlay.data import epoch_batches, task_shares
 from inlay.model import Backbone, collate, infer, make_rows
+from inlay.notebook import show_html
 from inlay.threads import Threads, generator_lock, own_threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits

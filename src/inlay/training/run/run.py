@@ -155,7 +155,9 @@ class Result:
     def __repr__(self) -> str:
         score = "no score" if self.dev_metric is None else f"dev {self.dev_metric:.4f}"
         last = self.history[-1]["epoch"] if self.history else 0
-        return f"Result({self.run_id} {self.status}, {score} at epoch {self.best_epoch} of {last}, {self.seconds:.1f} s)"
+        return (
+            f"Result({self.run_id} {self.status}, {score} at epoch {self.best_epoch} of {last}, {self.seconds:.1f} s)"
+        )
 
     def _repr_html_(self) -> str:
         metrics = {f"epoch {line['epoch']}": line.get("dev", {}) for line in self.history}

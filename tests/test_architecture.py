@@ -36,24 +36,27 @@ ARROWS = {
     "exchange": LEAVES | ROOMS | {"training", "serving"},
     "stream": LEAVES | ROOMS | {"training", "serving"},
     "studies": LEAVES | ROOMS | {"training", "serving", "explore"},
-<<<<<<< HEAD
     "reports": LEAVES | ROOMS | {"training", "serving"},
-    "api": LEAVES | ROOMS | {"training", "serving", "reports"},
+    "pipeline": LEAVES | ROOMS | {"training", "serving", "explore", "terminal"},
+    "estimators": LEAVES | ROOMS | {"training", "serving", "pipeline", "terminal"},
+    "api": LEAVES | ROOMS | {"training", "serving", "explore", "exchange", "reports", "pipeline", "terminal"},
     "client": LEAVES,
     "service": LEAVES | ROOMS | {"training", "serving", "exchange", "reports"},
     "cli": LEAVES
     | ROOMS
-    | {"training", "serving", "explore", "studies", "exchange", "stream", "service", "client", "reports"},
-=======
-    "pipeline": LEAVES | ROOMS | {"training", "serving", "explore", "terminal"},
-    "estimators": LEAVES | ROOMS | {"training", "serving", "pipeline", "terminal"},
-    "api": LEAVES | ROOMS | {"training", "serving", "explore", "exchange", "pipeline", "terminal"},
-    "client": LEAVES,
-    "service": LEAVES | ROOMS | {"training", "serving", "exchange"},
-    "cli": LEAVES
-    | ROOMS
-    | {"training", "serving", "explore", "studies", "exchange", "stream", "service", "client", "pipeline", "terminal"},
->>>>>>> 51170a3 (The flow from settings to a version is one for commands and library: pipeline/, with terminal.py for what is said)
+    | {
+        "training",
+        "serving",
+        "explore",
+        "studies",
+        "exchange",
+        "stream",
+        "service",
+        "client",
+        "reports",
+        "pipeline",
+        "terminal",
+    },
     "__main__": {"cli"},
 }
 

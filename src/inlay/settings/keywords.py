@@ -59,7 +59,7 @@ class MethodSettings(TypedDict, total=False):
     writes: Literal["both", "blocks", "norms"]
 
 
-class _CommonTrainSettings(TypedDict, total=False):
+class _CommonTrainingSettings(TypedDict, total=False):
     """The fields of `TrainConfig` that runs of one task and of several have alike."""
 
     lr: float | None
@@ -93,7 +93,7 @@ class _CommonTrainSettings(TypedDict, total=False):
     keep: Literal["auto", "best", "loss", "late"]
 
 
-class TrainSettings(_CommonTrainSettings, total=False):
+class TrainingSettings(_CommonTrainingSettings, total=False):
     """The fields of `TrainConfig`."""
 
     steps: Literal["epochs", "bert"]
@@ -113,11 +113,11 @@ class JointSettings(TypedDict, total=False):
     like: str | Sequence[str] | Mapping[str, str]
 
 
-class RunSettings(MethodSettings, TrainSettings, total=False):
+class RunSettings(MethodSettings, TrainingSettings, total=False):
     """The settings of a run but those of its data."""
 
 
-class JointRunSettings(JointSettings, MethodSettings, _CommonTrainSettings, total=False):
+class JointRunSettings(JointSettings, MethodSettings, _CommonTrainingSettings, total=False):
     """The settings of a run of several tasks but those of their data."""
 
 

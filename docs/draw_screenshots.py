@@ -107,7 +107,7 @@ def walk(camera: Camera, address: str, folder: Path) -> None:
     page.get_by_role("heading", name="Version 1 is live").wait_for()
     page.get_by_role("link", name="Tasks", exact=True).first.click()
     page.get_by_role("link", name="messages").click()
-    page.get_by_role("link", name="Train with more data").click()
+    page.get_by_role("link", name="Train a new version").click()
     upload(page, folder / "more.tsv", 1, NUM_ROWS)
     train(page, "4")
     page.locator("#log li", has_text="Round 3:").wait_for()

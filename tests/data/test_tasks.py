@@ -110,7 +110,7 @@ def test_equal_texts_stay_on_one_side_and_conflicts_are_reported(tmp_path):
     assert not train & dev
     assert len(train | dev) == 20
     assert "41 rows repeat the text of an earlier row" in task.notes
-    assert "1 texts have conflicting labels, such as in lines 5 and 62" in task.notes
+    assert "1 text has conflicting labels, such as in lines 5 and 62" in task.notes
 
 
 def test_split_is_the_same_every_time_and_follows_its_seed(tmp_path):

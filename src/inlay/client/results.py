@@ -31,6 +31,13 @@ class RemoteAnswer:
     error: InlayError | None = None
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
+    def __repr__(self) -> str:
+        said = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.repr}
+        shown = ", ".join(
+            f"{name}={value!r}" for name, value in said.items() if value is not None and value is not False
+        )
+        return f"RemoteAnswer({shown})"
+
     def to_json(self) -> dict[str, Any]:
         """Return the answer as `inlay predict --json` shows it, errors included."""
         if self.error is not None:

@@ -164,10 +164,12 @@ def describe_repeats(splits: dict[str, Split]) -> list[str]:
     keys = group_keys(train.texts, train.pairs)
     num_repeats, conflicts = find_repeats(keys, train.targets)
     if num_repeats:
-        notes.append(f"{num_repeats} rows repeat the text of an earlier row")
+        what = "1 row repeats" if num_repeats == 1 else f"{num_repeats} rows repeat"
+        notes.append(f"{what} the text of an earlier row")
     if conflicts:
         shown = ", ".join(f"{train.lines[first]} and {train.lines[second]}" for first, second in conflicts[:3])
-        notes.append(f"{len(conflicts)} texts have conflicting labels, such as in lines {shown}")
+        what = "1 text has" if len(conflicts) == 1 else f"{len(conflicts)} texts have"
+        notes.append(f"{what} conflicting labels, such as in lines {shown}")
     trained: dict[str, list[int]] = {}
     for row, key in enumerate(keys):
         trained.setdefault(key, []).append(row)

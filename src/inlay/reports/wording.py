@@ -62,8 +62,9 @@ def metric_words(metric: str | None) -> str:
 
 
 def first_large(text: str) -> str:
-    """Return words as the beginning of a sentence; the letters after the first stay as they are."""
-    return text[:1].upper() + text[1:]
+    """Return words as the beginning of a sentence; the letters after the first stay, and so does a file's name."""
+    is_name = "." in text.partition(" ")[0][:-1].rstrip(".:")
+    return text if is_name else text[:1].upper() + text[1:]
 
 
 def plural(count: float, one: str, many: str | None = None) -> str:

@@ -135,7 +135,7 @@ def _worse_data_is_kept_aside(page: Any, folder: Path) -> None:
     page.get_by_role("link", name="Tasks", exact=True).first.click()
     page.get_by_role("link", name="support-mail").click()
     live = page.locator(".card a.big").inner_text()
-    page.get_by_role("link", name="Train with more data").click()
+    page.get_by_role("link", name="Train a new version").click()
     _upload(page, folder / "worse.csv", make_csv(80, seed=5, wrong=0.5))
     assert page.get_by_label("Name of the task").input_value() == "support-mail"
     _train(page, "2", "it goes live if it is better")

@@ -12,12 +12,15 @@ import pytest
 from page_bench import OWN
 
 from inlay.errors import BadConfig, UnknownName
-from inlay.reports import draw_calibration, duration, level, plural, show_bytes, show_number, show_score
+from inlay.reports import draw_calibration, duration, first_large, level, plural, show_bytes, show_number, show_score
 from inlay.service.page.drawings import draw_days, draw_difference, draw_spark
 from inlay.service.page.explaining import explain, explain_problem, plain_note
+from inlay.service.page.new_task_screens import show_cell
 from inlay.service.page.rendering import ago, nth, ticked
 from inlay.service.page.sign_in import safe_path
 from inlay.service.page.snippets import write_curl
+from inlay.service.page.task_screens import say_labels
+from inlay.service.page.version_screens import choose_labels
 from inlay.service.page.word_effects import MOST_WORDS, leave_out, measure_effects, split_words
 
 
@@ -128,7 +131,7 @@ def test_errors_are_explained_to_people_and_not_to_programs():
 
 def test_notes_on_rows_are_in_plain_words():
     note = plain_note("split: 5017 train, 557 dev rows; dev made with seed 0, stratified, same texts on one side")
-    assert note == "5017 rows are learned from, 557 chosen at random to judge by"
+    assert note == "5,017 rows are learned from, 557 chosen at random to judge by"
     assert "dev" not in plain_note("23 dev texts are nearly the same as a training text, such as dev line 59")
 
 
@@ -150,3 +153,32 @@ def test_forms_are_bounded_and_nothing_but_forms(bench):
 
 
 _FORM = {"content-type": "application/x-www-form-urlencoded"}
+
+
+def test_words_begin_large_but_names_of_files_stay():
+    assert first_large("every row has one label") == "Every row has one label"
+    assert first_large("mail.csv: every row has one label") == "mail.csv: every row has one label"
+
+
+def test_cells_and_labels_are_shown_without_the_marks_of_a_file():
+    assert show_cell('["food", "staff"]') == "food, staff"
+    assert show_cell('{"text": ["Oslo"], "answer_start": [14]}') == "Oslo"
+    assert show_cell("[not a list") == "[not a list"
+    assert say_labels({"kind": "tag", "labels": ["O", "B-LOC", "I-LOC", "B-PER"]}) == "LOC, PER"
+
+
+def test_of_many_labels_those_that_are_confused_are_shown():
+    labels = [f"label-{number:02}" for number in range(50)]
+    counts = [[9 * (row == column) for column in range(50)] for row in range(50)]
+    counts[3][41] = 2
+    shown = choose_labels({"confusion": {"labels": labels, "counts": counts}})
+    assert {"label-03", "label-41"} <= set(shown)
+    assert len(shown) == 20
+    assert shown == sorted(shown)
+
+
+def test_problems_of_columns_name_the_fields_of_the_page():
+    problem = {"code": "bad-data", "detail": "no label column recognised", "hint": "name it with `label`; more"}
+    said = explain_problem(problem)
+    assert said is not None
+    assert said.hint == "choose it under “Right answer”; more"

@@ -175,3 +175,25 @@ def test_the_first_page_offers_a_file_and_the_data_that_came_along(bench):
 def test_addresses_of_the_service_are_those_the_browser_knows(trained):
     page = trained.post("/tasks/mail/try", {"text": "where is it"}).text
     assert f"{BASE}/v1/predict" in page
+
+
+def test_an_unknown_address_is_a_page_to_a_browser_and_a_problem_to_a_program(trained):
+    browser = {"accept": "text/html,*/*"}
+    page = trained.client.get("/tasks/mail/nothing", headers=browser)
+    assert (page.status_code, page.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert 'href="/jobs"' in page.text  # the menu leads on
+    for path, accept in (("/nothing", "*/*"), ("/v1/nothing", browser["accept"])):
+        problem = trained.client.get(path, headers={"accept": accept})
+        assert (problem.status_code, problem.json()["code"]) == (404, "no-route")
+    assert trained.client.get("/v1/predict", headers=browser).status_code == 405
+
+
+def test_a_correction_that_was_saved_can_be_changed(bench):
+    bench.train_file(make_csv(60))
+    sent = {"text": "never seen before", "label": "billing", "answered": "delivery"}
+    saved = bench.post("/tasks/mail/label", sent, headers={"hx-request": "true"}).text
+    assert "Saved as billing." in saved
+    form = saved[saved.index('id="just-saved"') :]
+    assert {"billing", "delivery"} <= {tag.get("value") for _, tag in read_tags(form)}
+    bench.post("/tasks/mail/label", sent | {"label": "delivery"})
+    assert bench.workspace.feedback("mail", 1).items[0].correction.label == "delivery"

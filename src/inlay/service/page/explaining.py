@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 from inlay.errors import InlayError
@@ -40,6 +41,9 @@ _WORDS = tuple(
         (r"`settings\.max_length`", "longest text (under “More settings”)"),
         (r"`settings\.seed`", "seed (under “More settings”)"),
         (r"`settings\.size`", "size (under “More settings”)"),
+        (r"name it with `text`", "choose it under “Text”"),
+        (r"name it with `pair`", "choose it under “Second text”"),
+        (r"name (it|another column) with `label`", r"choose \1 under “Right answer”"),
         (r"`kind`: `\w+`", "another answer under “Kind of answer”"),
         (r"\bkind `(\w+)`", r"kind `\1`"),
     )
@@ -69,8 +73,12 @@ def explain_problem(problem: dict[str, object] | None) -> Explained | None:
     )
 
 
+def _write_count(found: re.Match[str]) -> str:
+    return f"{int(found[0]):,}"
+
+
 # Words of the tools -> words of the page, for notes on rows.
-_NOTES = tuple(
+_NOTES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
         (
@@ -81,6 +89,8 @@ _NOTES = tuple(
             r"(\d+) dev texts are nearly the same as a training text",
             r"\1 texts to judge by are nearly the same as one that is learned from",
         ),
+        (r"\b\d{4,}(?= (?:rows|texts|chosen))", _write_count),
+        (r"^delimiter (`.*`)$", r"columns are set apart by \1"),
         (r"\b(?:dev|training) line (\d+)", r"line \1"),
         (r"\bdev texts?\b", "texts to judge by"),
         (r"\bdev rows?\b", "rows to judge by"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ from inlay.reports import duration, first_large, is_share, metric_words, plural,
 from inlay.service.page.explaining import explain_problem, plain_note
 from inlay.service.page.rendering import nth, read_time
 from inlay.service.page.screens import PageCall, go_to
+from inlay.service.page.training_cost import estimate_cost
 
 _DOING = {"train": "Training of", "batch": "Answers of", "erase": "Erasing of"}
 _WHAT = {"train": "Training", "batch": "Answering a file", "erase": "Erasing"}
@@ -56,6 +58,8 @@ def show_job(call: PageCall) -> Response:
     if call.text("seen") and newest == after and state == before:
         return Response(status_code=204, headers={"Cache-Control": "no-store"})
     shown = add_words(job) | describe_progress(job, events)
+    if not progress.get("epoch") and job["state"] in ("queued", "running"):
+        shown["now"] += _say_cost(call, job, events)
     new = [_say_event(event, shown["metric"]) for event in events if event["id"] > after]
     return call.show("job.html", "Jobs", {"job": shown, "events": new, "seen": f"{newest}.{state}"})
 
@@ -76,9 +80,9 @@ def add_words(job: Mapping[str, Any]) -> dict[str, Any]:
 def _say_took(job: Mapping[str, Any]) -> str:
     if not job["started_at"]:
         return ""
-    if not job["ended_at"]:
-        return "so far"
-    return duration((read_time(job["ended_at"]) - read_time(job["started_at"])).total_seconds())
+    ended = read_time(job["ended_at"]) if job["ended_at"] else datetime.now(UTC)
+    took = duration((ended - read_time(job["started_at"])).total_seconds())
+    return took if job["ended_at"] else f"{took} so far"
 
 
 def _say_outcome(job: Mapping[str, Any]) -> str:
@@ -174,6 +178,15 @@ def _say_rest(events: Sequence[Mapping[str, Any]]) -> str:
     if not data.get("seconds") or not data.get("epoch") or data["epoch"] >= data.get("epochs", 0):
         return ""
     return f" At most {duration(data['seconds'] * (data['epochs'] / data['epoch'] - 1))} more."
+
+
+def _say_cost(call: PageCall, job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
+    """Say how long a training will take altogether, before its own rounds tell."""
+    rows = next((event["data"]["rows"] for event in events if event["data"].get("rows")), None)
+    if job["kind"] != "train" or rows is None:
+        return ""
+    cost = estimate_cost(call.desk, sum(rows.values()), job["settings"].get("epochs"))
+    return f" All in all it takes {cost['words']} as a rule."
 
 
 def _say_rows(events: Sequence[Mapping[str, Any]]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
+from zlib import crc32
 
 from starlette.responses import Response
 
@@ -51,6 +52,7 @@ def _show(
         "task": task,
         "rows": rows,
         "form": form,
+        "takes_pair": form != "" and task["live"] is not None and call.desk.takes_pair(task["name"]),
         "picks": labels if form == "pick" and len(labels) <= _MOST_PICKS else [],
         "sets": labels if form == "set" else [],
         "known": labels[:_MOST_LISTED] if form == "pick" and len(labels) > _MOST_PICKS else [],
@@ -86,7 +88,8 @@ async def save_label(call: PageCall) -> Response:
     call.desk.add_corrections(task["name"], [item])
     if call.request.headers.get("hx-request") != "true":
         return go_to(task_path(task["name"], "/label"))
-    saved = {"text": item.text, "label": label or "no label"}
+    saved = _describe_row({"text": item.text, "pair": item.pair, "answer": label})
+    saved["number"] = f"saved-{crc32(item.text.encode())}"
     words = {"asked_title": "", "asked_words": "", "saved": saved}
     return _show(call, task, [], words)
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inlay.errors import InlayError
 from inlay.service.logs import log_failure
@@ -30,7 +30,7 @@ from inlay.service.page import (
     try_screen,
     version_screens,
 )
-from inlay.service.page.desk import Desk
+from inlay.service.page.desk import Desk, Viewer
 from inlay.service.page.explaining import Explained, explain
 from inlay.service.page.forms import read_form
 from inlay.service.page.rendering import STATIC
@@ -41,6 +41,7 @@ from inlay.service.web.identity import identify
 from inlay.service.web.visits import ClientGone, find_visit
 
 _YEAR_S = 365 * 24 * 3600
+_API = ("/v1/", "/hf/", "/static/")
 
 
 @dataclass(frozen=True)
@@ -102,12 +103,13 @@ def mount(app: Starlette, state: AppState) -> None:
         _plain_route("POST", "/sign-out", sign_in.sign_out, state),
         Mount("/static", _KeptFiles(directory=STATIC), name="static"),
     ]
+    app.router.default = _Nowhere(app.router.default, state)
 
 
 def _route(screen: Screen, state: AppState) -> Route:
     async def answer(request: Request) -> Response:
         find_visit(request.scope).route = screen.path
-        return await _guarded(request, lambda: _visit(screen, state, request))
+        return await _guarded(request, state, lambda: _visit(screen, state, request))
 
     return Route(screen.path, answer, methods=[screen.method], include_in_schema=False)
 
@@ -117,7 +119,7 @@ def _plain_route(method: str, path: str, handler: Callable[..., Any], state: App
 
     async def answer(request: Request) -> Response:
         find_visit(request.scope).route = path
-        return await _guarded(request, lambda: _call(handler, request, state))
+        return await _guarded(request, state, lambda: _call(handler, request, state))
 
     return Route(path, answer, methods=[method], include_in_schema=False)
 
@@ -145,14 +147,14 @@ async def _call(handler: Callable[..., Any], *arguments: Any) -> Any:
     return await run_in_threadpool(handler, *arguments)
 
 
-async def _guarded(request: Request, answer: Callable[[], Awaitable[Response]]) -> Response:
+async def _guarded(request: Request, state: AppState, answer: Callable[[], Awaitable[Response]]) -> Response:
     """Turn what a handler raises into a page that says what to do."""
     try:
         return await answer()
     except ClientGone:
         raise
     except InlayError as error:
-        return _show_fault(request, explain(error))
+        return _show_fault(request, explain(error), _find_viewer(request, state))
     except Exception:
         log_failure("a page failed unforeseen", {"request": find_visit(request.scope).request_id})
         words = ("the service failed in a way nobody foresaw", "try again; the reason is in the log of the service")
@@ -162,15 +164,39 @@ async def _guarded(request: Request, answer: Callable[[], Awaitable[Response]]) 
 _HEADINGS = {401: "Sign in first", 403: "Not allowed", 404: "Not found", 413: "Too large", 429: "Too much at once"}
 
 
-def _show_fault(request: Request, error: Explained) -> Response:
+def _find_viewer(request: Request, state: AppState) -> Viewer | None:
+    try:
+        return Desk(state, identify(state, request.scope), request).viewer
+    except InlayError:
+        return None
+
+
+def _show_fault(request: Request, error: Explained, viewer: Viewer | None = None) -> Response:
     heading = _HEADINGS.get(error.status, "That did not work")
     visit = find_visit(request.scope)
     visit.code = error.code
-    shown = {"heading": heading, "error": error, "request_id": visit.request_id if error.status >= 500 else None}
+    request_id = visit.request_id if error.status >= 500 else None
+    shown = {"heading": heading, "error": error, "request_id": request_id, "viewer": viewer}
     response = answer_html("fault.html", shown, error.status)
     if request.headers.get("hx-request") == "true":  # a part of a page was asked for: show this as the whole of it
         response.headers.update({"HX-Retarget": "#main", "HX-Reselect": "#main > *", "HX-Reswap": "innerHTML"})
     return response
+
+
+class _Nowhere:
+    """Answers addresses that do not exist: a browser gets a page, everybody else the API's own answer."""
+
+    def __init__(self, others: ASGIApp, state: AppState) -> None:
+        self._others, self._state = others, state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        is_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+        if not is_page or scope["path"].startswith(_API):
+            await self._others(scope, receive, send)
+            return
+        error = Explained("there is no page at this address", "it may be mistyped", 404, "no-route")
+        await _show_fault(request, error, _find_viewer(request, self._state))(scope, receive, send)
 
 
 class _KeptFiles(StaticFiles):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import fields
@@ -34,6 +35,7 @@ _SETTINGS = (
 _WHOLE = ("epochs", "size", "max_length", "seed")
 _KINDS = next(item.metadata["choices"] for item in fields(DataConfig) if item.name == "kind")
 _SETTING = re.compile(r"`settings\.(\w+)` is ")
+_WARNING = re.compile(r"\bskipped\b|conflicting|nearly the same|\bbad\b", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -131,13 +133,29 @@ def _find_status(faults: Mapping[str, str], error: Explained | None) -> int:
 
 
 def _as_rows(found: Mapping[str, Any]) -> list[list[Any]]:
-    return [["" if cell is None else str(cell) for cell in row] for row in found["first_rows"]]
+    return [["" if cell is None else show_cell(str(cell)) for cell in row] for row in found["first_rows"]]
+
+
+def show_cell(cell: str) -> str:
+    """Write a list, or the answers of a question, without the marks of JSON."""
+    try:
+        found = json.loads(cell) if cell.startswith(("[", "{")) else None
+    except (ValueError, RecursionError):
+        return cell
+    if isinstance(found, dict):
+        found = found.get("text")
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        return cell
+    return ", ".join(found)
 
 
 def _as_notes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the notes on a file, with a line where the words have none."""
     notes = [(plain_note(note["message"]), note.get("line")) for note in found["notes"]]
-    return [{"message": words, "line": None if "line" in words else line} for words, line in notes]
+    return [
+        {"message": words, "line": None if "line" in words else line, "is_warning": bool(_WARNING.search(words))}
+        for words, line in notes
+    ]
 
 
 def _find_chosen(call: PageCall, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,6 +49,7 @@ def _environment() -> Environment:
         "duration": duration,
         "large": first_large,
         "level": level,
+        "listed": listed,
         "number": show_number,
         "nth": nth,
         "percent": percent,
@@ -81,6 +82,11 @@ def ticked(text: str | None) -> Markup:
         escape(part) if number % 2 == 0 else Markup("<code>{}</code>").format(part) for number, part in enumerate(parts)
     ]
     return Markup("").join(pieces)
+
+
+def listed(cell: str) -> str:
+    """Write the labels of a set, which files keep apart by `|`."""
+    return cell.replace("|", ", ") or "no label"
 
 
 def nth(number: int) -> str:

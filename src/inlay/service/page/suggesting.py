@@ -5,6 +5,7 @@ They are dev rows, which it did not learn from. A row that it is sure of and wro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from inlay.reports import EvaluatedRow, Evaluation
@@ -21,7 +22,7 @@ def suggest_rows(workspace: Workspace, name: str, most: int) -> list[dict[str, A
     if evaluation is None:
         return []
     done = {(item.correction.text.strip(), item.correction.pair) for item in workspace.feedback(name, 200).items}
-    rows = [row for row in evaluation.rows if (row.text.strip(), row.pair) not in done]
+    rows = [row for row in _distinct(evaluation.rows) if (row.text.strip(), row.pair) not in done]
     unsure = sorted((row for row in rows if row.confidence is not None), key=lambda row: row.confidence or 0.0)
     chosen = unsure[: round(most * _LEAST_SURE)] or rows[:most]
     near = {id(row) for row in chosen}
@@ -33,9 +34,14 @@ def suggest_rows(workspace: Workspace, name: str, most: int) -> list[dict[str, A
 def sample_rows(workspace: Workspace, name: str, number: int) -> list[dict[str, Any]]:
     """Return a few short dev rows of a task's live version, spread over all."""
     evaluation = _read_live(workspace, name)
-    rows = [] if evaluation is None else [row for row in evaluation.rows if len(row.text) < 500]
+    rows = [] if evaluation is None else [row for row in _distinct(evaluation.rows) if len(row.text) < 500]
     step = max(1, len(rows) // number)
     return [_describe(row) for row in rows[step // 2 :: step][:number]]
+
+
+def _distinct(rows: Iterable[EvaluatedRow]) -> list[EvaluatedRow]:
+    """Return the first row of each text."""
+    return list({(row.text.strip(), row.pair): row for row in reversed(list(rows))}.values())[::-1]
 
 
 def _read_live(workspace: Workspace, name: str) -> Evaluation | None:

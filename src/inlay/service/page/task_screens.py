@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
 
 from starlette.responses import Response
 
@@ -26,7 +28,8 @@ _MOST_LABELS = 4
 
 def show_tasks(call: PageCall) -> Response:
     """Show all tasks, or, before there is one, how to make the first."""
-    page = call.desk.tasks(call.text("after") or None)
+    after = call.text("after")
+    page = call.desk.tasks(after or None)
     running = [add_words(job) for job in call.desk.open_jobs() if job["kind"] == "train"]
     days = call.desk.usage(SPARK_DAYS)
     tasks = [describe_task(task, days) for task in page["items"]]
@@ -35,6 +38,7 @@ def show_tasks(call: PageCall) -> Response:
         "tasks": [task for task in tasks if task["live"] or task["name"] not in {job["task"] for job in running}],
         "running": running,
         "more": page["next_cursor"],
+        "here": f"/?{urlencode({'after': after})}" if after else "/",
         "example": None if known else describe_example(call),
     }
     return call.show("tasks.html", "Tasks", context)
@@ -64,6 +68,8 @@ def describe_task(task: Mapping[str, Any], days: Sequence[Mapping[str, Any]]) ->
 def say_labels(task: Mapping[str, Any]) -> str:
     """Name the labels that a task answers with, the first few of many; "" for one without labels."""
     labels = task["labels"]
+    if task["kind"] == "tag":  # B-LOC and I-LOC are the beginning and the rest of one thing
+        labels = list(dict.fromkeys(re.sub("^[BI]-", "", label) for label in labels if label != "O"))
     if len(labels) <= _MOST_LABELS:
         return ", ".join(labels)
     return f"{', '.join(labels[: _MOST_LABELS - 1])} and {show_number(len(labels) - _MOST_LABELS + 1)} more"

@@ -15,7 +15,7 @@ from inlay.service.page.screens import PageCall, task_path
 from inlay.service.page.task_screens import head_of
 from inlay.service.page.word_effects import MOST_WORDS, leave_out, measure_effects, split_words
 
-_SHOWN_LABELS = 25
+_SHOWN_LABELS = 20
 _HIDDEN = ("ece_uncalibrated",)
 _SIDES = (("dev", "On the rows it is judged by"), ("test", "On test rows"))
 
@@ -36,7 +36,8 @@ def _show_version(call: PageCall, moved: Mapping[str, Any] | None) -> Response:
         no_report = call.explain(error)
     expected, answer = call.request.query_params.get("expected"), call.request.query_params.get("answer")
     errors = None
-    if report is not None and (expected is not None or answer is not None):
+    is_asked = expected is not None or answer is not None
+    if report is not None and (is_asked or report["confusion"] is None):
         errors = call.desk.errors(
             task["name"], number, {"expected": expected, "answer": answer}, call.text("after") or None
         )
@@ -50,16 +51,19 @@ def _show_version(call: PageCall, moved: Mapping[str, Any] | None) -> Response:
         "left_out": "",
         "calibration": None if report is None else draw_calibration(report["calibration"]),
         "errors": errors,
-        "behind_title": _say_behind(expected, answer),
+        "behind_title": _say_behind(expected, answer, is_number=task["kind"] == "regress"),
         "behind_next": _next_page(call, errors, expected, answer),
         "moved": moved,
+        "can_move": call.desk.label_form(task["name"]) == "pick" and not call.desk.takes_pair(task["name"]),
         "text": call.text("text"),
     }
     if report is not None and report["confusion"]:
         num_labels = len(report["confusion"]["labels"])
         if num_labels > _SHOWN_LABELS:
-            context["left_out"] = f"The {_SHOWN_LABELS} most frequent of {num_labels} labels."
-            context["report"] = {**report, "confusion": {"labels": _frequent(report)}}
+            context["left_out"] = (
+                f"The {_SHOWN_LABELS} of {num_labels} labels that it confuses most; all are in the table below."
+            )
+            context["report"] = {**report, "confusion": {"labels": choose_labels(report)}}
     return call.show("version.html", "Tasks", context)
 
 
@@ -83,13 +87,14 @@ def _list_scores(
     return found
 
 
-def _frequent(report: Mapping[str, Any]) -> list[str]:
-    """Return the labels of a confusion that are shown: all, or the most frequent ones in their order."""
+def choose_labels(report: Mapping[str, Any]) -> list[str]:
+    """Return the labels of a confusion that are shown: all, or those most confused, then most frequent, in order."""
     labels, counts = report["confusion"]["labels"], report["confusion"]["counts"]
     if len(labels) <= _SHOWN_LABELS:
         return list(labels)
-    weights = {label: sum(counts[n]) + sum(row[n] for row in counts) for n, label in enumerate(labels)}
-    kept = set(sorted(labels, key=lambda label: -weights[label])[:_SHOWN_LABELS])
+    rows = {label: sum(counts[n]) + sum(row[n] for row in counts) for n, label in enumerate(labels)}
+    wrong = {label: rows[label] - 2 * counts[n][n] for n, label in enumerate(labels)}
+    kept = set(sorted(labels, key=lambda label: (-wrong[label], -rows[label]))[:_SHOWN_LABELS])
     return [label for label in labels if label in kept]
 
 
@@ -98,7 +103,7 @@ def _look_at_confusion(call: PageCall, report: Mapping[str, Any], number: int) -
     if report["confusion"] is None:
         return []
     labels, counts = report["confusion"]["labels"], report["confusion"]["counts"]
-    shown = [labels.index(label) for label in _frequent(report)]
+    shown = [labels.index(label) for label in choose_labels(report)]
     path = task_path(call.path("task"), f"/versions/{number}")
     rows = []
     for true in shown:
@@ -114,7 +119,9 @@ def _look_at_confusion(call: PageCall, report: Mapping[str, Any], number: int) -
     return rows
 
 
-def _say_behind(expected: str | None, answer: str | None) -> str:
+def _say_behind(expected: str | None, answer: str | None, *, is_number: bool) -> str:
+    if expected is None and answer is None:
+        return "The rows it missed by most" if is_number else "Rows it got wrong"
     if expected is not None and answer is not None:
         if expected == answer:
             return f"Rows of {expected} that it got right"
@@ -158,7 +165,7 @@ async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, An
         return empty | {"error": Explained("a text of one word has no other words", "write a longer one", 422, "")}
     effects = measure_effects(text, places, whole, others)
     words = [
-        {"text": effect.text, "look": effect.look, "title": f"{_points(effect.change)} without it"}
+        {"text": effect.text, "look": effect.look, "title": f"{_points(-effect.change)} without it"}
         for effect in effects
     ]
     table = [
@@ -173,10 +180,7 @@ async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, An
         "is_marked": any(effect.look for effect in effects),
         "label": whole["label"],
         "probability": whole["probability"],
-        "words": [
-            word | {"title": f"{_points(-effect.change)} without it"}
-            for word, effect in zip(words, effects, strict=True)
-        ],
+        "words": words,
         "table": table,
         "left_out": left_out,
     }

@@ -17,8 +17,10 @@ from inlay.service.web.problems import MEDIA_TYPE, Problem, RequestRefused, Secr
 from inlay.service.web.visits import BodyBudget, ClientGone, Visit, find_header, make_request_id
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
-_QUIET_ROUTES = {"/healthz", "/readyz", "/metrics"}
-"""asked every few seconds by machines: logged only if they fail"""
+_QUIET_ROUTES = {"/healthz", "/readyz", "/metrics", "/static"}
+"""asked often and by no person: logged only if they fail"""
+_NOTHING_NEW = 204
+"""what a page is answered that asks each second how a job goes"""
 _HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -85,7 +87,8 @@ class Border:
     def _record(self, method: str, visit: Visit) -> None:
         seconds = time.monotonic() - visit.began_at
         self._counters.add_request(method, visit.route, visit.status, seconds)
-        if visit.route in _QUIET_ROUTES and visit.status < 400:
+        is_quiet = visit.route in _QUIET_ROUTES and visit.status < 400
+        if is_quiet or (method == "GET" and visit.status == _NOTHING_NEW):
             return
         fields: dict[str, object] = {
             "request": visit.request_id,

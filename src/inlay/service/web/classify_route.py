@@ -62,7 +62,10 @@ _decoder = msgspec.json.Decoder(ClassifyRequest)
 
 
 async def answer_vllm(state: AppState, identity: Identity, body: bytes, receive: Any, visit: Visit) -> bytes:
-    """Answer the body of a request. A text that cannot be answered refuses all, as the shape has no other way."""
+    """Take and give what clients of vLLM's `/classify` know: `model` is the task.
+
+    A text that cannot be answered refuses all, as the shape has no other way.
+    """
     request = read_json(body, _decoder)
     if request.activation is False or request.use_activation is False:
         raise bad_fields([FieldFault("activation", "raw logits are not given: leave it out")])

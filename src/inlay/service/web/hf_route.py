@@ -57,7 +57,10 @@ _decoder = msgspec.json.Decoder(HfRequest)
 
 
 async def answer_hf(state: AppState, identity: Identity, body: bytes, receive: Any, visit: Visit, task: str) -> bytes:
-    """Answer the body of a request to a task."""
+    """Take and give what `huggingface_hub.InferenceClient` knows, at the address `/hf/TASK`.
+
+    `text_classification`, `token_classification` and `question_answering` work, as the task answers.
+    """
     request = read_json(body, _decoder)
     inputs = request.inputs if isinstance(request.inputs, list) else [request.inputs]
     visit.num_rows = len(inputs)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import version
+from inspect import cleandoc
 from typing import Any
 
 import msgspec
@@ -93,7 +94,7 @@ def _describe_hot(
         "tags": ["predict"],
         "summary": summary,
         "operationId": function.__name__,
-        "description": (function.__doc__ or "").strip(),
+        "description": cleandoc(function.__doc__ or ""),
         "requestBody": {"required": True, "content": {"application/json": {"schema": asked}}},
         "responses": {"200": {"description": "The answers.", "content": {"application/json": {"schema": given}}}},
         SCOPE: "predict",

@@ -80,7 +80,11 @@ _decoder = msgspec.json.Decoder(PredictRequest)
 
 
 async def predict(state: AppState, identity: Identity, body: bytes, receive: Any, visit: Visit) -> bytes:
-    """Answer the body of a request."""
+    """Have each row answered by `task`, by all of `tasks`, or by the task that the row names; one batch takes any mix.
+
+    A row that cannot be answered has its `error` in its place, and the others are answered. With `tasks` the answers
+    of a row are a list. `deadline_ms` drops rows that nobody waits for any more; `band` `bulk` lets others go first.
+    """
     request = read_json(body, _decoder)
     workspace = identity.workspace
     names = _find_tasks(state, identity, request)

@@ -20,10 +20,13 @@ from inlay.service.web.openapi import list_operations, make_openapi
 router = make_router("health")
 _TEMPLATE = Path(__file__).with_name("reference.html")
 _STYLE = """
-:root { color-scheme: light dark; --line: #8884; --quiet: #666; --link: #0b57d0; }
-@media (prefers-color-scheme: dark) { :root { --quiet: #aaa; --link: #8ab4f8; } }
+:root { color-scheme: light dark; --ground: #fff; --ink: #1c2124; --line: #8884; --quiet: #565e63; --link: #0b655c; }
+@media (prefers-color-scheme: dark) {
+  :root { --ground: #121618; --ink: #e8ecec; --quiet: #a3afb3; --link: #63c9ba; }
+}
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 75rem; padding: 0 1rem 4rem; font: 1rem/1.5 system-ui, sans-serif; }
+body, html { background: var(--ground); color: var(--ink); }
 a { color: var(--link); }
 .skip { position: absolute; left: -100rem; }
 .skip:focus { left: 1rem; }
@@ -69,7 +72,8 @@ async def get_openapi_document(request: Request) -> Response:
 async def get_reference(request: Request) -> Response:
     """Return this reference as a page."""
     headers = {"content-security-policy": _POLICY}
-    return Response(_render(request.app), media_type="text/html", headers=headers)
+    address = str(request.base_url).rstrip("/")
+    return Response(_render(request.app, address), media_type="text/html", headers=headers)
 
 
 @lru_cache(maxsize=4)
@@ -78,19 +82,19 @@ def _encode(app: FastAPI) -> bytes:
 
 
 @lru_cache(maxsize=4)
-def _render(app: FastAPI) -> str:
+def _render(app: FastAPI, address: str) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf8"))
-    return template.render(**describe_api(make_openapi(app)), style=Markup(_STYLE))
+    return template.render(**describe_api(make_openapi(app), address), style=Markup(_STYLE))
 
 
-def describe_api(document: dict[str, Any]) -> dict[str, Any]:
+def describe_api(document: dict[str, Any], address: str) -> dict[str, Any]:
     """Return the parts of an API's document as a reader wants them: groups of operations, and types."""
     groups: dict[str, dict[str, Any]] = {
         tag["name"]: {"name": tag["name"], "about": tag["description"], "operations": []} for tag in document["tags"]
     }
     for method, path, operation in list_operations(document):
-        groups[operation["tags"][0]]["operations"].append(_describe_operation(method, path, operation))
+        groups[operation["tags"][0]]["operations"].append(_describe_operation(method, path, operation, address))
     types = [
         {
             "name": name,
@@ -103,7 +107,7 @@ def describe_api(document: dict[str, Any]) -> dict[str, Any]:
     return {"groups": list(groups.values()), "types": types, "about": about}
 
 
-def _describe_operation(method: str, path: str, operation: dict[str, Any]) -> dict[str, Any]:
+def _describe_operation(method: str, path: str, operation: dict[str, Any], address: str) -> dict[str, Any]:
     parameters = [
         {
             "name": item["name"],
@@ -126,7 +130,7 @@ def _describe_operation(method: str, path: str, operation: dict[str, Any]) -> di
         "parameters": parameters,
         "body": Markup("a file: ") + ", ".join(sorted(content)) if is_upload else next(iter(body), None),
         "answer": _show_answer(operation["responses"]),
-        "example": show_example(method, path, operation),
+        "example": show_example(method, address + path, operation),
     }
 
 
@@ -199,15 +203,14 @@ _BODIES = {
 }
 
 
-def show_example(method: str, path: str, operation: dict[str, Any]) -> str:
+def show_example(method: str, url: str, operation: dict[str, Any]) -> str:
     """Return a command line that calls an operation."""
-    url = f"http://127.0.0.1:8642{path.replace('{task}', 'mail').replace('{version}', '2')}"
-    parts = ["curl"] if method == "GET" else ["curl", "-X", method]
-    parts.append(f"'{url}'")
+    url = url.replace("{task}", "mail").replace("{version}", "2")
+    parts = [f"curl '{url}'" if method == "GET" else f"curl -X {method} '{url}'"]
     if operation.get("security"):
-        parts.append("-H 'Authorization: Bearer '$INLAY_KEY")
+        parts.append('-H "Authorization: Bearer $INLAY_KEY"')
     if operation["operationId"] == "upload_dataset":
         parts.append("-F file=@mail.csv")
     elif operation["operationId"] in _BODIES:
         parts += ["-H 'Content-Type: application/json'", f"-d '{_BODIES[operation['operationId']]}'"]
-    return " ".join(parts)
+    return " \\\n  ".join(parts)

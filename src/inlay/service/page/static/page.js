@@ -65,10 +65,9 @@
     const sending = form.querySelector("[data-sending]");
     const words = form.querySelector("[data-sending-words]");
     const bar = form.querySelector("progress");
-    const button = form.querySelector("button");
     const fail = (html) => {
       sending.hidden = true;
-      button.disabled = false;
+      form.querySelector("input[type=file]").value = ""; // else the same file, mended, could not be chosen again
       const found = html && new DOMParser().parseFromString(html, "text/html").querySelector("#upload-fault");
       const place = document.getElementById("upload-fault");
       place.replaceChildren();
@@ -97,7 +96,6 @@
     });
     request.addEventListener("error", () => fail(null));
     sending.hidden = false;
-    button.disabled = true;
     words.textContent = `Sending ${file.name} …`;
     request.send(new FormData(form));
   };
@@ -108,6 +106,7 @@
     event.preventDefault();
     upload(form);
   });
+  document.querySelectorAll("form[data-upload] button").forEach((button) => { button.hidden = true; }); // choosing sends
   document.addEventListener("change", (event) => {
     const form = event.target.closest("form[data-upload]");
     if (form && event.target.type === "file" && event.target.files.length) form.requestSubmit();

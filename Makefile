@@ -7,7 +7,7 @@ JOBS ?= 2
 # Bytecode is written as modules are first imported, not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart serve test fuzz kill kill-service soak mutants interop triton quality-env check lint env clean help
+.PHONY: quickstart serve test fuzz kill kill-service soak schemathesis histories churn mutants interop triton quality-env check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -49,10 +49,24 @@ SERVICE_KILLS ?= 500
 SOAK_MINUTES ?= 60
 
 kill-service: env ## kill the service's processes at random under load and see that nothing acknowledged is lost (an hour)
-	OMP_NUM_THREADS=1 $(BIN)/python tests/attack/kill_service.py --seed $(SEED) --kills $(SERVICE_KILLS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/attack/kill_service.py --seed $(SEED) --kills $(SERVICE_KILLS) $(if $(MINUTES),--minutes $(MINUTES))
 
 soak: env ## a day of traffic in an hour, and see that the service's memory stays flat (SOAK_MINUTES=10 for less)
 	$(BIN)/python tests/attack/soak_service.py --seed $(SEED) --minutes $(SOAK_MINUTES)
+
+# Requests that schemathesis makes; random histories of jobs, aliases, keys and quotas; seconds of churn.
+CASES ?= 20000
+HISTORIES ?= 2000
+CHURN ?= 600
+
+schemathesis: env ## random requests to every route by two tenants: no fault, nothing of another's (CASES=2000 for less)
+	INLAY_CASES=$(CASES) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/service/web/test_schemathesis.py
+
+histories: env ## random histories of the service's state beside a small model (HISTORIES=200 for less)
+	INLAY_STATE_EXAMPLES=$(HISTORIES) INLAY_STATE_STEPS=50 $(BIN)/python -m pytest -q tests/service/state/test_state_machine.py
+
+churn: env ## 200 tasks in 16 slots, published and removed while 8 clients ask (CHURN=60 for less)
+	INLAY_CHURN_S=$(CHURN) INLAY_CHURN_TASKS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/service/engine/test_churn.py
 
 mutants: env ## change the code a little, a hundred times, and see that a test fails each time (about twenty minutes)
 	$(BIN)/python tests/mutants/run.py --jobs $(JOBS)

@@ -49,7 +49,11 @@ class RunningService:
 
     def __enter__(self) -> RunningService:
         self.start()
-        self.wait_ready()
+        try:
+            self.wait_ready()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,6 @@
 """Kills the processes of a service at random moments under load, and sees that nothing is lost: `make kill-service`, or
 
-    python tests/attack/kill_service.py [--kills N] [--seed S] [--only web,engine,trainer,supervisor]
+    python tests/attack/kill_service.py [--kills N] [--minutes M] [--seed S] [--only web,engine,trainer,supervisor]
 
 Customers upload, train, ask, correct, move aliases, delete and cancel meanwhile, and each keeps a ledger of what was
 acknowledged. A killed supervisor is started again, as systemd would; all others it starts itself. After each kill the
@@ -51,11 +51,13 @@ class Attack:
         self.problems: list[str] = []
         self.round = 0
 
-    def run(self, num_kills: int) -> None:
-        """Kill so many times, looking at what is there after each round."""
+    def run(self, num_kills: int, minutes: float) -> None:
+        """Kill so many times, but begin nothing after so long, looking at what is there after each round."""
+        self.until = time.monotonic() + 60 * minutes
         with self.service:
             self.prepare()
-            while sum(self.kills.values()) < num_kills and not self.problems:
+            print("every task answers; now kills", flush=True)
+            while sum(self.kills.values()) < num_kills and not self.is_over():
                 left = num_kills - sum(self.kills.values())
                 self.run_round(min(KILLS_BETWEEN_LOOKS, left))
                 self.look()
@@ -84,9 +86,9 @@ class Attack:
         for thread in threads:
             thread.start()
         for _ in range(num_kills):
-            self.kill_once()
-            if self.problems:
+            if self.is_over():
                 break
+            self.kill_once()
         for customer in customers:
             customer.stopping.set()
         for thread in threads:
@@ -97,6 +99,10 @@ class Attack:
             customers[0].erase(f"gone-{self.seed}")
         for customer in customers:
             customer.close()
+
+    def is_over(self) -> bool:
+        """Tell whether to kill no more."""
+        return bool(self.problems) or time.monotonic() > self.until
 
     def kill_once(self) -> None:
         """Kill one process, perhaps while another one begins, and wait until all are ready again."""
@@ -112,7 +118,7 @@ class Attack:
             time.sleep(self.chance.choice((0.0, 0.0, 0.3)))
         began = time.monotonic()
         try:
-            self.service.wait_ready(START_S)
+            self.service.wait_ready(max(START_S, self.patience_s))
         except AssertionError as error:
             self.problems.append(f"after {'+'.join(names)}: {error}")
             return
@@ -128,6 +134,8 @@ class Attack:
             customer.wait_for_job(job)
         self.problems += check_ledger(customer, everything)
         customer.close()
+        count, known = sum(self.kills.values()), len(everything.jobs)
+        print(f"{count} kills, {known} jobs, {len(self.problems)} problems", flush=True)
 
 
 def merge(ledgers: Sequence[Ledger]) -> Ledger:
@@ -164,6 +172,7 @@ def make_key(home: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=500, help="kills altogether")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="kill no more after so long")
     parser.add_argument("--seed", default="0", help="another seed kills others at other moments")
     parser.add_argument("--only", default=",".join(TARGETS), help="a,b of: " + ", ".join(TARGETS))
     parser.add_argument("--ready-within", type=float, default=READY_S, help="seconds from a kill until all is ready")
@@ -172,7 +181,7 @@ def main() -> None:
     folder, began = Path(tempfile.mkdtemp(prefix="kill-service-")), time.monotonic()
     attack = Attack(folder, given.seed, given.only.split(","), given.ready_within)
     try:
-        attack.run(given.kills)
+        attack.run(given.kills, given.minutes)
     finally:
         report(attack, time.monotonic() - began)
         if attack.problems:
@@ -185,6 +194,7 @@ def main() -> None:
 def report(attack: Attack, seconds: float) -> None:
     """Print what was done, how long the service was away, and what is wrong."""
     whole, waits = merge(attack.ledgers), sorted(attack.waits) or [0.0]
+    attack.problems += [wrong for wrong in whole.wrong if wrong not in attack.problems]
     for name, number in attack.kills.items():
         print(f"{name}: {number} kills")
     print(f"calls: {dict(whole.statuses)}")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
 from running_service import RunningService, wait_until
+
+sys.path.append(str(Path(__file__).parents[1] / "attack"))
+from service_customer import Customer, Ledger, Stopped, check_ledger
 
 ROWS = "".join(
     f"{word} {index},{label}\n"
@@ -42,6 +47,29 @@ def train(service: RunningService, **settings: object) -> dict:
         return wait_until(
             lambda: (job := client.get(path).json())["state"] in is_done and job, "the end of the job", 120.0
         )
+
+
+@pytest.mark.slow
+def test_what_a_customer_was_told_is_there_after_kills(service):
+    """A short run of `make kill-service`; the first test here, as it knows of every job of this service."""
+    ledger = Ledger()
+    customer = Customer(service.url, None, "0", ledger, tasks=("tone",))
+    customer.wait_for_job(customer.train())
+    actions = (customer.predict, customer.correct, customer.forget, customer.move, customer.train, customer.cancel)
+    for name in ("web", "supervisor"):
+        customer.train()
+        service.kill(name)
+        if name == "supervisor":
+            service.start()
+        for act in actions:
+            with suppress(Stopped):
+                act()
+    for job, _ in ledger.jobs.values():
+        customer.wait_for_job(job)
+    assert check_ledger(customer, ledger) == []
+    assert len(ledger.jobs) == 7
+    customer.close()
+    service.wait_ready()
 
 
 @pytest.mark.slow

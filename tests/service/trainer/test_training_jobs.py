@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -454,3 +456,22 @@ def test_a_task_that_was_trained_by_hand_is_the_one_to_beat(bench, toy_task):
     assert (done.result["compare"]["a"], done.result["compare"]["b"]) == (1, 2)
     assert done.result["is_live"] == (done.result["compare"]["gain"] > 0)
     assert bench.workspace("local").live("mail") == (2 if done.result["is_live"] else 1)
+
+
+def test_a_full_disk_fails_the_job_and_what_was_live_stays(bench, monkeypatch):
+    first = bench.submit(make_rows(seed=1))
+    bench.train()
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", fail)  # by which a version gets its name
+        job = bench.submit(make_rows(seed=2))
+        bench.train()
+    assert (bench.see(job).state, bench.see(job).error["code"]) == ("failed", "disk-full")
+    assert str(bench.home) not in say_all(bench, job)
+    assert bench.workspace().live("mail") == bench.see(first).result["version"] == 1
+    again = bench.submit(make_rows(seed=2))
+    bench.train()
+    assert bench.see(again).result["version"] == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+from collections import Counter
 
 import pytest
 import schemathesis
@@ -45,6 +46,8 @@ QUIET = settings(
 # The key that asks must not be ended, nor what the other requests are about.
 KEPT = {"revoke_key", "rotate_key", "erase_task", "delete_dataset"}
 OPERATIONS = 42
+SENT = Counter[str]()
+"""requests of the cases, by whether one's own key or the other tenant's sent them"""
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +58,8 @@ def two(migrated, tmp_path_factory):
         found.owner.post(f"/v1/jobs/{found.ids['job']}/cancel")  # so that the stream of its events ends
         yield found
     bench.db.close()
+    if CASES:
+        print(f"\n{sum(SENT.values())} requests: {dict(SENT)}")
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +96,7 @@ def test_no_request_breaks_the_service_or_shows_what_is_anothers(two, operations
     @settings(QUIET, max_examples=most)
     @given(case=operation.as_strategy(generation_mode=mode))
     def run(case):
+        SENT["own"] += 1
         own = case.call(base_url=BASE, headers={"authorization": f"Bearer {two.bench.secrets['acme']}"})
         case.validate_response(own, checks=checks_of(own))
         if name not in KEPT and mode == GenerationMode.POSITIVE:  # now about things that are there
@@ -98,8 +104,10 @@ def test_no_request_breaks_the_service_or_shows_what_is_anothers(two, operations
                 key: two.ids.get(key, value) if pick.random() < 0.8 else value
                 for key, value in (case.path_parameters or {}).items()
             }
+            SENT["about what is there"] += 1
             real = case.call(base_url=BASE, headers={"authorization": f"Bearer {two.bench.secrets['acme']}"})
             case.validate_response(real, checks=checks_of(real))
+        SENT["foreign"] += 1
         foreign = case.call(base_url=BASE, headers={"authorization": f"Bearer {two.bench.secrets['globex']}"})
         assert foreign.status_code < 500 or foreign.status_code == 503
         text = foreign.text.replace(two.ids["task"], "")

@@ -12,7 +12,8 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import TracebackType
@@ -100,8 +101,9 @@ class Draft:
         self.path.unlink(missing_ok=True)  # a dataset made of it has another name
 
     def _open(self) -> Any:
-        make_directory(self.path.parent)
-        return os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
+        with _telling_full_disk():
+            make_directory(self.path.parent)
+            return os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
 
     async def write(self, piece: bytes | memoryview) -> None:
         """Add bytes; they reach the disk a megabyte at a time."""
@@ -115,7 +117,8 @@ class Draft:
         await self._flush()
         self._file.close()
         named = self.path.with_name(f"{self.path.name}.{suffix}")
-        self.path.rename(named)
+        with _telling_full_disk():
+            self.path.rename(named)
         self.path = named
         return Received(named, self.size_bytes, self._hash.hexdigest())
 
@@ -126,13 +129,20 @@ class Draft:
     def _put(self, piece: bytearray) -> None:
         self._hash.update(piece)
         rest = memoryview(piece)
-        try:
+        with _telling_full_disk():
             while rest:
                 rest = rest[self._file.write(rest) :]
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise DiskFull("the service's disk is full", "try again later; the operator must make room") from None
-            raise
+
+
+@contextmanager
+def _telling_full_disk() -> Iterator[None]:
+    """Turn a full disk under the block into an error in the words of a client, who cannot make room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskFull("the service's disk is full", "try again later; the operator must make room") from None
+        raise
 
 
 async def receive_upload(

@@ -7,7 +7,7 @@ JOBS ?= 2
 # Bytecode is written as modules are first imported, not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart serve test fuzz kill kill-service soak schemathesis histories churn mutants interop triton quality-env check lint env clean help
+.PHONY: quickstart serve test postgres fuzz kill kill-service soak schemathesis histories churn mutants interop triton quality-env check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -67,6 +67,9 @@ histories: env ## random histories of the service's state beside a small model (
 
 churn: env ## 200 tasks in 16 slots, published and removed while 8 clients ask (CHURN=60 for less)
 	INLAY_CHURN_S=$(CHURN) INLAY_CHURN_TASKS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/service/engine/test_churn.py
+
+postgres: env ## run the tests of the service's state on Postgres (Debian's pg_virtualenv)
+	INLAY_TEST_POSTGRES=1 OMP_NUM_THREADS=1 pg_virtualenv $(BIN)/python -m pytest -q -W ignore::pytest.PytestUnraisableExceptionWarning tests/service/state
 
 mutants: env ## change the code a little, a hundred times, and see that a test fails each time (about twenty minutes)
 	$(BIN)/python tests/mutants/run.py --jobs $(JOBS)

@@ -51,8 +51,6 @@ class ServeSettings:
     """values of the header `Host` that are taken besides the address itself"""
     train: bool = True
     open_page: bool = False
-    database: str | None = None
-    """a database's address; None is the file `service.db`"""
     log_json: bool = False
     target_batch_ms: float | None = None
     """how long one batch should take; None is 60 on a CPU and 8 on a GPU"""
@@ -65,7 +63,7 @@ class ServeSettings:
 
     @property
     def database_file(self) -> Path:
-        """The database, unless `database` names another one."""
+        """The database, unless `$INLAY_DATABASE` names another one."""
         return self.folder / "service.db"
 
     @property

@@ -13,6 +13,8 @@ from inlay.errors import BadConfig, BadData, InlayError, Missing
 from inlay.service.state import Correction, Database, JobQueue, Keys, Workspace, back_up, restore
 from inlay.store import Store
 
+pytestmark = pytest.mark.sqlite
+
 
 def test_a_restored_service_has_all_there_was(db, workspace, tmp_path):
     dataset = make_dataset(workspace)

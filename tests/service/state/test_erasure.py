@@ -253,6 +253,7 @@ def test_an_erasure_killed_at_any_step_is_finished_by_the_next(db, filled, step)
     assert filled.datasets().items == ()
 
 
+@pytest.mark.sqlite
 def test_deleted_rows_are_in_no_free_page(db, workspace):
     go_live(workspace)
     workspace.add_feedback("mail", [Correction(SECRET * 50, "spam") for _ in range(100)])

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from postgres_server import IS_POSTGRES, drop_database, end_connections, make_database, url_of
 from state_makers import DIGEST, START, Clock, publication
 
 from inlay.errors import InlayError
@@ -44,13 +45,20 @@ TENANTS = ("acme", "rival")
 TASKS, METHODS = st.sampled_from(("mail", "news")), st.sampled_from(("houlsby", "lora"))
 NAMES = st.sampled_from(TENANTS)
 ONE = st.integers(0, 10**6)
+DATABASES: dict[str, str] = {}
 TEMPLATE = Path(tempfile.mkdtemp(prefix="inlay-state-"))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def template():
+    if IS_POSTGRES:
+        DATABASES["template"] = make_database()
+        os.environ["INLAY_DATABASE"] = url_of(DATABASES["template"])
     Database.open(TEMPLATE, clock=lambda: START).close()
     yield
+    os.environ.pop("INLAY_DATABASE", None)
+    if IS_POSTGRES:
+        drop_database(DATABASES.pop("template"))
     shutil.rmtree(TEMPLATE)
 
 
@@ -81,6 +89,9 @@ class ServiceState(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.home = Path(shutil.copytree(TEMPLATE, tempfile.mkdtemp(prefix="inlay-state-"), dirs_exist_ok=True))
+        if IS_POSTGRES:
+            DATABASES["own"] = make_database(DATABASES["template"])
+            os.environ["INLAY_DATABASE"] = url_of(DATABASES["own"])
         self.clock = Clock()
         self.open()
         self.jobs: dict[str, ModelJob] = {}
@@ -101,6 +112,14 @@ class ServiceState(RuleBasedStateMachine):
         if hasattr(self, "db"):
             self.db.close()
             shutil.rmtree(self.home)
+        if "own" in DATABASES:
+            drop_database(DATABASES.pop("own"))
+
+    @precondition(lambda self: IS_POSTGRES)
+    @rule()
+    def connections_end(self) -> None:
+        """A server that fails over, or an administrator, ends every connection; nobody notices."""
+        end_connections(DATABASES["own"])
 
     def of(self, tenant: str) -> Workspace:
         return Workspace(self.db, tenant, "key:model")

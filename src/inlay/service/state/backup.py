@@ -18,11 +18,12 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from inlay.errors import BadConfig, BadData, Missing, StoreDamaged
+from inlay.errors import BadConfig, BadData, Missing, StoreDamaged, Unsupported
+from inlay.service.state.database import VARIABLE
 from inlay.service.state.file_lock import keeping_files, remove_tree
 from inlay.service.state.places import Places
 from inlay.service.state.schema import HEAD
-from inlay.service.state.upgrade import read_revision
+from inlay.service.state.sqlite import read_revision
 from inlay.store import DRAFT_PREFIX, locked, make_directory, sync_directory, telling_full_disk, write_atomically
 
 _STORE = ("tasks", "objects", "sidecars", "backbones")  # in this order: a reference is there after its object
@@ -49,6 +50,9 @@ def back_up(home: Path, target: Path) -> BackupReport:
     began = time.monotonic()
     places = Places(home.expanduser().absolute())
     target = target.expanduser().absolute()
+    if os.environ.get(VARIABLE):
+        hint = "copy the database with `pg_dump`, then the folder with any tool: docs/operating.md says how"
+        raise Unsupported("a copy of a service whose database is Postgres", hint)
     if not places.database.is_file():
         raise Missing(f"there is no service in `{places.home}`", "name its folder with `--store DIR`")
     _check_absent(target)

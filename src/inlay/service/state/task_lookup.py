@@ -33,6 +33,7 @@ _MOST_NAME = 64  # characters of a name in the store
 _OWN = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _ANY = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _LISTED = "`GET /v1/tasks` lists the tasks, `GET /v1/tasks/{task}/versions` a task's versions"
+_BEYOND = 10**9  # numbers of versions have nine digits at most
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 
 
@@ -241,8 +242,10 @@ def find_version(connection: Connection, db: Database, task: FoundTask, number: 
     """Return a version of a task; UnknownName for one it does not have."""
     row = schema.versions.c
     is_it = (row.tenant == task.key.tenant, row.task == task.key.name, row.number == number)
-    digest = connection.execute(select(row.digest).where(*is_it)).scalar()
-    if digest is None and task.key.tenant == LOCAL and 0 < number < 10**9:
+    digest = None
+    if 0 < number < _BEYOND:  # columns hold no larger ones
+        digest = connection.execute(select(row.digest).where(*is_it)).scalar()
+    if digest is None and task.key.tenant == LOCAL and 0 < number < _BEYOND:
         with suppress(UnknownName):
             digest = db.store.resolve(f"{task.store_name}@{number}").digest
     if digest is None:

@@ -128,7 +128,7 @@ def serve(child: Child) -> None:
     """Answer requests until the supervisor says stop; then finish those that are under way."""
     settings = child.settings
     child.progress("opening the database")
-    db = Database.open(settings.database or settings.home)
+    db = Database.open(settings.home)
     try:
         app = make_app(settings, db, EngineClient(settings.engine_socket))
         server = DrainingServer(make_config(app, settings.drain_s))

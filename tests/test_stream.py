@@ -105,7 +105,7 @@ def test_files_together_are_one_cohort_each_published_under_its_legal_name(place
     assert [version.reference for version in result.published] == ["mail-box@1", "sms@1", "third@1"]
     assert num_fits == [3]
     assert place.cohorts() == [3]
-    assert place.of("stands")[-1].message.startswith("3 tasks stand (3 versions, bit for bit")
+    assert place.of("stands")[-1].message.startswith("3 tasks answer as published (3 versions, bit for bit")
 
 
 def test_one_by_one_proves_all_earlier_tasks_after_each_addition(place, num_fits):
@@ -486,7 +486,7 @@ def test_a_version_that_no_longer_stands_stops_the_stream_until_it_is_mended(pla
     with pytest.raises(StoreDamaged, match="first@1"):
         place.stream()
     assert list(place.of("fallen")[0].details["fallen"]) == ["first@1"]
-    with pytest.raises(StoreDamaged, match="1 of 3 versions do not stand"):
+    with pytest.raises(StoreDamaged, match="1 of 3 versions failed the proof"):
         place.stream()  # what was added is still not proved
     path.write_bytes(whole)
     place.stream()

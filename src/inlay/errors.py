@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+NONE_YET = "known: none yet"
+"""hint of an unknown name where there are no names at all"""
 MOST_COMPARED = 1000  # names that an unknown one is compared with
 
 
@@ -108,7 +110,8 @@ class UnknownName(InlayError):
         close = find_close(name, known, 1)
         if hint is None:
             listed = ", ".join(known[:20]) + (" …" if len(known) > 20 else "")
-            hint = f"did you mean `{close[0]}`?" if close else f"known: {listed or 'none yet'}"
+            hint = f"did you mean `{close[0]}`?" if close else f"known: {listed}" if listed else NONE_YET
+        self.kind = kind
         super().__init__(f"no {kind} named `{name}`", hint)
 
 

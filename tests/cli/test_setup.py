@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import inlay.cli
-from inlay.cli import COMMANDS
+from inlay.cli import COMMANDS, screen
 from inlay.cli.app import load_command
 from inlay.store import Store
 from tiny_backbones import untrain_pooler
@@ -99,7 +99,7 @@ def test_command_has_help_and_is_listed_by_the_first_words_of_its_docstring(inla
 
 def test_flags_of_a_run_say_what_their_config_fields_say(inlay: Inlay) -> None:
     text = " ".join(inlay("train", "--help").out.split())
-    assert "--lr <float> peak learning rate; default: the method's own" in text
+    assert "--lr NUMBER peak learning rate; default: the method's own" in text
     assert "rows per step [default: 32]" in text
     assert "--on-bad-row refuse|skip what happens to a bad row [default: refuse]" in text
 
@@ -108,6 +108,34 @@ def test_unknown_command_is_refused_with_the_nearest(inlay: Inlay) -> None:
     ended = inlay("trian")
     assert ended.status == 2
     assert ended.err == "error: no command named `trian`\nhint: did you mean `inlay train`?\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("inlay tr", "train"), ("inlay train --meth", "--method"), ("inlay backbone g", "get"), ("inlay nope --x", "")],
+)
+def test_a_shell_completes_commands_and_options(inlay: Inlay, monkeypatch, line: str, expected: str) -> None:
+    monkeypatch.setenv("_INLAY_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    assert inlay().out.split() == expected.split()
+
+
+def test_hints_repeat_the_store_and_name_an_empty_one(inlay: Inlay, tmp_path: Path) -> None:
+    ended = inlay("predict", "mail", "a text", "--store", tmp_path)
+    assert f"there are no tasks in {tmp_path} yet" in ended.err
+    text = "`inlay gc` deletes, `inlay verify mail` checks, `inlay presets` lists; see `inlay train --help`"
+    given = screen.repeat_store(text, Path("my store"))
+    assert given.count("--store 'my store'") == 2
+    assert "`inlay gc --store 'my store'`" in given
+    assert screen.repeat_store(given, Path("my store")) == given
+
+
+@pytest.mark.parametrize("wrong", [("--method", "lroa"), ("--backbone", "minilmm")])
+def test_a_wrong_name_is_refused_before_the_data_is_read(inlay: Inlay, wrong: tuple[str, str]) -> None:
+    ended = inlay("train", "no-such-file.csv", *wrong)
+    assert ended.status != 0
+    assert f"`{wrong[1]}`" in ended.err
 
 
 def test_version_is_printed(inlay: Inlay) -> None:

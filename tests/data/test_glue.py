@@ -96,7 +96,7 @@ def test_root_comes_from_the_environment(root, monkeypatch):
 
 
 def test_what_is_missing_is_said(root):
-    with pytest.raises(Missing, match=r"glue/qnli: no train rows in .*QNLI.*there is only: dev\.tsv"):
+    with pytest.raises(Missing, match=r"glue/qnli: no train rows in .*QNLI.*found there: dev\.tsv"):
         load_task(DataConfig(source="glue/qnli", root=root), "qnli")
     with pytest.raises(Missing, match="glue/mnli-mm: no dev rows"):
         load_task(DataConfig(source="glue/mnli-mm", root=root), "mm")

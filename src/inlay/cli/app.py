@@ -8,17 +8,19 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from inlay.cli import screen
-from inlay.errors import BadConfig, DiskFull, InlayError
+from inlay.errors import NONE_YET, BadConfig, DiskFull, InlayError, UnknownName
 from inlay.processes import current_process
 from inlay.threads import spin_briefly
 
@@ -55,7 +57,7 @@ COMMANDS = {
     "key": Command("Serve", "Make, list and end the keys that requests need."),
     "tasks": Command("Keep", "List the tasks and the parameters each adds."),
     "show": Command("Keep", "Show all there is to know of a version."),
-    "verify": Command("Keep", "Prove that published versions still stand."),
+    "verify": Command("Keep", "Prove that published versions still answer as they did."),
     "export": Command("Keep", _EXPORT),
     "import": Command("Keep", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."),
     "remove": Command("Keep", "Drop a version, or a task with all its versions."),
@@ -66,8 +68,17 @@ COMMANDS = {
 }
 
 
+# typer's name of a value's type -> what a reader of `--help` calls it
+_VALUES = {"str": "TEXT", "int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER", "path": "PATH"}
+_TYPE = re.compile(r" <((?:[^<>\[\]]|\[[^\]]*\])+)>$")
+
+
 class GroupedCommand(TyperCommand):
-    """A command whose options are listed under the headings they belong to."""
+    """A command whose options are listed under the headings they belong to, and whose values have plain names."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line: `TASK DATA`, where typer writes `{TASK} {DATA}`."""
+        return [re.sub(r"^\{(.+)\}", r"\1", piece).replace("…...", "…") for piece in super().collect_usage_pieces(ctx)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and options, a section for each heading."""
@@ -75,7 +86,11 @@ class GroupedCommand(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                is_argument = parameter.param_type_name == "argument"
+                kind = _TYPE.search(record[0])
+                value = "" if kind is None or is_argument else f" {_VALUES.get(kind[1], 'VALUE')}"
+                record = (_TYPE.sub("", record[0]) + value, record[1].replace("x>=", "at least "))
+                usual = "Arguments" if is_argument else "Options"
                 heading = getattr(parameter, "rich_help_panel", None) or usual
                 sections.setdefault(heading, []).append(record)
         usual_last = sections.pop("Options", None)
@@ -99,8 +114,10 @@ class Commands(TyperGroup):
             raise BadConfig(f"no command named `{cmd_name}`", hint)
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name].summary)
 
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str, Any, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Return the command that was asked for, with its options, and its arguments."""
+        if ctx.resilient_parsing and args[0] not in COMMANDS:  # a shell completes a line that is wrong before its end
+            return None, None, args
         self.get_command(ctx, args[0])
         size = current_process().size
         if size > 1 and not COMMANDS[args[0]].takes_several:
@@ -133,8 +150,18 @@ class Commands(TyperGroup):
             screen.log()
             screen.log(str(stop) or "stopped", "yellow")
             raise typer.Exit(STOPPED) from None
+        refusal.hint = _hint_of(refusal, ctx.meta.get("inlay.store"))
         screen.print_error(refusal, as_json=ctx.meta.get("inlay.json", False))
         raise typer.Exit(refusal.exit_status)
+
+
+def _hint_of(error: InlayError, folder: Path | None) -> str | None:
+    """Return an error's hint. Commands in it name the store that was given; an empty store is named."""
+    if isinstance(error, UnknownName) and error.kind == "task" and error.hint == NONE_YET:
+        from inlay.store import Store
+
+        return f"there are no tasks in {Store(folder).place} yet; `--store DIR` names another store"
+    return error.hint and screen.repeat_store(error.hint, folder)
 
 
 def _describe_usage(error: Any) -> str:
@@ -164,24 +191,31 @@ def load_command(name: str) -> Any:
         # One line for each paragraph of the docstring: the terminal's width decides where lines end.
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in found.__doc__.split("\n\n"))
         group = make_typer()
-        group.command(name, cls=GroupedCommand, help=text)(found)
+        group.command(name, help=text)(found)
     command = typer.main.get_command(group)
     command.name = name
     return command
 
 
+class _Typer(typer.Typer):
+    """A Typer whose commands list their options by headings."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Any:
+        """Return the decorator of a command."""
+        return super().command(name, **{"cls": GroupedCommand, **settings})
+
+
 def make_typer(**settings: Any) -> typer.Typer:
     """Return a Typer with our habits: plain help, no completion script, tracebacks as Python prints them."""
-    return typer.Typer(
-        add_completion=False,
+    return _Typer(
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-        **settings,
+        **{"add_completion": False, **settings},
     )
 
 
-app = make_typer(cls=Commands, no_args_is_help=True)
+app = make_typer(cls=Commands, no_args_is_help=True, add_completion=True)
 
 
 def _print_version(value: bool) -> None:

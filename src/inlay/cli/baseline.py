@@ -36,6 +36,7 @@ def baseline(
     """
     pipeline.check_device_name(device)
     config = run.resolve()
+    pipeline.check_backbone_name(config.backbone)
     task = pipeline.load_task(config)
     try:
         with screen.Meter("fitting", len(explore.STRENGTHS)) as meter:

@@ -132,10 +132,21 @@ _FIT_FLAGS: dict[str, Any] = {
 REUSE = ("reuse_prefix", *_SIZES)
 MEMORY = ("token_budget", *REUSE, "checkpointing", "threads")
 
+
+def _note_store(context: typer.Context, value: Path | None) -> Path | None:
+    context.meta["inlay.store"] = value  # shared with the parent context: hints repeat it
+    return value
+
+
 TaskArgument = Annotated[str, typer.Argument(metavar="TASK", help="NAME, NAME@3 or NAME@best")]
 StoreOption = Annotated[
     Path | None,
-    typer.Option("--store", metavar="DIR", help="folder of the store, or s3://…; default: $INLAY_HOME, or ~/.inlay"),
+    typer.Option(
+        "--store",
+        metavar="DIR",
+        callback=_note_store,
+        help="folder of the store, or s3://…; default: $INLAY_HOME, or ~/.inlay",
+    ),
 ]
 BackboneOption = Annotated[
     str | None,
@@ -149,7 +160,7 @@ TextOption = Annotated[
 ]
 ConfidenceOption = Annotated[
     float | None,
-    typer.Option("--min-confidence", metavar="P", help="give no answer less sure than this probability, from 0 to 1"),
+    typer.Option("--min-confidence", metavar="P", help="give no answer below this probability, from 0 to 1"),
 ]
 FormulasOption = Annotated[
     bool,

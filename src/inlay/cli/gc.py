@@ -56,4 +56,4 @@ def gc(
                 many = screen.count(spared[what], "file")
                 screen.log(f"spared {many} of {what} used within the hour: a process may still be writing them", "dim")
         elif usage.num_files:
-            screen.log(f"kept {about}; delete them with: inlay gc --cache", "dim")
+            screen.log(screen.repeat_store(f"kept {about}; delete them with `inlay gc --cache`", store), "dim")

@@ -59,4 +59,5 @@ def import_(
         return
     for note in notes:
         screen.log(f"note: {note}", "dim")
-    screen.emit(f"{version.reference} is here; prove it with: inlay verify {version.reference}")
+    screen.emit(f"imported {version.reference}")
+    screen.emit(screen.repeat_store(f"check it with: `inlay verify {version.reference}`", store))

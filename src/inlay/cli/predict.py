@@ -67,14 +67,18 @@ def predict(
     Several tasks, as in `inlay predict mood,topic "a text"`, each answer every text, and what they share is computed
     once. A file with a `task` column is answered in mixed batches, each row by its own task; TASK is for rows that name
     none.
-    The file is read and written a few thousand rows at a time, and an output file gets its name when it is whole. A row
-    that cannot be answered says so in its `error` column; a row less sure than --min-confidence gets no label. A task
-    that finds answers in a context reads the question as TEXT and the context as --pair. On a GPU a long input is
-    compiled for on the way: that is announced, takes some seconds, and is kept for the next time. With --json, a line
-    of JSON for every text.
+
+    A file is read and written a few thousand rows at a time, and an output file gets its name when it is whole. A row
+    that cannot be answered says so in its `error` column. With --min-confidence an answer below that probability is
+    withheld.
+
+    A task that finds answers in a context reads the question as TEXT and the context as --pair. On a GPU Inlay compiles
+    for a long input. It says so, needs some seconds, and keeps what it compiled. With --json, a line of JSON for every
+    text.
     """
     # 1. refuse what cannot be answered, before anything is loaded
     pipeline.check_device_name(device)
+    pipeline.check_backbone_name(backbone)
     serving.check_confidence(min_confidence)
     asked = PredictInput(task, texts or [], pair or [], file, text)
     asked.check()

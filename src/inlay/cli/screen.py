@@ -8,9 +8,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inlay.terminal import (
@@ -65,6 +68,7 @@ __all__ = [
     "paint",
     "print_error",
     "printable",
+    "repeat_store",
     "score",
     "share",
     "shorten",
@@ -100,6 +104,17 @@ def emit_json(value: Any, *, indent: int | None = 2) -> None:
     """Print data as one JSON document to stdout. NaN and infinity become null."""
     is_unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
     emit(json.dumps(_plain(value), indent=indent, ensure_ascii=not is_unicode, default=str, allow_nan=False))
+
+
+_COMMAND = re.compile(r"`inlay (?!presets|baseline|backbone list|study|[a-z]+ --help)([a-z]+(?: [^`]*)?)`")
+
+
+def repeat_store(text: str, store: Path | None) -> str:
+    """Return a text whose commands, such as `inlay verify mail`, name the store that was given."""
+    if store is None:
+        return text
+    given = f" --store {shlex.quote(str(store))}"
+    return _COMMAND.sub(lambda found: found[0] if given in found[0] else f"`inlay {found[1]}{given}`", text)
 
 
 def print_error(error: InlayError, *, as_json: bool = False) -> None:

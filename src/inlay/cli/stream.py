@@ -57,7 +57,7 @@ def stream(
     store: flags.StoreOption = None,
     json: flags.JsonOption = False,
 ) -> None:
-    """Train every data file that appears in a folder, publish it, and prove that all earlier tasks stand.
+    """Train every data file that appears in a folder, publish it, and check that earlier tasks are unchanged.
 
     The task is called as the file is. Settings of one file stand beside it in NAME.toml: put that there first. They
     say how its own rows are read and trained, nothing else; files outside DIR are not read. A file that cannot be used

@@ -40,6 +40,7 @@ def suggest(
     kept, config = open_store(store), run.resolve()
     if not kept.ledger(lambda version, error: None):
         raise Missing(f"no tasks in {kept.place} yet", "train some first: `inlay train mail.csv --task mail`")
+    pipeline.check_backbone_name(config.backbone)
     task = pipeline.load_task(config)
     backbone = pipeline.open_backbone(config.backbone, device)
     longest = config.train.max_length or explore.SuggestSettings.max_length

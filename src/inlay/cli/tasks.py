@@ -27,7 +27,7 @@ def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
         screen.log(f"{item['version']} cannot be read: {item['message']}; {item['hint']}", "yellow")
     if not ledger:
         screen.log(f"no tasks in {kept.place} yet")
-        screen.log("train the first: inlay train mail.csv --task mail", "dim")
+        screen.log(screen.repeat_store("train the first: `inlay train mail.csv --task mail`", store), "dim")
         return
     columns = [Column("task", is_flexible=True), Column("kind", is_flexible=True), *numbers("labels", "versions")]
     screen.emit_table([*columns, "dev score", "method", *numbers("adds", "share")], [_row(entry) for entry in entries])

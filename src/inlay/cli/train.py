@@ -155,9 +155,8 @@ def put_report(finished: pipeline.TrainReport, store: Path | None) -> None:
             pairs["better"] = f"{report['best']}, on the same dev rows: `{name}@best` means it, `{name}` the new one"
     pairs |= {"run": report["folder"], **({} if report["curve"] is None else {"curve": report["curve"]})}
     if report["reference"] is not None:
-        where = "" if store is None else f" --store {shlex.quote(str(store))}"
         second = ' --pair "the second text"' if ready.run.task.train.pairs is not None else ""
-        pairs["next"] = f'inlay predict {name} "a text"{second}{where}'
+        pairs["next"] = screen.repeat_store(f'`inlay predict {name} "a text"{second}`', store).strip("`")
     screen.emit_pairs(pairs)
 
 

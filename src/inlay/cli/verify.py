@@ -1,4 +1,4 @@
-"""`inlay verify`: the proof, version by version, that published versions still stand."""
+"""`inlay verify`: the proof, version by version, that published versions still answer as they did."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ def verify(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Prove that published versions still stand.
+    """Prove that published versions still answer as they did.
 
     Their bytes, their backbone and their probes are checked. A version answers its probes alone and in a batch mixed
     with all the others. The answers alone are compared bit for bit on the machine and libraries it was published with.
     With --rows a version that was published with hashed probes finds the rows among those of a file.
     """
     pipeline.check_device_name(device)
+    pipeline.check_backbone_name(backbone)
     kept = open_store(store)
     versions: list[Version] = []
     checks: list[serving.Check] = []  # a reference that cannot be read costs only its own version
@@ -77,7 +78,7 @@ def verify(
         screen.log(f"no versions in {kept.place} yet")
     if fallen:
         raise StoreDamaged(
-            f"{len(fallen)} of {screen.count(len(checks), 'version')} do not stand, "
+            f"{len(fallen)} of {screen.count(len(checks), 'version')} failed the proof, "
             f"such as `{fallen[0].version.reference}`: {fallen[0].problem}"
         )
 
@@ -127,7 +128,7 @@ def _check_on(
 
 
 def _put_checks(checks: Sequence[serving.Check]) -> None:
-    columns = ["version", "stands", "probes alone", "in a mixed batch"]
+    columns = ["version", "verified", "probes alone", "in a mixed batch"]
     rows = []
     for check in checks:
         if not check.stands:
@@ -145,6 +146,7 @@ def _put_checks(checks: Sequence[serving.Check]) -> None:
         num_bare = sum(not check.num_probes for check in checks)
         others = "others by their bytes and their backbone alone" if num_bare else "others to a tolerance"
         how = "bit for bit" if num_exact == len(checks) else f"{num_exact} of them bit for bit, {others}"
-        screen.emit(f"\n{'it stands' if len(checks) == 1 else f'all {len(checks)} versions stand'}, {how}")
+        subject = "it answers" if len(checks) == 1 else f"all {len(checks)} versions answer"
+        screen.emit(f"\n{subject} as published, {how}")
     else:
         screen.emit_table([*columns, Column("problem", is_flexible=True)], rows)

@@ -57,7 +57,10 @@ class Source:
         if side not in self.sides:
             there = sorted(path.name for path in Path(self.place).iterdir()) if self.place else sorted(self.sides)
             where = f" in {self.place}" if self.place else ""
-            raise Missing(f"{self.name}: no {side} rows{where}", f"there is only: {', '.join(there) or 'nothing'}")
+            raise Missing(
+                f"{self.name}: no {side} rows{where}",
+                f"found there: {', '.join(there)}" if there else "the folder is empty",
+            )
         return self.sides[side]()
 
 

@@ -271,7 +271,7 @@ def _check_probes(tasks: Sequence[GraphTask], backbone: Backbone, folder: Path) 
         if not difference <= TOLERANCE * max(1.0, float(np.abs(wanted).max())):
             raise Unsupported(
                 f"the graph's answers to the probes of `{task.version.reference}` differ by {difference:.1e}",
-                "run `inlay verify`; if the version stands, onnxruntime or the exporter is at fault: report it",
+                "run `inlay verify`; if that finds nothing, onnxruntime or the exporter is at fault: report it",
             )
         num_probes, largest = num_probes + len(probes), max(largest, difference)
     return num_probes, largest

@@ -6,6 +6,7 @@ Notes and progress are said through `inlay.terminal`, which a caller may silence
 from __future__ import annotations
 
 from inlay.pipeline.backbones import (
+    check_backbone_name,
     check_device_name,
     check_precision,
     find_stored,
@@ -31,6 +32,7 @@ __all__ = [
     "TrainReport",
     "TrainWishes",
     "TrainingProgress",
+    "check_backbone_name",
     "check_device_name",
     "check_precision",
     "cross_validate",

@@ -64,6 +64,12 @@ def find_stored(stored: str, store: Store) -> str:
     return found
 
 
+def check_backbone_name(name: str | None) -> None:
+    """Refuse a name that is neither built in, nor a folder, nor one of a hub, before any work."""
+    if name is not None and "/" not in name:
+        model.find_folder(full_name(name))
+
+
 def check_device_name(device: str) -> None:
     """Refuse a device that Inlay does not support, before any work."""
     plain, _, number = device.partition(":")

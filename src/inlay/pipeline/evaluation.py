@@ -10,7 +10,7 @@ from typing import Any
 from inlay import data, model, serving, terminal, training
 from inlay.errors import BadConfig, BadData, NotFinite
 from inlay.notebook import show_html
-from inlay.pipeline.backbones import check_device_name, check_precision, open_stored
+from inlay.pipeline.backbones import check_backbone_name, check_device_name, check_precision, open_stored
 from inlay.settings import DataConfig
 from inlay.store import Manifest, Store, Version
 
@@ -84,6 +84,7 @@ def evaluate(
     """Score a task on labelled rows: in int8 too, and without the answers that are not sure enough, if asked for."""
     # 1. refuse what cannot be, before anything is loaded
     check_device_name(device)
+    check_backbone_name(backbone)
     serving.check_confidence(min_confidence)
     device = check_precision(precision, device)
     version = store.resolve(task)

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from inlay import data, model, terminal, training
-from inlay.pipeline.backbones import check_device_name, open_backbone
+from inlay.pipeline.backbones import check_backbone_name, check_device_name, open_backbone
 from inlay.settings import MethodConfig, RunConfig
 from inlay.store import Store
 
@@ -26,8 +26,10 @@ def prepare(
     """
     store.check_name(name or config.task)
     check_device_name(device)
+    model.resolve_method(config.method)  # an unknown name is refused before anything is read
+    if backbone is None:
+        check_backbone_name(config.backbone)
     task = load_task(config) if task is None else describe_task(task)
-    model.resolve_method(config.method)  # an unknown name is refused before the backbone is loaded
     backbone = backbone or open_backbone(config.backbone, device)
     has_copy = model.find_method(config.method.name).is_finetuned
     use = "; a copy of its weights is trained for the task" if has_copy else ", frozen"

@@ -367,7 +367,7 @@ class _Stream:
         self._num_standing = len({version.name for version in ours})
         if fallen:
             problems = "; ".join(f"`{reference}`: {problem}" for reference, problem in fallen.items())
-            message = f"{len(fallen)} of {len(different)} versions do not stand: {problems}"
+            message = f"{len(fallen)} of {len(different)} versions failed the proof: {problems}"
             self._emit(StreamEvent("fallen", message, details={"fallen": fallen}))
             raise StoreDamaged(message, "restore them from a copy, or remove them, and start the stream again")
         self._journal.write("proved", num_versions=len(ours))
@@ -375,7 +375,7 @@ class _Stream:
         is_exact = all(check.is_exact for check in checks)
         how = "bit for bit" if is_exact else "some within tolerance: their probes are another machine's"
         elsewhere = f"; {num_elsewhere} versions on other backbones not checked" if num_elsewhere else ""
-        message = f"{num_tasks} {'task stands' if num_tasks == 1 else 'tasks stand'}"
+        message = f"{num_tasks} {'task answers' if num_tasks == 1 else 'tasks answer'} as published"
         message += f" ({len(ours)} version{'s' * (len(ours) != 1)}, {how}{elsewhere})"
         details = {"num_tasks": num_tasks, "num_versions": len(ours), "is_exact": is_exact}
         self._emit(StreamEvent("stands", message, details={**details, "num_on_other_backbones": num_elsewhere}))

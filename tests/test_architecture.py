@@ -21,7 +21,7 @@ ARROWS = {
     "processes": {"errors"},
     "settings": {"errors", "processes"},
     "caches": {"errors"},
-    "locks": set(),
+    "locks": {"errors"},
     "archives": set(),
     "threads": {"locks"},
     "lazy_imports": set(),

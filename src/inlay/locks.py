@@ -1,4 +1,7 @@
-"""Locks between threads that are taken in the order in which they were asked for.
+"""Locks: between threads, taken in the order in which they were asked for; and between processes, on open files.
+
+A lock on a file is Unix's `flock`. Reading a store takes none, so a system without it can answer. What writes is
+refused there before it writes: without locks two writers would harm each other unnoticed.
 
 `threading.RLock` goes to whoever asks first after it is free, which is nearly always the thread that just gave it back:
 a training would keep a request waiting for hundreds of steps.
@@ -6,10 +9,37 @@ a training would keep a request waiting for hundreds of steps.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from threading import Lock, get_ident
-from typing import Any
+from typing import IO, Any
 from weakref import WeakKeyDictionary
+
+from inlay.errors import Unsupported
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+def lock_file(file: int | IO[Any], *, is_shared: bool = False, waits: bool = False) -> None:
+    """Lock an open file against other processes until it is closed; unless it `waits`, raise BlockingIOError if held.
+
+    A process that dies releases its locks.
+    """
+    if fcntl is None:
+        raise Unsupported(
+            f"writing to a store on this system (`{os.name}`), which has no file locks as Unix has them",
+            "answer with `inlay predict` here; train on Linux or macOS, or in the Windows Subsystem for Linux",
+        )
+    fcntl.flock(file, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB))
+
+
+def unlock_file(file: int | IO[Any]) -> None:
+    """Release a lock now. Closing is not enough: a child that was forked meanwhile has the file open too."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_UN)
 
 
 class FairLock:

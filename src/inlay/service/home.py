@@ -6,7 +6,6 @@ waits while the processes of one that was killed are still ending.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import json
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError, StoreDamaged
+from inlay.locks import lock_file
 from inlay.service.settings import ServeSettings
 from inlay.store import make_directory, telling_full_disk, write_atomically
 
@@ -103,7 +103,7 @@ class HomeLock:
 
     def _take(self) -> bool:
         try:
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(self.descriptor)
         except BlockingIOError:
             return False
         return True

@@ -8,7 +8,6 @@ disk is an error that says how much room was needed, and leaves what was there b
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import time
@@ -17,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from inlay.errors import DiskFull, StoreBusy
+from inlay.locks import lock_file, unlock_file
 
 DRAFT_PREFIX = ".draft-"
 PATIENCE_SECONDS = {True: 120.0, False: 600.0}
@@ -47,7 +47,7 @@ def is_abandoned(draft: Path) -> bool:
     """Tell whether nobody writes a draft any more: its writer holds a lock on it, whatever the clocks say."""
     with draft.open("rb") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock_file(file, is_shared=True)
         except BlockingIOError:
             return False
     return True
@@ -98,30 +98,29 @@ def locked(path: Path, *, exclusive: bool, in_turn: bool = False) -> Iterator[No
     must not be taken twice by one thread. Who waits for too long gets an error that names the holders.
     """
     until = time.monotonic() + PATIENCE_SECONDS[exclusive]
-    mode = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     main = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if in_turn:
             turn_path = path.with_name(f"{path.name}.turn")
             turn = os.open(turn_path, os.O_RDWR | os.O_CREAT, 0o666)
             try:
-                _wait_for(turn, fcntl.LOCK_EX, until, (path, turn_path))
-                _wait_for(main, mode, until, (path,))
+                _wait_for(turn, until, (path, turn_path))
+                _wait_for(main, until, (path,), is_shared=not exclusive)
             finally:
                 _release(turn)
         else:
-            _wait_for(main, mode, until, (path,))
+            _wait_for(main, until, (path,), is_shared=not exclusive)
         yield
     finally:
         _release(main)
 
 
-def _wait_for(descriptor: int, kind: int, until: float, paths: Sequence[Path]) -> None:
+def _wait_for(descriptor: int, until: float, paths: Sequence[Path], *, is_shared: bool = False) -> None:
     """Take a lock as soon as it is free; refuse after `until`, naming who holds one of `paths`."""
     pause = _FIRST_PAUSE
     while True:
         try:
-            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            lock_file(descriptor, is_shared=is_shared)
             return
         except BlockingIOError:
             if time.monotonic() >= until:
@@ -151,7 +150,7 @@ def _list_holders(path: Path) -> Iterator[str]:
 
 
 def _release(descriptor: int) -> None:
-    fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open too
+    unlock_file(descriptor)
     os.close(descriptor)
 
 
@@ -165,7 +164,7 @@ def _draft_of(path: Path, content: bytes | Sequence[bytes | memoryview]) -> Iter
             # Not tempfile: it makes private files, and a shared store must stay readable. Here the umask decides.
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
                 with suppress(OSError):  # some file systems have no locks
-                    fcntl.flock(file, fcntl.LOCK_EX)  # until it has its name: see `is_abandoned`
+                    lock_file(file, waits=True)  # until it has its name: see `is_abandoned`
                 for part in parts:
                     file.write(part)
                 file.flush()
@@ -174,6 +173,6 @@ def _draft_of(path: Path, content: bytes | Sequence[bytes | memoryview]) -> Iter
                     yield draft
                 finally:
                     with suppress(OSError):
-                        fcntl.flock(file, fcntl.LOCK_UN)
+                        unlock_file(file)
         finally:
             Path(draft).unlink(missing_ok=True)

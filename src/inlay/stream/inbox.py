@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import BadConfig, BadData, InlayError, Missing
+from inlay.locks import lock_file
 from inlay.settings import RunConfig, digest, from_tree
 from inlay.store import Store, Version, write_atomically
 
@@ -146,7 +146,7 @@ def open_journal(store: Store, folder: Path) -> Iterator[Journal]:
         raise InlayError(f"cannot write `{journal_dir}`: {error.strerror}", hint) from None
     with (journal_dir / "lock").open("ab") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(file)
         except BlockingIOError:
             raise InlayError(f"another stream is watching `{folder}`", "let that one do it, or end it first") from None
         yield Journal(journal_dir / "journal.jsonl")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from inlay.locks import lock_file
 from inlay.service.state.places import Places
 from inlay.store import locked, make_directory
 
@@ -37,7 +37,7 @@ def removing_file(places: Places, path: Path) -> None:
     descriptor = os.open(_lock_path(places), os.O_RDWR | os.O_CREAT, 0o666)
     try:
         with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            lock_file(descriptor, is_shared=True)
             path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)

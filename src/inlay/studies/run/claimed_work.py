@@ -8,13 +8,13 @@ lock is free counts no more, and others take its runs over. Who looks at claims 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from inlay.locks import lock_file, unlock_file
 from inlay.store import locked, make_directory
 
 
@@ -41,11 +41,11 @@ class Claims:
 
         def release() -> None:
             path.unlink(missing_ok=True)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough: a child forked meanwhile has it open too
+            unlock_file(descriptor)
             os.close(descriptor)
 
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock_file(descriptor, waits=True)
             os.write(descriptor, json.dumps(sorted(run_ids)).encode())
             os.fsync(descriptor)  # other hosts must not see a claim of nothing
         except BaseException:
@@ -61,7 +61,7 @@ def _read_claim(path: Path) -> list[str]:
     except FileNotFoundError:  # released just now
         return []
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(descriptor)
     except BlockingIOError:
         with open(descriptor, "rb", closefd=False) as file:
             return list(json.loads(file.read()))

@@ -7,7 +7,7 @@ JOBS ?= 2
 # Bytecode is written as modules are first imported, not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart serve test postgres fuzz kill kill-service soak schemathesis histories churn mutants interop triton quality-env check lint env clean help
+.PHONY: quickstart serve test postgres fuzz kill kill-service soak schemathesis histories churn mutants interop triton quality-env docs wheel-test check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -84,6 +84,13 @@ triton: env ## run the Triton kernels in their interpreter, in an environment of
 
 quality-env: env ## make the environment of SetFit, which bench/quality.py measures beside Inlay
 	$(BIN)/python bench/quality.py --make-env
+
+docs: env ## build the guide as a site, in build/site; see it with `python -m http.server -d build/site`
+	@$(BIN)/python -c 'import mkdocs, mkdocstrings_handlers.python, material' 2>/dev/null || $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+wheel-test: env ## build a wheel, install it in an empty environment, train and ask there (minutes; needs the package index)
+	$(BIN)/python tests/install_wheel.py
 
 lint: env ## formatting, lint and types
 	$(BIN)/ruff format --check src tests bench examples results docs

@@ -316,6 +316,18 @@ def test_http_page_is_what_the_service_says():
     assert page("http.md") == load_script("draw_http").render(), "run `python docs/draw_http.py`"
 
 
+def test_command_page_is_what_the_commands_say():
+    assert page("commands.md") == load_script("draw_commands").render(), "run `python docs/draw_commands.py`"
+
+
+def test_the_site_leads_to_every_page():
+    """Built by `make docs`, whose libraries are no part of the tests' environment."""
+    led = re.findall(r"^ *- [^:]+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf8"), re.MULTILINE)
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert sorted(led) == sorted(pages | {"CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"})
+    assert "font: false" in (ROOT / "mkdocs.yml").read_text(encoding="utf8")
+
+
 def load_script(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)

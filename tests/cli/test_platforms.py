@@ -9,15 +9,12 @@ import sys
 from .conftest import Mail
 
 PROGRAM = """
-import builtins, os, signal, sys
-import torch, transformers  # other libraries look after themselves: only Inlay's own code is told that it is not Unix
-real = builtins.__import__
-def hide(name, globals=None, *rest):
-    asked_by = (globals or {}).get("__name__", "").split(".")[0]
-    if asked_by == "inlay" and name in ("fcntl", "resource", "termios", "pwd", "grp"):
-        raise ImportError(f"hidden: {name}")
-    return real(name, globals, *rest)
-builtins.__import__ = hide
+import os, signal, sys
+# Other libraries look after themselves: they are imported before it is as if this were not Unix.
+import pandas, rich.progress, scipy.optimize, sklearn.linear_model, torch
+from transformers import AutoModel, AutoTokenizer, BertModel, PreTrainedModel
+for name in ("fcntl", "resource", "termios", "pwd", "grp"):
+    sys.modules[name] = None
 for name in "fork getuid geteuid setsid killpg sched_getaffinity posix_fallocate".split():
     delattr(os, name)
 for name in "SIGALRM SIGKILL SIGHUP SIGCHLD setitimer alarm pthread_sigmask".split():

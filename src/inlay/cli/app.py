@@ -80,19 +80,22 @@ class GroupedCommand(TyperCommand):
         """Return the words of the usage line: `TASK DATA`, where typer writes `{TASK} {DATA}`."""
         return [re.sub(r"^\{(.+)\}", r"\1", piece).replace("…...", "…") for piece in super().collect_usage_pieces(ctx)]
 
+    def describe(self, parameter: Any, ctx: Any) -> tuple[str, tuple[str, str]] | None:
+        """Return the heading of an argument or option, its words, and its help; None for what is hidden."""
+        record = parameter.get_help_record(ctx)
+        if record is None:
+            return None
+        is_argument = parameter.param_type_name == "argument"
+        kind = _TYPE.search(record[0])
+        value = "" if kind is None or is_argument else f" {_VALUES.get(kind[1], 'VALUE')}"
+        heading = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
+        return heading, (_TYPE.sub("", record[0]) + value, record[1].replace("x>=", "at least "))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and options, a section for each heading."""
         sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None:
-                is_argument = parameter.param_type_name == "argument"
-                kind = _TYPE.search(record[0])
-                value = "" if kind is None or is_argument else f" {_VALUES.get(kind[1], 'VALUE')}"
-                record = (_TYPE.sub("", record[0]) + value, record[1].replace("x>=", "at least "))
-                usual = "Arguments" if is_argument else "Options"
-                heading = getattr(parameter, "rich_help_panel", None) or usual
-                sections.setdefault(heading, []).append(record)
+        for heading, record in filter(None, (self.describe(parameter, ctx) for parameter in self.get_params(ctx))):
+            sections.setdefault(heading, []).append(record)
         usual_last = sections.pop("Options", None)
         for heading, records in {**sections, **({"Options": usual_last} if usual_last else {})}.items():
             with formatter.section(heading):

@@ -297,7 +297,7 @@ def test_training_page_names_every_command():
     from inlay.cli import COMMANDS
 
     (listed,) = re.findall(r"^All commands: (.+)$", page("training.md"), re.MULTILINE)
-    assert set(re.findall(r"`([a-z]+)`", listed)) == COMMANDS.keys()
+    assert set(re.findall(r"`([a-z-]+)`", listed)) == COMMANDS.keys()
 
 
 def test_picture_is_drawn_by_its_script(tmp_path):

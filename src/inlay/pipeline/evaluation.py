@@ -84,7 +84,8 @@ def evaluate(
     """Score a task on labelled rows: in int8 too, and without the answers that are not sure enough, if asked for."""
     # 1. refuse what cannot be, before anything is loaded
     check_device_name(device)
-    check_backbone_name(backbone)
+    if not isinstance(backbone, model.Backbone):
+        check_backbone_name(backbone)
     serving.check_confidence(min_confidence)
     device = check_precision(precision, device)
     version = store.resolve(task)

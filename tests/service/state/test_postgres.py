@@ -9,7 +9,7 @@ import pytest
 from postgres_server import IS_POSTGRES, end_connections
 from state_makers import START, make_dataset, train
 
-from inlay.errors import Missing, StoreUnreachable
+from inlay.errors import BadConfig, Missing, StoreUnreachable
 from inlay.service.state import Database, JobQueue, Keys, Tenants
 
 needs_postgres = pytest.mark.skipif(not IS_POSTGRES, reason="`make postgres` runs it")
@@ -32,6 +32,21 @@ def test_an_address_that_is_none_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("INLAY_DATABASE", "somewhere")
     with pytest.raises(Missing, match="no address of a database"):
         Database.open(tmp_path)
+
+
+@needs_postgres
+def test_a_home_of_postgres_is_not_opened_with_sqlite_by_mistake(home, monkeypatch):
+    Database.open(home).close()
+    monkeypatch.delenv("INLAY_DATABASE")
+    with pytest.raises(Missing, match="lies in Postgres"):
+        Database.open(home)
+
+
+@pytest.mark.sqlite
+def test_a_home_of_sqlite_is_not_opened_with_postgres_by_mistake(home, monkeypatch):
+    monkeypatch.setenv("INLAY_DATABASE", "postgresql://127.0.0.1:9/inlay")
+    with pytest.raises(BadConfig, match="lies in SQLite"):
+        Database.open(home)
 
 
 @needs_postgres

@@ -21,14 +21,14 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine, create_engine, select, update
 from sqlalchemy import exc as sql_errors
 
-from inlay.errors import InlayError
+from inlay.errors import BadConfig, InlayError, Missing
 from inlay.service.state import schema
 from inlay.service.state.metering import UsageMeter
 from inlay.service.state.places import Places
 from inlay.service.state.postgres import Postgres, PostgresWatch
 from inlay.service.state.sqlite import BUSY_S, Sqlite, busy
 from inlay.service.state.upgrade import bring_up_to_date
-from inlay.store import Store
+from inlay.store import Store, write_atomically
 
 T = TypeVar("T")
 VARIABLE = "INLAY_DATABASE"
@@ -66,8 +66,12 @@ class Database:
         """
         places = Places(Path(home).expanduser().resolve())
         kind = find_kind_of_database(places)
+        _check_same_database(kind, places)
         with telling_sql_errors(kind):
             bring_up_to_date(kind, places, clock)
+        if isinstance(kind, Postgres) and not places.postgres_note.exists():
+            write_atomically(places.postgres_note, f"{kind.where}\n".encode())
+        with telling_sql_errors(kind):
             return cls(places, clock)
 
     def close(self) -> None:
@@ -183,6 +187,21 @@ def find_kind_of_database(places: Places) -> Sqlite | Postgres:
     """Return the database that `$INLAY_DATABASE` names, or the file below a home."""
     address = os.environ.get(VARIABLE)
     return Postgres(address) if address else Sqlite(places)
+
+
+def _check_same_database(kind: Sqlite | Postgres, places: Places) -> None:
+    """Refuse a home whose state lies in the other database: keys made there would be keys of nothing."""
+    noted = places.postgres_note
+    if isinstance(kind, Sqlite) and noted.exists():
+        raise Missing(
+            f"the state of the service in `{places.home}` lies in Postgres, and `${VARIABLE}` is not set",
+            f"set it to the address of {noted.read_text(errors='replace').strip()[:200]}, with its password",
+        )
+    if isinstance(kind, Postgres) and not noted.exists() and places.database.exists():
+        raise BadConfig(
+            f"`{places.home}` has a service whose state lies in SQLite, and `${VARIABLE}` names Postgres",
+            "start with a new folder, or leave the variable unset",
+        )
 
 
 def _make_engine(kind: Sqlite | Postgres) -> Engine:

@@ -23,6 +23,11 @@ class Places:
         return self.service / "service.db"
 
     @property
+    def postgres_note(self) -> Path:
+        """The file that says that the database is Postgres, and where."""
+        return self.service / "postgres"
+
+    @property
     def run(self) -> Path:
         """The folder of sockets and secrets of the running service."""
         return self.service / "run"

@@ -7,6 +7,7 @@ import random
 import sys
 import threading
 import time
+import timeit
 
 import numpy as np
 import pytest
@@ -285,3 +286,20 @@ def test_a_thread_that_asks_again_and_again_keeps_no_other_waiting(tiny_bert):
 
     run_all([train, request])
     assert np.median(waits) < 0.05
+
+
+def test_a_turn_costs_one_thread_next_to_nothing(tiny_bert, publish_random, tmp_path):
+    """Beside the smallest request there is, to the smallest backbone: the lock of a pass is not measurable in it."""
+    store = Store(tmp_path)
+    (name,) = publish_many(store, tiny_bert, publish_random, 1)
+    engine = Engine(tiny_bert, store, num_slots=2)
+
+    def take_turn():
+        with tiny_bert.turn():
+            pass
+
+    turn_s, request_s = (
+        min(timeit.repeat(work, number=number, repeat=7)) / number
+        for work, number in ((take_turn, 500), (lambda: engine.predict([Request(name, "good")]), 3))
+    )
+    assert turn_s < 0.01 * request_s

@@ -7,11 +7,11 @@ A kind is a class of one method: `attempt(chance, folder)` damages a seed in `fo
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import importlib.util
 import io
 import json
-import math
 import random
 import shutil
 from collections.abc import Callable, Sequence
@@ -32,122 +32,18 @@ from mutators import (
 )
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from world import SETTINGS, TEXT, Silent, World, call, find_version, is_same
 
-from inlay.cli import main
 from inlay.data import load_task, stream_rows
 from inlay.errors import InlayError
 from inlay.exchange import Wishes, export_folder, import_folder, named_backbone
-from inlay.model import load_backbone
 from inlay.serving import Engine, Request, describe_answer, verify
-from inlay.settings import MethodConfig, RunConfig
-from inlay.settings.run_config import DataConfig, TrainConfig
+from inlay.settings import MethodConfig
+from inlay.settings.run_config import DataConfig
 from inlay.store import Store
 from inlay.stream.inbox import Inbox, identify
 from inlay.training import EpochEnded, FitSettings, fit, make_run, publish
-from tiny_backbones import make_folder
 from toys import make_toy_answers, make_toy_pairs, make_toy_tags, make_toy_task
-
-TEXT = "the movie was good and the plot was fine"
-SETTINGS = RunConfig(
-    method=MethodConfig(size=4), train=TrainConfig(epochs=3, max_length=16, batch_size=8, lr=1e-3, seed=1)
-)
-
-
-class Silent(Exception):
-    """A change that nobody noticed, or a bystander that was harmed."""
-
-
-class World:
-    """A tiny backbone and a store with three tasks of its own, made once."""
-
-    def __init__(self, folder: Path, backbone: Any = None) -> None:
-        self.folder = folder
-        self.backbone = backbone or load_backbone(str(make_folder("bert", folder / "backbone")), device="cpu")
-        self.store = Store(folder / "store")
-        self.runs = folder / "store" / "runs"
-        self.tasks = {name: make_toy_task(name, seed=seed) for seed, name in enumerate(("victim", "second"))}
-        self.versions = {name: self._train(name) for name in self.tasks}
-        self.answers = {name: self.ask(self.store, name) for name in self.tasks}
-
-    def run(self, name: str) -> Any:
-        return make_run(self.tasks[name], dataclasses.replace(SETTINGS, task=name), self.backbone, self.store)
-
-    def publish(
-        self, store: Store, method: MethodConfig, task: Any = None, *, pooling: str | None = None, pairs: str = "joined"
-    ) -> Any:
-        """A version of another method, or of another task, trained for an epoch."""
-        task = task or self.tasks["victim"]
-        train = dataclasses.replace(SETTINGS.train, epochs=1, pooling=pooling or SETTINGS.train.pooling)
-        config = RunConfig(task=task.name, method=method, train=train, data=DataConfig(pairs=pairs))
-        run = make_run(task, config, self.backbone, store)
-        (result,) = fit([run], self.backbone, store.root / "runs", FitSettings(draw_curves=False))
-        return publish(run, result, self.backbone, store)
-
-    def _train(self, name: str) -> Any:
-        (result,) = fit([self.run(name)], self.backbone, self.runs, FitSettings(draw_curves=False))
-        return publish(self.run(name), result, self.backbone, self.store)
-
-    def ask(self, store: Store, name: str, pair: str | None = None) -> dict[str, Any]:
-        """The answer of a task as it is printed; the error of a task that does not answer."""
-        (answer,) = Engine(self.backbone, store, num_slots=2).predict([Request(name, TEXT, pair)])
-        about = describe_answer(answer)
-        json.dumps(about, allow_nan=False).encode()
-        if answer.error is not None:
-            raise answer.error
-        return {key: value for key, value in about.items() if key not in ("task", "version")}
-
-    def copy_store(self, folder: Path) -> Store:
-        shutil.copytree(self.store.root, folder / "store", ignore=shutil.ignore_patterns("runs"))
-        return Store(folder / "store")
-
-    def check_bystander(self, store: Store) -> None:
-        """List, show, verify and ask: another task than the damaged one is as it was."""
-        if call("tasks", store) or call("show", store, "second"):
-            raise Silent("`inlay tasks` or `inlay show` fails")
-        requests = [Request("victim", TEXT), Request("second", TEXT), Request("victim@1", TEXT)]
-        versions = [store.resolve("second")]
-        with contextlib.suppress(InlayError):
-            versions.append(store.resolve("victim"))
-        try:
-            about = describe_answer(Engine(self.backbone, store, num_slots=4).predict(requests)[1])
-            checks = {check.version.name: check for check in verify(versions, self.backbone, store)}
-        except InlayError as error:
-            raise Silent(f"answering or verifying ends for all: {error}") from error
-        if not checks["second"].stands:
-            raise Silent(f"another task does not stand: {checks['second'].problem}")
-        if not is_same(about, self.answers["second"]):
-            raise Silent(f"another task answers {about} in a batch with this one")
-
-
-def is_same(about: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Whether an answer of a batch is the one that was given alone, up to rounding."""
-    return about.get("label") == expected["label"] and math.isclose(
-        about["probability"], expected["probability"], abs_tol=1e-4
-    )
-
-
-def call(*words: Any) -> int:
-    """The exit status of a command that only looks; what is no `InlayError` comes out as it is."""
-    command, store, *more = words
-    out = io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-            main([command, *more, "--store", str(store.root), "--json"])
-    except SystemExit as stop:
-        if not stop.code:
-            json.loads(out.getvalue(), parse_constant=_refuse)
-        return int(stop.code or 0)
-    return 0
-
-
-def _refuse(word: str) -> None:
-    raise Silent(f"`{word}` in what is printed as JSON")
-
-
-def find_version(store: Store, name: str) -> Any:
-    """What a listing says of a task's latest version."""
-    version = store.resolve(name)
-    return next(info for info in store.versions(name) if info.version == version)
 
 
 class Data:
@@ -181,7 +77,21 @@ class Data:
             self.seeds["h.xlsx"] = book.getvalue()
 
     def attempt(self, chance: random.Random, folder: Path) -> None:
-        name = chance.choice(sorted(self.seeds))
+        path = self.damage(chance, folder, chance.choice(sorted(self.seeds)))
+        kind = "tag" if path.suffix == ".conll" else chance.choice(("auto", "auto", "multilabel", "ordinal"))
+        encoding = chance.choice((None, None, None, "latin-1", "utf-16", "punycode", "idna", "zlib", "no-such"))
+        config = DataConfig(
+            source=str(path),
+            kind="auto" if path.suffix == ".json" else kind,
+            on_bad_row=chance.choice(("refuse", "skip")),
+            encoding=encoding,
+        )
+        for work in (lambda: check_task(load_task(config, "task")), lambda: check_input(path, config)):
+            with contextlib.suppress(InlayError):
+                work()
+
+    def damage(self, chance: random.Random, folder: Path, name: str) -> Path:
+        """Write a damaged file."""
         path, content = folder / name, self.seeds[name]
         if path.suffix == ".json" and chance.random() < 0.6:
             content = dump_json(mutate_json(chance, json.loads(content))).encode()
@@ -197,17 +107,7 @@ class Data:
         else:
             content = mutate_bytes(chance, content)
         path.write_bytes(content)
-        kind = "tag" if path.suffix == ".conll" else chance.choice(("auto", "auto", "multilabel", "ordinal"))
-        encoding = chance.choice((None, None, None, "latin-1", "utf-16", "punycode", "idna", "zlib", "no-such"))
-        config = DataConfig(
-            source=str(path),
-            kind="auto" if path.suffix == ".json" else kind,
-            on_bad_row=chance.choice(("refuse", "skip")),
-            encoding=encoding,
-        )
-        for work in (lambda: check_task(load_task(config, "task")), lambda: check_input(path, config)):
-            with contextlib.suppress(InlayError):
-                work()
+        return path
 
 
 def check_task(task: Any) -> None:
@@ -226,11 +126,35 @@ def check_task(task: Any) -> None:
     json.dumps(list(task.labels))
 
 
-def check_input(path: Path, config: DataConfig) -> None:
+def check_input(path: Path, config: DataConfig) -> int:
+    """Read a file to predict; the number of its rows."""
     rows = [row for chunk in stream_rows(path, config, isolate=True) for row in chunk]
     for row in rows:
         if row.error is None and not isinstance(row.text, str):
             raise Silent(f"a text is {type(row.text).__name__}")
+    return len(rows)
+
+
+class Commands:
+    """Data files again, as a user answers and scores them: `inlay predict --input` and `inlay evaluate`."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.data = world, Data(world)
+
+    def attempt(self, chance: random.Random, folder: Path) -> None:
+        store, data = self.world.store, self.data
+        path = data.damage(chance, folder, chance.choice([name for name in sorted(data.seeds) if name != "f.conll"]))
+        if chance.random() < 0.5:
+            call("evaluate", store, "victim", path, "--on-bad-row", chance.choice(("refuse", "skip")))
+            return
+        out = folder / chance.choice(("out.csv", "out.tsv", "out.jsonl"))
+        more = ("--min-confidence", "0.9") if chance.random() < 0.2 else ()
+        call("predict", store, "victim", "--input", path, "-o", out, *more)
+        if out.exists():
+            text = out.read_bytes().decode()
+            num_rows = len(list(csv.reader(io.StringIO(text)))) - 1 if out.suffix == ".csv" else text.count("\n")
+            if num_rows - (out.suffix == ".tsv") != check_input(path, DataConfig(source=str(path))):
+                raise Silent("rows are gone, or came from nowhere")
 
 
 class OwnSettings:
@@ -478,6 +402,7 @@ class Kind:
 
 KINDS = {
     "data": Kind(Data, 250),
+    "commands": Kind(Commands, 12),
     "own-settings": Kind(OwnSettings, 150),
     "store": Kind(StoreFiles, 14),
     "runs": Kind(RunFolders, 6),

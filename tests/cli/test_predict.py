@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import os
@@ -359,6 +360,21 @@ def test_a_table_has_no_cell_that_a_spreadsheet_runs(inlay: Inlay, mail: Mail, t
     assert suffix == ".tsv" or '"a;=1+1"' in out.read_text(), "where `;` parts cells it would begin one"
     assert inlay(*asked, "--keep-formulas").status == 0
     assert read_cells(out)[1][0] == "=1+1"
+
+
+def test_a_full_disk_names_the_output_file_and_leaves_nothing(
+    inlay: Inlay, mail: Mail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_no_room(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("inlay.cli.output.Writer.write", find_no_room)
+    out = tmp_path / "answers" / "out.csv"
+    out.parent.mkdir()
+    ended = inlay("predict", "mail", "--input", mail.data, "-o", out)
+    assert ended.status == 13
+    assert f"no room on the disk for `{out}`" in ended.err
+    assert list(out.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])

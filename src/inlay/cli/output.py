@@ -22,6 +22,7 @@ from typing import Any, TextIO
 from inlay.cli.screen import printable
 from inlay.errors import BadConfig, InlayError
 from inlay.serving import Answer, answer_cell, describe_answer
+from inlay.store import telling_full_disk
 
 Record = Mapping[str, Any]
 # The beginning of a formula, wide letters too: some spreadsheets skip blanks before it. A TSV has no quotes of its own,
@@ -124,7 +125,7 @@ def open_rows(target: Path, *, abstains: bool = False, keep_formulas: bool = Fal
         raise InlayError(f"cannot write `{target}`: {error.strerror}", "choose another path") from None
     writer = Writer(stream, suffix, abstains=abstains, keep_formulas=keep_formulas)
     try:
-        with stream:
+        with telling_full_disk(target, 0), stream:
             yield writer
         os.replace(draft, target)
     except KeyboardInterrupt:

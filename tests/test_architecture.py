@@ -41,7 +41,7 @@ ARROWS = {
     "estimators": LEAVES | ROOMS | {"training", "serving", "pipeline", "terminal"},
     "api": LEAVES | ROOMS | {"training", "serving", "explore", "exchange", "reports", "pipeline", "terminal"},
     "client": LEAVES,
-    "service": LEAVES | ROOMS | {"training", "serving", "exchange", "reports"},
+    "service": LEAVES | ROOMS | {"training", "serving", "explore", "exchange", "reports"},
     "cli": LEAVES
     | ROOMS
     | {

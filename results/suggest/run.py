@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from tasks import TASKS, read_task
 
 from inlay.data.metrics import score
-from inlay.explore.suggest import SuggestSettings, suggest
+from inlay.explore import SuggestSettings, suggest
 from inlay.model import load_backbone
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store

@@ -18,20 +18,25 @@ from inlay.api.commands import (
     sweep,
     train,
 )
+from inlay.api.insight import drift, explain, learn_curve, pick
 from inlay.api.steps import Engine, fit, load_task, make_joint_run, make_run, materialize, publish, verify
 
 __all__ = [
     "BaselineReport",
     "Engine",
     "baseline",
+    "drift",
     "evaluate",
+    "explain",
     "export",
     "fit",
     "import_",
+    "learn_curve",
     "load_task",
     "make_joint_run",
     "make_run",
     "materialize",
+    "pick",
     "plan",
     "predict",
     "publish",

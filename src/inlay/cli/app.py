@@ -47,11 +47,15 @@ COMMANDS = {
     "plan": Command("Train", "Estimate what a run would cost, beside full fine-tuning."),
     "suggest": Command("Train", "Rank the store's tasks as starting points for new data."),
     "baseline": Command("Train", _BASELINE),
+    "learn-curve": Command("Train", "Forecast what more rows would bring, from runs on shares of the rows."),
+    "pick": Command("Train", "Pick rows of an unlabelled file that are worth labelling."),
     "study": Command("Train", "Reproduce published tables and figures."),
     "presets": Command("Train", "List the presets and what each sets."),
     "stream": Command("Train", "Train every data file that appears in a folder."),
     "predict": Command("Use", "Answer texts, lines from stdin, or a file of any length."),
     "evaluate": Command("Use", "Score a task on labelled rows."),
+    "explain": Command("Use", "Show which words moved an answer, and the training rows nearest to it."),
+    "drift": Command("Use", "Tell whether new rows look like those a task was trained on."),
     "serve": Command("Serve", "Serve the tasks of a store over HTTP, and train new ones."),
     "tenant": Command("Serve", "Add, list, limit and remove the tenants of a service."),
     "key": Command("Serve", "Make, list and end the keys that requests need."),
@@ -186,7 +190,7 @@ def _describe_os_error(error: OSError) -> InlayError:
 
 def load_command(name: str) -> Any:
     """Import the module of a command, which is named as the command, and return the command with its options."""
-    function = f"{name}_" if iskeyword(name) else name
+    function = f"{name}_" if iskeyword(name) else name.replace("-", "_")
     module = import_module(f"inlay.cli.{function}")
     group = getattr(module, "app", None)
     if group is None:

@@ -1,21 +1,105 @@
-"""The explore room: sweeps, starting points and cheap baselines, before and around training."""
+"""The explore room: sweeps, starting points and cheap baselines before training; what a trained task looks at after it.
+
+Names are imported when they are first used: words, pools and fits need no torch, the rest does.
+"""
 
 from __future__ import annotations
 
-from inlay.explore.baseline import STRENGTHS, Baseline, fit_baseline
-from inlay.explore.suggest import Suggestion, Suggestions, SuggestSettings, suggest
-from inlay.explore.sweep import Ranking, make_grid, parse_axes, rank
+from typing import TYPE_CHECKING
+
+from inlay.lazy_imports import import_lazily
+
+if TYPE_CHECKING:
+    from inlay.explore.baseline import STRENGTHS, Baseline, fit_baseline
+    from inlay.explore.drift import DriftReport, Shift, find_drift
+    from inlay.explore.explain import Explanation, explain_answer, find_nearest
+    from inlay.explore.explanation_page import draw_explanation
+    from inlay.explore.learning_curve import (
+        CurvePoint,
+        LearningCurve,
+        check_curve,
+        describe_curve,
+        fit_curve,
+        make_curve_runs,
+        read_points,
+    )
+    from inlay.explore.learning_curve_picture import check_picture, draw_learning_curve
+    from inlay.explore.pick import Pick, Picked, PickSettings, pick_rows
+    from inlay.explore.starting_points import Suggestion, Suggestions, SuggestSettings, suggest
+    from inlay.explore.sweep import Ranking, make_grid, parse_axes, rank
+    from inlay.explore.training_rows import find_training_rows
+    from inlay.explore.unlabelled import draw_rows, spread_numbers, take_shares
+    from inlay.explore.version_reader import VersionReader, split_of
+    from inlay.explore.word_effects import MOST_WORDS, WordEffect, leave_out, measure_effects, split_words
+
+_HOMES = {
+    "inlay.explore.baseline": ("STRENGTHS", "Baseline", "fit_baseline"),
+    "inlay.explore.drift": ("DriftReport", "Shift", "find_drift"),
+    "inlay.explore.explain": ("Explanation", "explain_answer", "find_nearest"),
+    "inlay.explore.explanation_page": ("draw_explanation",),
+    "inlay.explore.learning_curve": (
+        *(
+            "LearningCurve",
+            "CurvePoint",
+            "check_curve",
+            "describe_curve",
+            "fit_curve",
+            "make_curve_runs",
+            "read_points",
+        ),
+    ),
+    "inlay.explore.learning_curve_picture": ("check_picture", "draw_learning_curve"),
+    "inlay.explore.pick": ("Pick", "PickSettings", "Picked", "pick_rows"),
+    "inlay.explore.unlabelled": ("draw_rows", "spread_numbers", "take_shares"),
+    "inlay.explore.starting_points": ("SuggestSettings", "Suggestion", "Suggestions", "suggest"),
+    "inlay.explore.sweep": ("Ranking", "make_grid", "parse_axes", "rank"),
+    "inlay.explore.training_rows": ("find_training_rows",),
+    "inlay.explore.version_reader": ("VersionReader", "split_of"),
+    "inlay.explore.word_effects": ("MOST_WORDS", "WordEffect", "leave_out", "measure_effects", "split_words"),
+}
+__getattr__ = import_lazily(__name__, _HOMES)
 
 __all__ = [
+    "MOST_WORDS",
     "STRENGTHS",
     "Baseline",
+    "CurvePoint",
+    "DriftReport",
+    "Explanation",
+    "LearningCurve",
+    "Pick",
+    "PickSettings",
+    "Picked",
     "Ranking",
+    "Shift",
     "SuggestSettings",
     "Suggestion",
     "Suggestions",
+    "VersionReader",
+    "WordEffect",
+    "check_curve",
+    "check_picture",
+    "describe_curve",
+    "draw_explanation",
+    "draw_learning_curve",
+    "draw_rows",
+    "explain_answer",
+    "find_drift",
+    "find_nearest",
+    "find_training_rows",
     "fit_baseline",
+    "fit_curve",
+    "leave_out",
+    "make_curve_runs",
     "make_grid",
+    "measure_effects",
     "parse_axes",
+    "pick_rows",
     "rank",
+    "read_points",
+    "split_of",
+    "split_words",
+    "spread_numbers",
     "suggest",
+    "take_shares",
 ]

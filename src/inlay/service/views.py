@@ -235,12 +235,15 @@ async def suggest_from(
 
     Rows that were corrected already are left out. It answers a sample of a large dataset, behind other requests.
     """
-    from inlay.service.trainer.suggestions import draw_rows, suggest_rows
+    from inlay.explore import draw_rows
+    from inlay.service.trainer.suggestions import MOST_READ, suggest_rows
+    from inlay.settings import DataConfig
 
     version = await asyncio.to_thread(workspace.resolve, name)
     dataset = await asyncio.to_thread(workspace.dataset, dataset_id)
     reading = dataset.found.reading or {}
-    rows = await asyncio.to_thread(draw_rows, dataset.path, reading.get("text"), reading.get("pair"))
+    columns = DataConfig(text=reading.get("text"), pair=reading.get("pair"))
+    rows, _ = await asyncio.to_thread(draw_rows, dataset.path, columns, most=MOST_READ)
     tenant = workspace.tenant
     caller = Caller(tenant.name, tenant.weight, tenant.limits.tokens_per_minute, "bulk")
     answers: list[Mapping[str, Any]] = []

@@ -20,8 +20,7 @@ from inlay.service.page.rendering import ago, nth, ticked
 from inlay.service.page.sign_in import safe_path
 from inlay.service.page.snippets import write_curl
 from inlay.service.page.task_screens import say_labels
-from inlay.service.page.version_screens import choose_labels
-from inlay.service.page.word_effects import MOST_WORDS, leave_out, measure_effects, split_words
+from inlay.service.page.version_screens import _look_of, choose_labels
 
 
 def test_numbers_read_as_people_write_them():
@@ -81,25 +80,8 @@ def test_calibration_says_whether_it_is_too_sure():
     assert draw_calibration([]) is None
 
 
-def test_leaving_out_a_word_leaves_the_others():
-    text = "  one two\nthree  four "
-    places = split_words(text)
-    assert [text[start:end] for start, end in places] == ["one", "two", "three", "four"]
-    assert [rest.split() for rest in leave_out(text, places)] == [
-        ["two", "three", "four"], ["one", "three", "four"], ["one", "two", "four"], ["one", "two", "three"],
-    ]  # fmt: skip
-    long = " ".join(f"w{number}" for number in range(1000))
-    assert len(split_words(long)) <= MOST_WORDS
-    assert leave_out("word", split_words("word")) == []
-    assert split_words("   ") == []
-
-
-def test_a_word_matters_as_much_as_the_answer_is_less_sure_without_it():
-    whole = {"label": "a", "probabilities": {"a": 0.9, "b": 0.1}}
-    others = [{"probabilities": {"a": value, "b": 1 - value}} for value in (0.3, 0.9, 0.96)]
-    effects = measure_effects("x y z", [(0, 1), (2, 3), (4, 5)], whole, others)
-    assert [round(effect.change, 2) for effect in effects] == [0.6, 0.0, -0.06]
-    assert [effect.look for effect in effects] == ["up3", "", "down2"]
+def test_a_word_is_marked_by_how_far_it_moves_the_answer():
+    assert [_look_of(change) for change in (0.6, 0.0, -0.06, 0.02)] == ["up3", "", "down2", "up1"]
 
 
 def test_any_text_comes_through_a_shell_as_it_was_typed():

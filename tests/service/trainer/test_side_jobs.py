@@ -10,11 +10,12 @@ import threading
 import pytest
 from trainer_bench import make_rows, open_bench_at
 
+from inlay.data import InputRow
 from inlay.errors import UnknownName
 from inlay.service.engine import Caller, EngineRefused, Predicted, VersionLoaded, WireAnswer, WireError
 from inlay.service.state import JobRequest
 from inlay.service.trainer import side_jobs
-from inlay.service.trainer.suggestions import MOST_READ, UnlabelledRow, draw_rows, suggest_rows
+from inlay.service.trainer.suggestions import suggest_rows
 from inlay.serving import Engine, Request, describe_answer
 
 RECIPE = {"method": "head", "size": None, "epochs": None, "lr": None}
@@ -346,7 +347,7 @@ def say(label, probability):
 
 
 def test_the_least_sure_rows_come_first_and_no_text_twice():
-    rows = [UnlabelledRow(line, text) for line, text in enumerate(["a", "b", "B ", "c", "d"], 1)]
+    rows = [InputRow(line, text) for line, text in enumerate(["a", "b", "B ", "c", "d"], 1)]
     answers = [say("billing", p) for p in (0.9, 0.6, 0.6, 0.55, 0.7)]
     found = suggest_rows(rows, answers, limit=3)
     assert [(row.line, row.text) for row in found] == [(4, "c"), (2, "b"), (5, "d")]
@@ -355,7 +356,7 @@ def test_the_least_sure_rows_come_first_and_no_text_twice():
 
 
 def test_every_answer_gets_its_share():
-    rows = [UnlabelledRow(line, f"text {line}") for line in range(40)]
+    rows = [InputRow(line, f"text {line}") for line in range(40)]
     answers = [say("billing", 0.5 + line / 1000) for line in range(30)] + [say("delivery", 0.9)] * 10
     found = suggest_rows(rows, answers, limit=10)
     assert len(found) == 10
@@ -366,20 +367,7 @@ def test_every_answer_gets_its_share():
 
 
 def test_numbers_are_spread_and_rows_without_an_answer_left_out():
-    rows = [UnlabelledRow(line, f"text {line}") for line in range(10)]
+    rows = [InputRow(line, f"text {line}") for line in range(10)]
     answers = [{"value": float(line)} for line in range(9)] + [{"error": {"code": "x"}}]
     assert [row.answer for row in suggest_rows(rows, answers, limit=3)] == ["0", "4", "8"]
     assert len(suggest_rows(rows, answers, limit=30)) == 9
-
-
-def test_rows_are_drawn_from_all_of_a_file(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text("text,label\n" + "".join(f"row number {line},x\n" for line in range(3 * MOST_READ)) + ",y\n")
-    found = draw_rows(path)
-    assert len(found) == MOST_READ
-    thirds = [sum(start <= (row.line - 2) / MOST_READ < start + 1 for row in found) for start in range(3)]
-    assert min(thirds) > MOST_READ / 4
-    assert found == draw_rows(path)
-    few = tmp_path / "few.csv"
-    few.write_text("text\na\n \nb\n")
-    assert [row.text for row in draw_rows(few)] == ["a", "b"]

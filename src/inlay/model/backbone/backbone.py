@@ -171,6 +171,20 @@ class Backbone:
                     handle.remove()
         return [*layers, last]
 
+    @contextmanager
+    def changing_inputs(self, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+        """Change the word embeddings of every pass inside the block, before positions are added: [1, N, E] if packed.
+
+        The block is a turn: other threads' passes wait.
+        """
+        with self.turn():
+            words = self.model.get_input_embeddings()  # type: ignore[operator]
+            handle = words.register_forward_hook(lambda module, args, output: change(output))
+            try:
+                yield
+            finally:
+                handle.remove()
+
     def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
         """The encoder's states of a batch, for the decoder: padded, or packed in passes for any mix of rows."""
         states, pack, tiling = self.hidden_layers(batch, weights)[-1], batch.pack, batch.route.tiling

@@ -44,6 +44,7 @@ WRITTEN = "text"
 """The pooling of a head whose answers the backbone writes."""
 JOINED, TOWERS = "joined", "towers"
 """The two ways to read a pair of texts: as one text, or each by itself."""
+_SURE = 1e-9  # probabilities nearer than this to 0 or 1 have the log-odds of it
 
 
 @dataclass(frozen=True)
@@ -228,6 +229,9 @@ class Head:
     """finite outputs -> the prediction that metrics compare with a target; `predict` also takes others"""
     confidence: Callable[[Outcome], float] | None = None
     """the confidence of an outcome; None: this kind has none"""
+    evidence: Callable[[Tensor, HeadSpec, int], Tensor] | None = None
+    """logits [..., L] of rows -> one number for each that says how much speaks for a label, by its number: log-odds; or
+    the number that is the answer. Differentiable; None: a row has no one answer"""
     reads: str = "pooled"
     """"pooled": one vector per row; "tokens": every token; "nothing": the backbone writes the answer"""
     calibrates: bool = False
@@ -298,6 +302,19 @@ def _answer_labels(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Out
     return Outcome(labels=chosen, probabilities=dict(zip(labels, probabilities, strict=True)))
 
 
+def _log_odds(logits_L: Tensor, spec: HeadSpec, label: int) -> Tensor:
+    scaled_L = logits_L.double() / spec.temperature
+    others_L = torch.cat([scaled_L[..., :label], scaled_L[..., label + 1 :]], -1)
+    return scaled_L[..., label] - others_L.logsumexp(-1)
+
+
+def _log_odds_of_level(logits_L: Tensor, spec: HeadSpec, label: int) -> Tensor:
+    exceeded_L = torch.sigmoid(torch.cummin(logits_L.double(), -1).values / spec.temperature)
+    ends = torch.ones_like(exceeded_L[..., :1]), torch.zeros_like(exceeded_L[..., :1])
+    exceeded_L = torch.cat([ends[0], exceeded_L, ends[1]], -1)
+    return torch.logit(exceeded_L[..., label] - exceeded_L[..., label + 1], eps=_SURE)
+
+
 def _confidence_of_label(outcome: Outcome) -> float:
     return (outcome.probabilities or {})[outcome.label or ""]
 
@@ -357,6 +374,7 @@ HEADS: dict[str, Head] = {
         read_answer=_answer_class,
         read_prediction=_predict_logits,
         confidence=_confidence_of_label,
+        evidence=_log_odds,
         calibrates=True,
         count_cuts=lambda num_outputs: 1 if num_outputs == 2 else 0,
         batched_losses=lambda batch: class_losses(batch.logits_BL, batch.targets_B, batch.own_BL),
@@ -367,6 +385,7 @@ HEADS: dict[str, Head] = {
         read_answer=_answer_labels,
         read_prediction=_predict_logits,
         confidence=_confidence_of_set,
+        evidence=lambda logits_L, spec, label: logits_L[..., label].double() / spec.temperature,
         calibrates=True,
         count_cuts=lambda num_outputs: num_outputs,
         batched_losses=lambda batch: set_losses(batch.logits_BL, batch.labels_BL, batch.own_BL),
@@ -376,6 +395,7 @@ HEADS: dict[str, Head] = {
         row_losses=number_losses,
         read_answer=lambda output, spec, labels: Outcome(value=_predict_number(output, spec, labels)),
         read_prediction=_predict_number,
+        evidence=lambda logits_L, spec, label: logits_L[..., 0].double() * spec.target_std + spec.target_mean,
         fit_targets=lambda targets: {
             "target_mean": float(np.mean(targets)),
             "target_std": float(np.std(targets)) or 1.0,
@@ -389,6 +409,7 @@ HEADS: dict[str, Head] = {
         read_answer=_answer_level,
         read_prediction=_predict_logits,
         confidence=_confidence_of_label,
+        evidence=_log_odds_of_level,
         batched_losses=lambda batch: level_losses(batch.logits_BL, batch.targets_B, batch.own_BL),
     ),
     "tag": Head(

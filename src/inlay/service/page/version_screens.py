@@ -9,14 +9,16 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from inlay.errors import InlayError
+from inlay.explore import MOST_WORDS, leave_out, measure_effects, split_words
 from inlay.reports import draw_calibration, first_large, level, metric_words, plural, show_number, show_score
 from inlay.service.page.explaining import Explained, explain_problem
 from inlay.service.page.screens import PageCall, task_path
 from inlay.service.page.task_screens import head_of
-from inlay.service.page.word_effects import MOST_WORDS, leave_out, measure_effects, split_words
 
 _SHOWN_LABELS = 20
 _HIDDEN = ("ece_uncalibrated",)
+_STRONG, _CLEAR, _SLIGHT = 0.2, 0.05, 0.01
+"""changes of a probability that a word's mark tells apart"""
 _SIDES = (("dev", "On the rows it is judged by"), ("test", "On test rows"))
 
 
@@ -163,9 +165,12 @@ async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, An
         return empty | {"error": Explained("only tasks that answer with one label can be asked so", None, 422, "")}
     if not shorter:
         return empty | {"error": Explained("a text of one word has no other words", "write a longer one", 422, "")}
-    effects = measure_effects(text, places, whole, others)
+    said = whole["label"]
+    effects = measure_effects(
+        text, places, whole["probabilities"][said], [answer["probabilities"][said] for answer in others]
+    )
     words = [
-        {"text": effect.text, "look": effect.look, "title": f"{_points(-effect.change)} without it"}
+        {"text": effect.text, "look": _look_of(effect.change), "title": f"{_points(-effect.change)} without it"}
         for effect in effects
     ]
     table = [
@@ -174,16 +179,23 @@ async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, An
     ]
     grouped = len(places) == MOST_WORDS or any(" " in effect.text for effect in effects)
     left_out = "Neighbouring words were left out together, as there are many." if grouped else ""
-    if all(not effect.look for effect in effects):
+    if not any(word["look"] for word in words):
         left_out = f"No single word decides: it says {whole['label']} without any of them too. {left_out}"
     return empty | {
-        "is_marked": any(effect.look for effect in effects),
+        "is_marked": any(word["look"] for word in words),
         "label": whole["label"],
         "probability": whole["probability"],
         "words": words,
         "table": table,
         "left_out": left_out,
     }
+
+
+def _look_of(change: float) -> str:
+    """Return the class of a word's mark: the answer rests on it (`up`), or it speaks against the answer (`down`)."""
+    size = abs(change)
+    strength = 3 if size >= _STRONG else 2 if size >= _CLEAR else 1 if size >= _SLIGHT else 0
+    return f"{'up' if change > 0 else 'down'}{strength}" if strength else ""
 
 
 def _points(change: float) -> str:

@@ -11,9 +11,9 @@ import torch
 from inlay.data.encode import encode
 from inlay.data.tasks import Split
 from inlay.errors import Unsupported
-from inlay.explore.suggest import (
+from inlay.explore.starting_points import (
+    StartCandidate,
     SuggestSettings,
-    _Candidate,
     _choose,
     _load,
     pooled_vectors,
@@ -32,7 +32,7 @@ from inlay.training import fit, make_run, publish
 def test_prediction_for_a_row_left_out_is_that_of_a_ridge_fitted_without_it(monkeypatch):
     generator = np.random.default_rng(0)
     vectors, targets = generator.normal(size=(12, 5)), generator.normal(size=(12, 2))
-    monkeypatch.setattr(sys.modules["inlay.explore.suggest"], "_PENALTIES", np.array([0.7]))
+    monkeypatch.setattr(sys.modules["inlay.explore.starting_points"], "_PENALTIES", np.array([0.7]))
     predictions, _ = predict_left_out(vectors, targets)
     singular = np.linalg.svd(vectors - vectors.mean(0), compute_uv=False)
     penalty = 0.7 * (singular**2).mean()
@@ -90,7 +90,7 @@ def test_vectors_in_mixed_batches_are_those_of_each_slot_alone(tiny_bert, toy_ta
     encoded = encode(tiny_bert.tokenizer, task.train.texts, None, 32)
     candidates, refused = _load(_choose(store, tiny_bert, None), tiny_bert, store, "")
     assert not refused
-    everyone = [_Candidate("", None, {}), *candidates]
+    everyone = [StartCandidate("", None, {}), *candidates]
     together = pooled_vectors(everyone, tiny_bert, encoded, lambda num_rows: None)
     plain_batch = collate([Row(encoded.ids[7], 0)], tiny_bert.pad_id)
     with torch.no_grad():
@@ -131,7 +131,7 @@ def test_more_candidates_than_slots_give_the_same_scores(tiny_bert, toy_task, st
     settings = SuggestSettings(num_rows=32, max_length=32, on_rows=seen.append)
     whole = suggest(task, tiny_bert, store, settings=settings)
     assert sum(seen) == 4 * whole.num_rows
-    monkeypatch.setattr(sys.modules["inlay.explore.suggest"], "_SLOTS", 2)
+    monkeypatch.setattr(sys.modules["inlay.explore.starting_points"], "_SLOTS", 2)
     parts = suggest(task, tiny_bert, store, settings=settings)
     assert [item.reference for item in whole.ranked] == [item.reference for item in parts.ranked]
     assert [item.fit for item in whole.ranked] == pytest.approx([item.fit for item in parts.ranked], abs=1e-4)

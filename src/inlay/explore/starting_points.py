@@ -68,7 +68,7 @@ class Suggestions:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class StartCandidate:
     reference: str
     spec: SlotSpec | None
     """None: the plain backbone"""
@@ -95,7 +95,7 @@ def suggest(
     encoded = encode_cached(backbone.tokenizer, part, whole)
     assert part.targets is not None
     scored = []
-    for group in _groups([_Candidate("", None, {}), *candidates]):
+    for group in _groups([StartCandidate("", None, {}), *candidates]):
         for candidate, vectors in zip(group, pooled_vectors(group, backbone, encoded, settings.on_rows), strict=True):
             if not np.isfinite(vectors).all():
                 refused[candidate.reference] = "its vectors are not finite numbers"
@@ -153,7 +153,7 @@ def sample_rows(task: Task, num_rows: int) -> np.ndarray:
     return np.sort(order[np.argsort(places, kind="stable")[:num_rows]])
 
 
-def _groups(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
+def _groups(candidates: Sequence[StartCandidate]) -> Iterator[list[StartCandidate]]:
     """Candidates that share a bank; one with its own copy of the backbone's weights goes alone."""
     mixed = [item for item in candidates if item.spec is None or not item.spec.is_finetuned]
     for start in range(0, len(mixed), _SLOTS):
@@ -162,7 +162,7 @@ def _groups(candidates: Sequence[_Candidate]) -> Iterator[list[_Candidate]]:
 
 
 def pooled_vectors(
-    candidates: Sequence[_Candidate], backbone: Backbone, encoded: Encoded, on_rows: Callable[[int], object]
+    candidates: Sequence[StartCandidate], backbone: Backbone, encoded: Encoded, on_rows: Callable[[int], object]
 ) -> list[np.ndarray]:
     """The pooled vectors [rows, D] of every candidate, each row through all slots in mixed batches."""
     bank = Bank(backbone, len(candidates))
@@ -236,7 +236,7 @@ def _choose(store: Store, backbone: Backbone, references: Sequence[str] | None) 
 
 def _load(
     versions: Sequence[Version], backbone: Backbone, store: Store, data_digest: str
-) -> tuple[list[_Candidate], dict[str, str]]:
+) -> tuple[list[StartCandidate], dict[str, str]]:
     found, refused = [], {}
     for version in versions:
         try:
@@ -247,7 +247,7 @@ def _load(
                 raise Unsupported("it was trained on these very rows")
             spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
             Bank(backbone, 1).put(0, spec, loaded.tensors)  # fails now, before any work, if no bank can hold it
-            found.append(_Candidate(version.reference, spec, loaded.tensors, loaded.manifest.kind))
+            found.append(StartCandidate(version.reference, spec, loaded.tensors, loaded.manifest.kind))
         except InlayError as error:
             refused[version.reference] = error.message
     return found, refused

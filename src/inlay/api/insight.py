@@ -1,0 +1,182 @@
+"""Calls that look into a task: why it answers so, what more rows would bring, which to label, what drifted."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Unpack
+
+from inlay import explore, pipeline, terminal
+from inlay.api.arguments import find_config, load, open_backbone, open_store, open_trained_on
+from inlay.data import InputRow, RowsGiven, Task
+from inlay.errors import InlayError, speaking_python
+from inlay.explore import DriftReport, Explanation, LearningCurve, Picked, PickSettings, VersionReader
+from inlay.model import Backbone
+from inlay.settings import DataConfig, FitSettings, RunConfig, TaskSettings
+from inlay.store import Store
+
+_MOST_READ = 20_000
+Texts = str | Path | Sequence[str | tuple[str, str]]
+
+
+@speaking_python()
+def explain(
+    task: str,
+    text: str,
+    pair: str | None = None,
+    *,
+    by: str = "occlusion",
+    label: str | None = None,
+    nearest: int = 3,
+    data: str | Path | Task | None = None,
+    backbone: str | Backbone | None = None,
+    store: Store | str | Path | None = None,
+    device: str = "auto",
+    progress: bool = True,
+) -> Explanation:
+    """Explain an answer by the words that moved it, and the training rows nearest to it, as `inlay explain` does.
+
+    `by` is `occlusion` (each word left out in turn) or `gradients` (integrated through the task's slot). `label` asks
+    about another label than the answer's. `nearest` training rows are read from the file that the task was trained on,
+    or from `data`, a file or the task itself. `backbone`, `store`, `device` and `progress` are those of `evaluate`.
+
+    >>> found = inlay.explain("mood", "a good film", nearest=0)
+    >>> [word.text for word in found.words]
+    ['a', 'good', 'film']
+    """
+    with terminal.silenced(not progress):
+        kept, reader = _open(task, backbone, store, device)
+        found = explore.explain_answer(reader, text, pair, by=by, label=label)
+        if not nearest:
+            return found
+        try:
+            trained = explore.find_training_rows(reader.version, reader.manifest, kept, _source(data))
+        except InlayError as error:
+            if data is not None:
+                raise
+            return dataclasses.replace(found, notes=(*found.notes, f"no nearest training rows: {error.message}"))
+        row = reader.make_split([text], None if pair is None else [pair])
+        with terminal.Meter("reading the training rows", len(trained.train)) as meter:
+            near = explore.find_nearest(reader, row, trained, nearest, lambda n: meter.advance(n, "training rows"))
+        return dataclasses.replace(found, nearest=near)
+
+
+@speaking_python()
+def learn_curve(
+    data: RowsGiven,
+    task: str | None = None,
+    *,
+    num_sizes: int = 6,
+    num_draws: int = 3,
+    backbone: str | Backbone | None = None,
+    dev: RowsGiven | None = None,
+    preset: str | None = None,
+    config: RunConfig | None = None,
+    store: Store | str | Path | None = None,
+    device: str = "auto",
+    fit: FitSettings | None = None,
+    progress: bool = True,
+    **settings: Unpack[TaskSettings],
+) -> LearningCurve:
+    """Forecast what more rows would bring, from runs on shares of the rows, as `inlay learn-curve` does.
+
+    Trains `num_draws` runs on each of `num_sizes` shares, together as one cohort, and fits a power law. The other
+    parameters are those of `train`. Nothing is published; runs that were finished before are read back.
+
+    >>> curve = inlay.learn_curve(rows * 8, num_sizes=4, num_draws=2, **QUICK)
+    >>> len(curve.points), curve.verdict in ("helps", "may help", "hardly", "nothing")
+    (8, True)
+    """
+    opened = open_store(store)
+    with terminal.silenced(not progress):
+        pipeline.check_device_name(device)
+        asked = find_config(data, task, backbone, config, preset, opened, settings)
+        own = {item.name: getattr(asked.data, item.name) for item in dataclasses.fields(DataConfig)}
+        read = load(data, asked.task, dev, None, own)
+        explore.check_curve(read, num_sizes)
+        frozen = open_backbone(backbone or asked.backbone, device)
+        made = explore.make_curve_runs(read, asked, frozen, opened, num_sizes=num_sizes, num_draws=num_draws)
+        runs = [run for _, _, run in made]
+        results = pipeline.fit_runs(runs, frozen, opened.root / "runs", fit or FitSettings())
+        return explore.fit_curve(read, explore.read_points(made, results))
+
+
+@speaking_python()
+def pick(
+    task: str,
+    pool: Texts,
+    *,
+    count: int = 20,
+    by: str = "margin",
+    data: str | Path | Task | None = None,
+    backbone: str | Backbone | None = None,
+    store: Store | str | Path | None = None,
+    device: str = "auto",
+    progress: bool = True,
+) -> Picked:
+    """Pick texts that are worth labelling: the task is unsure of them, and they differ, as `inlay pick` does.
+
+    `pool` is a file, or texts (or pairs of texts). `by` is `margin` or `entropy`. Texts that the task was trained on
+    are left out, if `data` or the file they came from is there. The others are those of `explain`.
+
+    >>> found = inlay.pick("mood", ["good film", "bad film", "one two three"], count=2)
+    >>> len(found.rows)
+    2
+    """
+    with terminal.silenced(not progress), terminal.Meter("reading") as meter:
+        kept, reader = _open(task, backbone, store, device)
+        try:
+            train = explore.find_training_rows(reader.version, reader.manifest, kept, _source(data)).train
+        except InlayError:
+            if data is not None:
+                raise
+            train = None
+        wishes = PickSettings(count, by, lambda number: meter.advance(number, "rows"))
+        return explore.pick_rows(reader, _read_texts(pool), wishes, train)
+
+
+@speaking_python()
+def drift(
+    task: str,
+    new: Texts,
+    *,
+    data: str | Path | Task | None = None,
+    backbone: str | Backbone | None = None,
+    store: Store | str | Path | None = None,
+    device: str = "auto",
+    progress: bool = True,
+) -> DriftReport:
+    """Tell whether new texts look like those a task was trained on, as `inlay drift` does.
+
+    `new` is a file, or texts (or pairs of texts). The rows it was trained on are read from `data` (a file, or the task
+    itself), or from where they lay then. The others are those of `explain`.
+
+    >>> inlay.drift("mood", ["good film", "bad film"], data="gone.csv")
+    Traceback (most recent call last):
+    inlay.errors.Missing: the training rows of `mood@1` cannot be read: ...
+    """
+    with terminal.silenced(not progress), terminal.Meter("comparing") as meter:
+        kept, reader = _open(task, backbone, store, device)
+        train = explore.find_training_rows(reader.version, reader.manifest, kept, _source(data)).train
+        rows = explore.split_of(_read_texts(new))
+        return explore.find_drift(reader, rows, train, on_rows=lambda number: meter.advance(number, "rows"))
+
+
+def _open(
+    task: str, backbone: str | Backbone | None, store: Store | str | Path | None, device: str
+) -> tuple[Store, VersionReader]:
+    kept = open_store(store)
+    return kept, VersionReader(kept.resolve(task), open_trained_on(task, backbone, kept, device), kept)
+
+
+def _source(data: str | Path | Task | None) -> str | Task | None:
+    return data if data is None or isinstance(data, Task) else str(data)
+
+
+def _read_texts(given: Texts) -> list[InputRow]:
+    """Return the rows of a file, or texts and pairs as rows, counted from 1."""
+    if isinstance(given, str | Path):
+        return explore.draw_rows(Path(given), most=_MOST_READ)[0]
+    pairs = [(item, None) if isinstance(item, str) else item for item in given]
+    return [InputRow(line, text, pair) for line, (text, pair) in enumerate(pairs, 1)]

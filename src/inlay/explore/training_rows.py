@@ -1,0 +1,44 @@
+"""The rows that a version was trained on: read again from where its run's settings say, and proved by their digest."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from inlay.data import Task, load_task
+from inlay.errors import BadData, InlayError, Missing
+from inlay.settings import DataConfig, read_toml
+from inlay.store import Manifest, Store, Version
+
+
+def find_training_rows(version: Version, manifest: Manifest, store: Store, source: str | Task | None = None) -> Task:
+    """Return the task a version was trained on; refuse rows that are not those.
+
+    A version has the digest of its rows, its run's folder where they lay. `source` says where they lie now, or is the
+    task itself.
+    """
+    if isinstance(source, Task):
+        return _check(source, "the task that was given", version, manifest)
+    path = store.run_folder(manifest.run_id) / "config.toml"
+    config = read_toml(path).data if path.is_file() else DataConfig()
+    if source is not None:
+        config = dataclasses.replace(config, source=source)
+    elif not config.source:
+        raise Missing(
+            f"nothing here says where the training rows of `{version.reference}` lie: `{path}` is not there",
+            "name their file with `--data FILE`",
+        )
+    try:
+        task = load_task(config, version.name)
+    except InlayError as error:
+        said = f"the training rows of `{version.reference}` cannot be read: {error.message}"
+        raise Missing(said, "name the file where they lie now with `--data FILE`") from None
+    return _check(task, f"`{config.source}`", version, manifest)
+
+
+def _check(task: Task, what: str, version: Version, manifest: Manifest) -> Task:
+    if task.digest != manifest.data_digest:
+        raise BadData(
+            f"{what} does not have the rows that `{version.reference}` was trained on",
+            "it was changed, or read with other settings; name the unchanged file with `--data FILE`",
+        )
+    return task

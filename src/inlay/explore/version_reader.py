@@ -1,0 +1,100 @@
+"""A version in a bank of its own, asked about rows: its outputs, its answers, and the vectors its head reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from inlay.data import WHOLE_ROW, Encoded, InputRow, Reading, Split, encode_split, find_fault
+from inlay.errors import BadData
+from inlay.explore.starting_points import StartCandidate, pooled_vectors
+from inlay.model import Backbone, Bank, Outcome, Output, collect_outputs, find_head, infer, infer_vectors, make_rows
+from inlay.serving import Answer, check_backbone, describe_answer, find_reading, read_slot
+from inlay.store import Store, Version
+
+ROWS_AT_ONCE = 1024
+OnRows = Callable[[int], object]
+"""called with the number of rows that were just read"""
+
+
+class VersionReader:
+    """Reads rows through one version, in shared batches; a row that cannot be read is an error."""
+
+    def __init__(self, version: Version, backbone: Backbone, store: Store) -> None:
+        loaded = store.load(version)
+        check_backbone(version, loaded.manifest, backbone)
+        self.version, self.manifest, self.backbone = version, loaded.manifest, backbone
+        self.spec, self.reading = read_slot(loaded.manifest, backbone), find_reading(loaded.manifest)
+        self.bank = Bank(backbone, 1)
+        self.bank.put(0, self.spec, loaded.tensors)
+        self._candidate = StartCandidate(version.reference, self.spec, loaded.tensors)
+
+    @property
+    def takes_pairs(self) -> bool:
+        """Return whether its rows are pairs of texts."""
+        return bool(self.manifest.extra.get("pairs"))
+
+    def make_split(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Split:
+        """Return rows for this version; refuse texts that no tokenizer should be given, and pairs for single texts."""
+        if self.takes_pairs != (pairs is not None):
+            has, wants = ("one text", "a pair") if self.takes_pairs else ("a pair", "one text")
+            hint = "give the second text too (`--pair`)" if self.takes_pairs else "leave out the second text"
+            raise BadData(f"the row has {has}, but task `{self.version.name}` reads {wants}", hint)
+        for text in (*texts, *(pairs or ())):
+            fault = find_fault(text)
+            if fault is not None:
+                raise BadData(fault.reason, fault.hint)
+        return Split(list(texts), None if pairs is None else list(pairs), None, list(range(1, len(texts) + 1)))
+
+    def outputs(self, rows: Split, on_rows: OnRows = lambda _: None) -> list[Output]:
+        """Return the outputs of every row."""
+        found: list[Output] = []
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            part = rows.take(range(start, min(start + ROWS_AT_ONCE, len(rows))))
+            encoded = self.encode(part)
+            texts = part.texts if part.pairs is None else part.pairs
+            found += collect_outputs(encoded, infer(self.bank, make_rows(encoded)), texts)
+            on_rows(len(part))
+        return found
+
+    def read_outcome(self, output: Output) -> Outcome:
+        """Return the answer that a row's outputs are."""
+        return find_head(self.spec.head.kind).answer(output, self.spec.head, self.manifest.labels)
+
+    def describe(self, outputs: Sequence[Output]) -> list[dict[str, Any]]:
+        """Return the answers that outputs are, as `inlay predict --json` has them."""
+        reference = self.version.reference
+        return [describe_answer(Answer(reference, reference, self.read_outcome(output))) for output in outputs]
+
+    def vectors(self, rows: Split, on_rows: OnRows = lambda _: None) -> np.ndarray:
+        """Return the task's own vector of every row [n, D]: what its head reads, or a mean of the row's states."""
+        head = self.spec.head
+        if not head.reads_rows or head.is_written:
+            return self._pool(self._candidate, rows, on_rows)
+        found = []
+        for start in range(0, len(rows), ROWS_AT_ONCE):
+            part = rows.take(range(start, min(start + ROWS_AT_ONCE, len(rows))))
+            found.append(infer_vectors(self.bank, make_rows(self.encode(part))))
+            on_rows(len(part))
+        return np.concatenate(found) if found else np.zeros((0, self.backbone.hidden_size))
+
+    def frozen_vectors(self, rows: Split, on_rows: OnRows = lambda _: None) -> np.ndarray:
+        """Return the plain backbone's vector of every row [n, D], which no training has touched."""
+        return self._pool(StartCandidate("", None, {}), rows, on_rows)
+
+    def _pool(self, candidate: StartCandidate, rows: Split, on_rows: OnRows) -> np.ndarray:
+        length = min(self.manifest.max_length, self.backbone.max_length)
+        encoded = self.encode(rows, Reading(WHOLE_ROW, length))
+        return pooled_vectors([candidate], self.backbone, encoded, on_rows)[0]
+
+    def encode(self, rows: Split, reading: Reading | None = None) -> Encoded:
+        """Return the windows of rows, as the version reads them or by another reading."""
+        return encode_split(self.backbone.tokenizer, rows, reading or self.reading)
+
+
+def split_of(rows: Sequence[InputRow], path: str = "") -> Split:
+    """Return rows of a file as a split without targets; pairs if every row is one."""
+    pairs = [row.pair or "" for row in rows] if rows and all(row.pair is not None for row in rows) else None
+    return Split([row.text for row in rows], pairs, None, [row.line for row in rows], path)

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from inlay.client import Client
     from inlay.errors import InlayError
+    from inlay.estimators import InlayClassifier, InlayRegressor, InlaySearchCV, InlayTagger
     from inlay.model import Backbone, load_backbone
     from inlay.pipeline import EvaluationReport, SweepReport, TrainReport
     from inlay.serving import Answer, Request
@@ -91,6 +92,7 @@ _HOMES = {
         "verify",
     ),
     "inlay.client": ("Client",),
+    "inlay.estimators": ("InlayClassifier", "InlayRegressor", "InlaySearchCV", "InlayTagger"),
     "inlay.model": ("Backbone", "load_backbone"),
     "inlay.pipeline": ("EvaluationReport", "SweepReport", "TrainReport"),
     "inlay.serving": ("Answer", "Request"),
@@ -124,7 +126,11 @@ __all__ = [
     "Engine",
     "EvaluationReport",
     "FitSettings",
+    "InlayClassifier",
     "InlayError",
+    "InlayRegressor",
+    "InlaySearchCV",
+    "InlayTagger",
     "JointConfig",
     "JointRun",
     "MethodConfig",

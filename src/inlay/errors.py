@@ -19,7 +19,14 @@ MOST_COMPARED = 1000  # names that an unknown one is compared with
 
 
 class InlayError(Exception):
-    """An error a user can fix: `message` says what is wrong, `hint` what to do."""
+    """An error a user can fix: `message` says what is wrong, `hint` what to do.
+
+    >>> try:
+    ...     inlay.load_task(rows, name="mood", lable="mood")
+    ... except inlay.InlayError as error:
+    ...     (error.code, error.hint)
+    ('bad-config', 'did you mean `label`?')
+    """
 
     code = "error"
     exit_status = 1

@@ -11,7 +11,7 @@ from inlay import pipeline, training
 from inlay.data import RowsGiven, Task, load_task
 from inlay.errors import Missing
 from inlay.model import Backbone
-from inlay.settings import DataConfig, MethodConfig, RunConfig, apply_preset, from_tree, overlay
+from inlay.settings import DataConfig, RunConfig, apply_preset, from_tree, overlay, split_settings
 from inlay.store import Store
 
 
@@ -63,7 +63,7 @@ def find_config(
     settings: Mapping[str, Any],
 ) -> RunConfig:
     """Return the settings of a run as they were asked for, before the open ones are resolved."""
-    tree: dict[str, Any] = sort_settings(settings)
+    tree: dict[str, Any] = split_settings(settings)
     if isinstance(data, str | Path):
         tree["data"]["source"] = str(data)
         task = task or pipeline.name_of(str(data))
@@ -99,21 +99,6 @@ def prepare(
     if frozen is None:
         frozen = pipeline.open_once(config.backbone, device)
     return pipeline.prepare(config, store, device, task=read, backbone=frozen)
-
-
-def sort_settings(settings: Mapping[str, Any], more: Mapping[str, type] = {}) -> dict[str, dict[str, Any]]:
-    """Sort settings by their section: those that no other section knows are of `train`, which refuses unknown ones."""
-    sections = {**more, "method": MethodConfig, "data": DataConfig}
-    tree: dict[str, dict[str, Any]] = {name: {} for name in (*sections, "train")}
-    for key, value in settings.items():
-        key = "name" if key == "method" else key
-        if key in ("weights", "like") and isinstance(value, Mapping):  # `{"cola": 2}`
-            value = [f"{name}={item}" for name, item in value.items()]
-        elif key in ("weights", "like") and isinstance(value, str):  # `"cola=2,rte=1"`
-            value = value.split(",")
-        known = (name for name, kind in sections.items() if key in {item.name for item in dataclasses.fields(kind)})
-        tree[next(known, "train")][key] = value
-    return tree
 
 
 def of_first(report: Any) -> Any:

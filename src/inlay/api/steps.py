@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Unpack
 
 from inlay import serving, training
-from inlay.api.arguments import lay_settings, load, sort_settings
+from inlay.api.arguments import lay_settings, load
 from inlay.data import RowsGiven, Task
 from inlay.errors import BadConfig, speaking_python
 from inlay.model import Backbone
@@ -21,6 +21,7 @@ from inlay.settings import (
     RunConfig,
     RunSettings,
     overlay,
+    split_settings,
 )
 from inlay.store import Store, Version
 from inlay.training import Emit, JointRun, Result, Run, Start, Trained, ignore
@@ -66,7 +67,7 @@ def make_run(
     Run(mood: houlsby 8, lr 0.001, seed 0, id ...)
     """
     store = store or Store()
-    tree = sort_settings(settings)
+    tree = split_settings(settings)
     return training.make_run(task, lay_settings(tree, config, preset, store), backbone, store)
 
 
@@ -89,7 +90,7 @@ def make_joint_run(
     JointRun(mood + other: hyperformer++ 4, lr ..., seed 0, id ...)
     """
     store = store or Store()
-    tree = sort_settings(settings, {"joint": JointConfig})
+    tree = split_settings(settings, {"joint": JointConfig})
     folder = store.run_folder(tree["joint"]["start"]) if tree["joint"].get("start") else None
     if config is None:
         config = RunConfig(method=MethodConfig("hyperformer++"))

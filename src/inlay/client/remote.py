@@ -59,6 +59,11 @@ class Client:
     """A service at an address. `key` is that of a tenant, by default `$INLAY_KEY`.
 
     A service that is busy is asked again for up to `patience_s` seconds.
+
+    `url` is its address. A request is given up after `timeout_s` seconds.
+
+    >>> client = inlay.Client("https://inlay.example", key="inl_0123")
+    >>> client.close()
     """
 
     def __init__(

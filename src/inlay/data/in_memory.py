@@ -121,7 +121,9 @@ def as_cells(given: Any) -> list[Any]:
     """Return a column's cells as Python's own values; None where there is nothing."""
     if hasattr(given, "isna"):  # a Series
         return [None if gone else cell for cell, gone in zip(given.tolist(), given.isna(), strict=True)]
-    if hasattr(given, "tolist"):  # an array
+    if not hasattr(given, "tolist") and hasattr(given, "__array__"):  # a column of another library
+        given = np.asarray(given)
+    if hasattr(given, "tolist"):
         return list(given.tolist())
     if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__"):
         raise BadData(f"a `{type(given).__name__}` is no column of rows", f"give {_FORMS}")

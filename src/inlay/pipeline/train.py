@@ -34,9 +34,9 @@ class TrainWishes:
 class TrainReport:
     """A trained run, the version it became, and what is told about both.
 
-    >>> report = inlay.train(rows, "mood", **QUICK)
+    >>> report = inlay.train(rows, "new", **QUICK)
     >>> report
-    TrainReport(mood@1: dev accuracy ..., ... s)
+    TrainReport(new@1: dev accuracy ..., ... s)
     >>> sorted(report.metrics)
     ['dev']
     """
@@ -93,7 +93,7 @@ class TrainReport:
 class SweepReport:
     """The runs of a sweep, ranked, and the report on the best one.
 
-    >>> found = inlay.sweep(rows, {"lr": [1e-3, 1e-2]}, "mood", **QUICK)
+    >>> found = inlay.sweep(rows, {"lr": [1e-3, 1e-2]}, "new", **QUICK)
     >>> [item.values["train.lr"] for item in found.ranking.runs]
     [..., ...]
     """

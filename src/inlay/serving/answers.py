@@ -25,7 +25,11 @@ _MOST_KNOWN = 10_000  # names whose version is remembered
 
 @dataclass(frozen=True)
 class Request:
-    """A text (or pair of texts) for a task: `sms`, `sms@3` or `sms@best`."""
+    """A text (or pair of texts) for a task: `sms`, `sms@3` or `sms@best`.
+
+    >>> inlay.Request("mood@best", "good film 3", min_confidence=0.8).task
+    'mood@best'
+    """
 
     task: str
     text: str
@@ -36,7 +40,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A task's answer to a request, or the error that took its place."""
+    """A task's answer to a request, or the error that took its place.
+
+    >>> answer = inlay.predict("mood", "good film 3")
+    >>> answer
+    Answer(mood@1: ..., 0...)
+    >>> sorted(answer.outcome.probabilities)
+    ['no', 'yes']
+    """
 
     task: str
     version: str | None = None

@@ -19,6 +19,7 @@ from inlay.settings.run_config import (
     overlay,
     read_toml,
     settled,
+    split_settings,
 )
 from inlay.settings.trees import from_tree, read_tree, split_list, write_toml
 
@@ -47,5 +48,6 @@ __all__ = [
     "read_tree",
     "settled",
     "split_list",
+    "split_settings",
     "write_toml",
 ]

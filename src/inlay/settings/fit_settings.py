@@ -39,6 +39,9 @@ class FitSettings:
 
     Without dropout they change a run's result by rounding only; with dropout its distribution stays the same. A wrong
     value is a `BadConfig`.
+
+    >>> inlay.FitSettings(max_cohort=4).max_cohort
+    4
     """
 
     max_cohort: int | None = None

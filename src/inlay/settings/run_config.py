@@ -39,7 +39,11 @@ _EPOCHS = 10
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """The parameters that a task adds to the backbone. The method decides what is `auto`, None or empty."""
+    """The parameters that a task adds to the backbone. The method decides what is `auto`, None or empty.
+
+    >>> inlay.MethodConfig("lora", size=8).size
+    8
+    """
 
     name: str = setting(
         "houlsby",
@@ -105,7 +109,11 @@ class MethodConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """The settings of a run's training. All of them belong to the run, not to the cohort it is trained in."""
+    """The settings of a run's training. All of them belong to the run, not to the cohort it is trained in.
+
+    >>> inlay.TrainConfig(lr=5e-4, epochs=3).batch_size
+    32
+    """
 
     lr: float | None = setting(
         None,
@@ -241,7 +249,11 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class JointConfig:
-    """The settings of several tasks trained as one run. A run of one task has none of them."""
+    """The settings of several tasks trained as one run. A run of one task has none of them.
+
+    >>> inlay.JointConfig(batches="mixed", weights=("cola=2",)).weight_of("cola")
+    2.0
+    """
 
     sampling: str = setting(
         "temperature",
@@ -335,6 +347,9 @@ class DataConfig:
 
     A run's id has the digest of what was read, not these settings. The exception is `pairs`, which the digest does not
     cover: `towers` is part of the id.
+
+    >>> inlay.DataConfig(source="mail.csv", text="body", label="folder").dev_share
+    0.1
     """
 
     source: str = setting("", "file, glue/NAME, extra/NAME, or hub:NAME")
@@ -393,7 +408,11 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The settings of a run. With the data it reads and the backbone it stands on, they decide the run."""
+    """The settings of a run. With the data it reads and the backbone it stands on, they decide the run.
+
+    >>> inlay.RunConfig(train=inlay.TrainConfig(lr=1e-3)).override(["method.size=8"]).method.size
+    8
+    """
 
     task: str = setting("task", "name of the task")
     backbone: str = setting("minilm", "built-in name, local folder or hub name")
@@ -455,6 +474,21 @@ def overlay(config: RunConfig, tree: Mapping[str, Any]) -> RunConfig:
         is_section = isinstance(merged.get(key), dict) and isinstance(value, Mapping)
         merged[key] = {**merged[key], **value} if is_section else value
     return from_tree(RunConfig, merged)
+
+
+def split_settings(settings: Mapping[str, Any], more: Mapping[str, type] = {}) -> dict[str, dict[str, Any]]:
+    """Split settings by name into sections; what no other section knows is of `train`, which refuses unknown ones."""
+    sections = {**more, "method": MethodConfig, "data": DataConfig}
+    tree: dict[str, dict[str, Any]] = {name: {} for name in (*sections, "train")}
+    for key, value in settings.items():
+        key = "name" if key == "method" else key
+        if key in ("weights", "like") and isinstance(value, Mapping):  # `{"cola": 2}`
+            value = [f"{name}={item}" for name, item in value.items()]
+        elif key in ("weights", "like") and isinstance(value, str):  # `"cola=2,rte=1"`
+            value = value.split(",")
+        known = (name for name, kind in sections.items() if key in {item.name for item in dataclasses.fields(kind)})
+        tree[next(known, "train")][key] = value
+    return tree
 
 
 def _read_pairs(key: str, items: Iterable[str]) -> dict[str, str]:

@@ -41,7 +41,11 @@ _SELECTOR = re.compile(r"best|[1-9][0-9]{0,8}")
 
 @dataclass(frozen=True)
 class Version:
-    """One immutable stored result: the number belongs to the name, the digest to the content."""
+    """One immutable stored result: the number belongs to the name, the digest to the content.
+
+    >>> inlay.Store().resolve("mood").reference
+    'mood@1'
+    """
 
     name: str
     number: int

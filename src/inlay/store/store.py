@@ -65,6 +65,12 @@ class Store:
 
     Making a Store touches nothing; the folder appears with the first write. `root` is a folder of this machine in any
     case: runs are trained there, and what came from object storage is kept there too.
+
+    >>> store = inlay.Store()
+    >>> [task.name for task in store.ledger()]
+    ['mood']
+    >>> store.resolve("mood@best").reference
+    'mood@1'
     """
 
     def __init__(self, root: Path | str | None = None) -> None:

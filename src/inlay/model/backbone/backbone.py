@@ -36,7 +36,13 @@ from inlay.model.parts import find_part
 
 
 class Backbone:
-    """A frozen encoder. `model` is mounted: routes of a bank go through it, and without one it is exactly itself."""
+    """A frozen encoder. `model` is mounted: routes of a bank go through it, and without one it is exactly itself.
+
+    Make it with `load_backbone`; `name`, `folder`, `model` and `tokenizer` are what that found.
+
+    >>> backbone
+    Backbone(...: bert, ... parameters, on cpu)
+    """
 
     def __repr__(self) -> str:
         return f"Backbone({self.name}: {self.anatomy.family}, {self.num_parameters:,} parameters, on {self.device})"

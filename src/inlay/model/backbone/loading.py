@@ -127,7 +127,13 @@ def first_line(error: BaseException) -> str:
 
 
 def load_backbone(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Backbone:
-    """A frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU unless `dtype` says."""
+    """A frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU unless `dtype` says.
+
+    `name` is all three; `device` is `cpu`, `cuda` or `cuda:1`, by default a GPU if there is one; `dtype` is torch's.
+
+    >>> inlay.load_backbone(backbone.name)
+    Backbone(...: bert, ... parameters, on cpu)
+    """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     place = current_process()
     if device == torch.device("cuda") and place.size > 1:  # one GPU per process, in turn

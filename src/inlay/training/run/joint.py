@@ -61,7 +61,11 @@ _SETTINGS = "config.toml"
 
 @dataclass(frozen=True, eq=False)
 class JointRun:
-    """Several tasks and resolved settings on one backbone. Make it with `make_joint_run`."""
+    """Several tasks and resolved settings on one backbone. Make it with `make_joint_run`.
+
+    >>> [part.name for part in inlay.make_joint_run([task, other], backbone, size=4).parts]
+    ['mood', 'other']
+    """
 
     name: str
     parts: tuple[Run, ...]

@@ -61,7 +61,11 @@ _FINGERPRINT = "fingerprint"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """A task and resolved settings on one backbone. Make it with `make_run`."""
+    """A task and resolved settings on one backbone. Make it with `make_run`.
+
+    >>> inlay.make_run(task, backbone, size=8).config.method.size
+    8
+    """
 
     task: Task
     config: RunConfig
@@ -138,7 +142,11 @@ def count_steps(num_rows: int, train: TrainConfig) -> int:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run. `tensors` are the best epoch's, at the slot's own size."""
+    """The result of a run. `tensors` are the best epoch's, at the slot's own size.
+
+    >>> result
+    Result(... finished, dev ... at epoch ... of ..., ... s)
+    """
 
     run_id: str
     status: str
@@ -488,7 +496,12 @@ def damaged(path: Path, reason: str) -> StoreDamaged:
 
 @dataclass(frozen=True)
 class Trained:
-    """A finished run read back, with its result."""
+    """A finished run read back, with its result.
+
+    >>> joint = inlay.make_joint_run([task, other], backbone, size=4, steps=2, epochs=1, batch_size=8)
+    >>> inlay.materialize(joint, *inlay.fit([joint], backbone), backbone)[0]
+    Trained(Run(mood: ...), Result(...))
+    """
 
     run: Run
     result: Result

@@ -7,7 +7,7 @@ JOBS ?= 2
 # Bytecode is written as modules are first imported, not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart serve test postgres fuzz kill kill-service soak schemathesis histories churn mutants interop triton quality-env docs wheel-test check lint env clean help
+.PHONY: quickstart serve test ray postgres fuzz kill kill-service soak schemathesis histories churn mutants interop triton quality-env docs wheel-test check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -30,7 +30,7 @@ serve: env ## serve over HTTP: the page, the API, training (SERVE="--port 9000" 
 	@$(BIN)/inlay serve $(SERVE)
 
 test: env ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton" -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton and not ray" -n $(JOBS) --dist loadfile
 
 # How long the fuzzer runs, by attempts of each kind or by minutes for all, and how often `make kill` kills each command.
 TRIES ?= 2500
@@ -70,6 +70,10 @@ churn: env ## 200 tasks in 16 slots, published and removed while 8 clients ask (
 
 postgres: env ## run the tests of the service's state on Postgres (Debian's pg_virtualenv)
 	INLAY_TEST_POSTGRES=1 OMP_NUM_THREADS=1 pg_virtualenv $(BIN)/python -m pytest -q -W ignore::pytest.PytestUnraisableExceptionWarning tests/service/state
+
+ray: env ## run the tests of sweeps on a Ray cluster of two nodes on this machine
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[ray]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m ray tests/cluster
 
 mutants: env ## change the code a little, a hundred times, and see that a test fails each time (about twenty minutes)
 	$(BIN)/python tests/mutants/run.py --jobs $(JOBS)

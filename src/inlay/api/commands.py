@@ -93,6 +93,7 @@ def sweep(
     preset: str | None = None,
     config: RunConfig | None = None,
     publish: bool = True,
+    on: str | None = None,
     store: Store | str | Path | None = None,
     device: str = "auto",
     fit: FitSettings | None = None,
@@ -102,8 +103,9 @@ def sweep(
     """Train every combination of settings as one cohort and publish the best, as `inlay sweep` does.
 
     `grid` has the values of each setting: `{"lr": [3e-4, 1e-3], "size": [8, 64]}`. Each is trained `seeds` times.
-    `data`, `task`, `backbone`, `dev`, `test`, `preset`, `config`, `publish`, `store`, `device`, `fit`, `progress` and
-    `settings` are those of `train`.
+    `on="ray"` trains on the machines of a Ray cluster, `on="ray://HOST:10001"` of another one. `data`, `task`,
+    `backbone`, `dev`, `test`, `preset`, `config`, `publish`, `store`, `device`, `fit`, `progress` and `settings` are
+    those of `train`.
 
     >>> inlay.sweep(rows, {"lr": [1e-3, 1e-2]}, "new", **QUICK)
     SweepReport(2 runs, best TrainReport(new@1: ...))
@@ -116,7 +118,8 @@ def sweep(
             section, key = next((section, key) for section, own in split_settings({name: None}).items() for key in own)
             axes[f"{section}.{key}"] = values
         points = explore.make_grid(asked, axes, seeds)  # impossible values are refused before anything is read
-        wishes = pipeline.TrainWishes(publishes=publish, fit=fit or FitSettings())
+        cluster = None if on is None else pipeline.parse_cluster(on)
+        wishes = pipeline.TrainWishes(publishes=publish, fit=fit or FitSettings(), cluster=cluster)
         first = prepare(points[0], opened, device, backbone, data, dev, test)
         return of_first(pipeline.sweep_and_publish(axes, points, wishes, lambda _: first))
 

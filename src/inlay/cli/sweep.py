@@ -21,6 +21,10 @@ def _grid(flag: str, key: str) -> Any:
     return typer.Option(flag, metavar="A,B,…", rich_help_panel="Grid", help=flags.config_help(key))
 
 
+def _cluster(flag: str, value: str, help: str) -> Any:
+    return typer.Option(flag, metavar=value, rich_help_panel="Cluster", help=help)
+
+
 @flags.command_options(flags.RunFlags(without=_AXES), fit=("max_cohort", *flags.MEMORY, "spread"))
 def sweep(
     run: flags.RunOptions,
@@ -33,6 +37,11 @@ def sweep(
     seeds: Annotated[
         int, typer.Option("--seeds", metavar="N", rich_help_panel="Grid", min=1, help="runs of each, seeds counted up")
     ] = 1,
+    on: Annotated[
+        str | None, _cluster("--on", "WHERE", "train on the machines of a cluster: `ray`, or `ray://HOST:10001`")
+    ] = None,
+    ray_cpus: Annotated[float, _cluster("--ray-cpus", "N", "processors of each group of runs")] = 1,
+    ray_gpus: Annotated[float, _cluster("--ray-gpus", "N", "GPUs of each group; 0.5 lets two share one")] = 0,
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,
@@ -43,13 +52,15 @@ def sweep(
     """Train a grid of settings as one cohort and publish the best.
 
     Options that take A,B,… take one value or several; every combination is trained, with every seed, all together or,
-    where memory is small, as many at a time as fit.
+    where memory is small, as many at a time as fit. With `--on ray` the runs are dealt over the machines of a cluster.
     """
     given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     axes = explore.parse_axes(given | {"train.batch_size": batch_size})
     opened = flags.open_store(store)
     grid = explore.make_grid(run.resolve(opened), axes, seeds)  # impossible values are refused before anything is read
-    wishes = pipeline.TrainWishes(name, publish, fit=dataclasses.replace(effort, restart=not resume))
+    cluster = None if on is None else pipeline.parse_cluster(on, ray_cpus, ray_gpus)
+    fit = dataclasses.replace(effort, restart=not resume)
+    wishes = pipeline.TrainWishes(name, publish, fit=fit, cluster=cluster)
     found = pipeline.sweep_and_publish(axes, grid, wishes, lambda first: pipeline.prepare(first, opened, device, name))
     if found is None:  # the first process has the last word
         return

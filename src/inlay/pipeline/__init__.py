@@ -18,7 +18,7 @@ from inlay.pipeline.backbones import (
 from inlay.pipeline.evaluation import EvaluationReport, ScoredVersion, evaluate, list_mistakes
 from inlay.pipeline.folds import CrossValidated, cross_validate
 from inlay.pipeline.preparation import describe_run, describe_task, load_task, name_of, prepare
-from inlay.pipeline.progress import TrainingProgress, fit_runs
+from inlay.pipeline.progress import TrainingProgress, fit_runs, parse_cluster
 from inlay.pipeline.time_budget import COLUMNS, Budget, parse_budget, read_budget
 from inlay.pipeline.train import SweepReport, TrainReport, TrainWishes, finish_run, sweep_and_publish, train_and_publish
 
@@ -50,6 +50,7 @@ __all__ = [
     "open_once",
     "open_stored",
     "parse_budget",
+    "parse_cluster",
     "prepare",
     "read_budget",
     "sweep_and_publish",

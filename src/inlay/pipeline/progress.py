@@ -6,10 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inlay import model, terminal, training
 from inlay.settings import FitSettings
+
+if TYPE_CHECKING:
+    from inlay.cluster import RaySettings
 
 _MANY_TEXTS = 500  # with fewer texts, the backbone's lower layers are done before a bar could be read
 _LONG_SECONDS = 1.0  # shorter compilations are not reported: they were read back from the cache
@@ -22,15 +25,28 @@ def fit_runs(
     folder: Path,
     settings: FitSettings,
     referee: training.Referee | None = None,
+    cluster: RaySettings | None = None,
 ) -> list[training.Result]:
-    """Train the unfinished runs, with progress on the screen; return the results of all."""
+    """Train the unfinished runs, here or on a cluster, with progress on the screen; return the results of all."""
     if all(training.is_finished(folder / run.id) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
         terminal.log(f"{many} finished before: not trained again", "yellow")
         return training.fit(runs, backbone, folder, settings)
+    if cluster is not None:
+        from inlay.cluster import fit_on_ray
+
+        with resumable(), terminal.Meter("training on the cluster") as meter:
+            return fit_on_ray(runs, backbone, folder, settings, cluster, meter.log)
     with resumable(), terminal.Meter("training") as meter:
         emit = TrainingProgress(meter, num_runs=len(runs)) if terminal.is_main_process() else training.ignore
         return training.fit(runs, backbone, folder, settings, emit, referee=referee)
+
+
+def parse_cluster(text: str, num_cpus: float = 1, num_gpus: float = 0) -> RaySettings:
+    """Return where `--on ray` trains, and what each group of runs asks of a machine."""
+    from inlay.cluster import RaySettings
+
+    return RaySettings.parse(text, num_cpus, num_gpus)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from inlay import data, explore, terminal, training
 from inlay.notebook import show_html, show_metrics
@@ -14,6 +14,9 @@ from inlay.pipeline.progress import fit_runs
 from inlay.pipeline.time_budget import Budget
 from inlay.settings import FitSettings, RunConfig
 from inlay.store import Version
+
+if TYPE_CHECKING:
+    from inlay.cluster import RaySettings
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class TrainWishes:
     fit: FitSettings = field(default_factory=FitSettings)
     lister: str = ""
     """the call or command that lists rows which may be labelled wrongly, for a note"""
+    cluster: RaySettings | None = None
+    """where the runs of a sweep are trained, if not here"""
 
 
 @dataclass(frozen=True)
@@ -182,7 +187,7 @@ def sweep_and_publish(
     parts = [f"{len(values)} of {key.partition('.')[2]}" for key, values in axes.items() if len(values) > 1]
     product = " × ".join([*parts, terminal.count(num_seeds, "seed")]).replace("of name", "of method")
     terminal.detail(f"sweep: {terminal.count(len(runs), 'run')}: {product}")
-    results = fit_runs(runs, ready.backbone, ready.runs_folder, wishes.fit)
+    results = fit_runs(runs, ready.backbone, ready.runs_folder, wishes.fit, cluster=wishes.cluster)
     if not terminal.is_main_process():
         return None
     ranking = explore.rank(runs, results, tuple(axes))

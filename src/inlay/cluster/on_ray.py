@@ -1,0 +1,273 @@
+"""`fit` on a Ray cluster: runs are dealt into groups, each group is a cohort on some machine, results come back here.
+
+A group is one Ray task: it opens the backbone there, calls the same `fit`, and hands back the folders of its finished
+runs. Ray places it and starts it again if its machine dies. Where all machines see the folder of the runs, it trains in
+that folder, and goes on from the last resume state; elsewhere a group that is started again begins anew.
+
+What always holds: a run has the id and the folder it would have here; a machine with another Inlay or another backbone
+is refused before it trains; what a group has finished is kept, whatever happens to the others.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from inlay import errors
+from inlay.errors import BadConfig, InlayError, LostProcess, Missing, Unsupported, WrongBackbone
+from inlay.model import Backbone, load_backbone
+from inlay.settings import FitSettings
+from inlay.store import make_directory, write_atomically
+from inlay.training import AnyRun, EpochEnded, Event, Result, RunEnded, fit, is_finished, structure_of
+
+AUTO = "auto"
+"""the cluster that $RAY_ADDRESS names, or the one that runs on this machine"""
+_RETRIES = 5
+_POLL_S = 0.5
+_SAME = ("inlay", "torch", "transformers")  # what must have one version on all machines
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class RaySettings:
+    """Where to train, and what each group of runs asks of a machine."""
+
+    address: str = AUTO
+    num_cpus: float = 1
+    """processors of a group; Ray lets it compute with as many threads"""
+    num_gpus: float = 0
+    """GPUs of a group; a fraction shares one"""
+    num_groups: int | None = None
+    """groups trained side by side; None fills the cluster"""
+
+    @classmethod
+    def parse(cls, text: str, num_cpus: float = 1, num_gpus: float = 0) -> RaySettings:
+        """Return the settings of `--on ray` or `--on ray://HOST:10001`."""
+        if text != "ray" and not text.startswith("ray://"):
+            raise BadConfig(f"`--on {text}` is no cluster", "use `--on ray`, or `--on ray://HOST:10001`")
+        if num_cpus < 0 or num_gpus < 0:
+            raise BadConfig("`--ray-cpus` and `--ray-gpus` are 0 or more", "leave them out for one processor a group")
+        return cls(AUTO if text == "ray" else text, num_cpus, num_gpus)
+
+
+def fit_on_ray(
+    runs: Sequence[AnyRun],
+    backbone: Backbone,
+    folder: Path,
+    settings: FitSettings,
+    where: RaySettings,
+    tell: Tell = lambda line: None,
+) -> list[Result]:
+    """Train every run that is not finished yet on a Ray cluster; the results come in the order of `runs`.
+
+    `tell` hears a line for every ended run. Ctrl-C ends all groups; finished runs are kept.
+    """
+    unique = list({run.id: run for run in runs}.values())
+    waiting = [run for run in unique if not is_finished(folder / run.id)]
+    if waiting:
+        ray = _connect(where.address)
+        groups = _deal(waiting, where.num_groups or _count_places(ray, where))
+        tell(f"{len(waiting)} runs in {len(groups)} groups on {len(_living(ray))} machines")
+        _train(ray, groups, _GroupOrder(backbone.name, backbone.fingerprint, folder, settings), where, tell)
+    return fit(unique, backbone, folder, settings)  # reads back what is finished; there is nothing left to train
+
+
+@dataclass(frozen=True)
+class _GroupOrder:
+    """All that a group needs on another machine, besides its runs."""
+
+    backbone: str
+    fingerprint: str
+    folder: Path
+    settings: FitSettings
+    mark: str = ""
+    """a file in `folder`: a machine that sees it shares the folder"""
+    versions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Done:
+    """The outcome of a group: the files of its runs, where the folder is not shared, and its error."""
+
+    files: dict[str, bytes]
+    error: tuple[str, dict[str, Any]] | None = None
+
+
+def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RaySettings, tell: Tell) -> None:
+    """Send the groups out, take back what they made, and raise the first error once all have ended."""
+    mark = f".ray-{secrets.token_hex(8)}"
+    make_directory(order.folder)
+    (order.folder / mark).touch()
+    order = replace(order, folder=order.folder.absolute(), mark=mark, versions=_own_versions())
+    train_group = ray.remote(num_cpus=where.num_cpus, num_gpus=where.num_gpus, max_retries=_RETRIES)(_train_group)
+    relay = ray.remote(num_cpus=0)(_LineRelay).remote()
+    pending, failures = {train_group.remote(group, order, relay): group for group in groups}, []
+    try:
+        while pending:
+            ready, _ = ray.wait(list(pending), timeout=_POLL_S)
+            for line in ray.get(relay.take.remote()):
+                tell(line)
+            for reference in ready:
+                group = pending.pop(reference)
+                try:
+                    done = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    failures.append(_explain(error, group))
+                    continue
+                for name, content in done.files.items():
+                    write_atomically(order.folder / name, content)
+                if done.error is not None:
+                    failures.append(_rebuild(*done.error))
+    finally:
+        for reference in pending:
+            ray.cancel(reference, force=True)
+        ray.kill(relay)
+        (order.folder / mark).unlink(missing_ok=True)
+    if failures:
+        raise failures[0]
+
+
+def _train_group(group: list[AnyRun], order: _GroupOrder, relay: Any) -> _Done:
+    """Train a group on the machine where Ray put it. An error of ours comes back as data: it may not be pickled."""
+    try:
+        if order.versions != (own := _own_versions()):
+            found = f"a machine of the cluster has {', '.join(own)}, and this one {', '.join(order.versions)}"
+            raise Unsupported(found, "install the same on all")
+        backbone = load_backbone(order.backbone)
+        if backbone.fingerprint != order.fingerprint:
+            raise WrongBackbone(
+                f"`{order.backbone}` is another backbone on a machine of the cluster", "put the same folder on all"
+            )
+        is_shared = (order.folder / order.mark).is_file()
+
+        def emit(event: Event) -> None:
+            if isinstance(event, EpochEnded | RunEnded):
+                relay.put.remote(_describe(event))
+
+        if is_shared:
+            fit(group, backbone, order.folder, order.settings, emit)
+            return _Done({})
+        with tempfile.TemporaryDirectory(prefix="inlay-ray-") as scratch:
+            folder = Path(scratch)
+            fit(group, backbone, folder, order.settings, emit)
+            paths = [path for run in group for path in (folder / run.id).rglob("*") if path.is_file()]
+            # The result goes last: a run is finished where it has one.
+            paths.sort(key=lambda path: path.name == "result.json")
+            return _Done({str(path.relative_to(folder)): path.read_bytes() for path in paths})
+    except InlayError as error:
+        return _Done({}, (type(error).__name__, vars(error)))
+
+
+class _LineRelay:
+    """Lines of all groups on their way to the one screen. An actor."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+
+    def put(self, line: str) -> None:
+        """Take a line."""
+        self._lines.append(line)
+
+    def take(self) -> list[str]:
+        """Hand over the lines that came since."""
+        lines, self._lines = self._lines, []
+        return lines
+
+
+def _describe(event: EpochEnded | RunEnded) -> str:
+    run = event.member.run
+    if isinstance(event, RunEnded):
+        return f"{run.name} {run.id}: ended"
+    scored = event.record.get("dev", {}).get(run.metric)
+    return f"{run.name} {run.id}: epoch {event.record['epoch']}" + ("" if scored is None else f", dev {scored:.4f}")
+
+
+def _deal(runs: list[AnyRun], num_groups: int) -> list[list[AnyRun]]:
+    """Deal runs of one structure into groups of about equal work, the longest first; at most `num_groups` in all."""
+    by_structure: dict[Any, list[AnyRun]] = {}
+    for run in runs:
+        by_structure.setdefault(structure_of(run), []).append(run)
+    total = sum(map(_work, runs))
+    groups = []
+    for same in by_structure.values():
+        share = max(1, round(num_groups * sum(map(_work, same)) / total))
+        dealt: list[list[AnyRun]] = [[] for _ in range(min(share, len(same)))]
+        for run in sorted(same, key=_work, reverse=True):
+            min(dealt, key=lambda group: sum(map(_work, group))).append(run)
+        groups += dealt
+    return sorted(groups, key=lambda group: -sum(map(_work, group)))
+
+
+def _work(run: AnyRun) -> float:
+    return run.num_rows * run.config.train.num_epochs
+
+
+def _connect(address: str) -> Any:
+    """Return Ray, connected to the cluster."""
+    try:
+        import ray
+    except ImportError:
+        raise Missing("`--on ray` needs Ray, which is not installed", "`pip install 'inlay[ray]'`") from None
+    if ray.is_initialized():
+        return ray
+    given = os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address
+    try:
+        ray.init(address=given, log_to_driver=False, logging_level="ERROR", namespace="inlay")
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+        hint = "start one with `ray start --head`, or name it: `--on ray://HOST:10001`, $RAY_ADDRESS"
+        raise Missing(f"no Ray cluster at `{given}`: {reason}", hint) from None
+    return ray
+
+
+def _count_places(ray: Any, where: RaySettings) -> int:
+    """Return how many groups the cluster trains side by side; refuse a cluster that has no place for one."""
+    fitting = 0
+    for node in _living(ray):
+        has = node["Resources"]
+        by_cpu = has.get("CPU", 0) // where.num_cpus if where.num_cpus else 1
+        by_gpu = has.get("GPU", 0) / where.num_gpus if where.num_gpus else by_cpu
+        fitting += int(min(by_cpu, by_gpu))
+    if not fitting:
+        raise Missing(
+            f"no machine of the cluster has {where.num_cpus:g} processors and {where.num_gpus:g} GPUs",
+            "ask for less with `--ray-cpus` and `--ray-gpus`",
+        )
+    return fitting
+
+
+def _living(ray: Any) -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def _own_versions() -> tuple[str, ...]:
+    found = []
+    for name in _SAME:
+        with suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name).partition('+')[0]}")  # of any build
+    return tuple(found)
+
+
+def _explain(error: Exception, group: list[AnyRun]) -> InlayError:
+    runs = ", ".join(run.id for run in group[:3]) + (" …" if len(group) > 3 else "")
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
+    return LostProcess(
+        f"the group of {len(group)} runs ({runs}) was lost {_RETRIES + 1} times: {reason}",
+        "the same command trains what is left; ask for more memory with `--ray-cpus`, or look at Ray's log",
+    )
+
+
+def _rebuild(kind: str, attributes: dict[str, Any]) -> InlayError:
+    """Make an error again that came from another machine as data."""
+    found = getattr(errors, kind, InlayError)
+    error = found.__new__(found)
+    error.__dict__ |= attributes
+    error.args = (attributes.get("message", ""),)
+    return error

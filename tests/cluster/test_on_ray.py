@@ -114,6 +114,23 @@ def test_group_that_dies_goes_on_from_its_state(two_nodes, make_runs, toy_task, 
     compare(training.fit(runs, tiny_bert, tmp_path / "here", FitSettings()), there)
 
 
+def test_runs_of_several_tasks_travel_too(two_nodes, toy_task, tiny_bert, tmp_path) -> None:
+    tasks = [toy_task(name, num_rows=16, seed=seed) for seed, name in enumerate(("one", "two"))]
+    method = MethodConfig("hyperformer++", size=4)
+    runs = [
+        training.make_joint_run(
+            tasks,
+            RunConfig(method=method, train=TrainConfig(epochs=1, batch_size=8, seed=seed, dropout=0.0)),
+            tiny_bert,
+        )
+        for seed in (0, 1)
+    ]
+    there = fit_on_ray(runs, tiny_bert, tmp_path / "there", FitSettings(), RaySettings())
+    for group in cluster.on_ray._deal(runs, 2):
+        training.fit(group, tiny_bert, tmp_path / "here", FitSettings())
+    compare(training.fit(runs, tiny_bert, tmp_path / "here", FitSettings()), there)
+
+
 def test_error_of_a_group_is_the_same_error_here_and_costs_no_other(
     two_nodes, make_runs, tiny_bert, tmp_path, monkeypatch
 ) -> None:

@@ -152,6 +152,24 @@ BackboneOption = Annotated[
     str | None,
     typer.Option("--backbone", metavar="NAME", help="load this backbone; default: the one the task was trained on"),
 ]
+OnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="WHERE",
+        rich_help_panel="Cluster",
+        help="train on the machines of a cluster: `ray`, or `ray://HOST:10001`",
+    ),
+]
+RayCpusOption = Annotated[
+    float, typer.Option("--ray-cpus", metavar="N", rich_help_panel="Cluster", help="processors of each group of runs")
+]
+RayGpusOption = Annotated[
+    float,
+    typer.Option(
+        "--ray-gpus", metavar="N", rich_help_panel="Cluster", help="GPUs of each group; 0.5 lets two share one"
+    ),
+]
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="auto|cpu|cuda", help="where to compute; auto uses a GPU if there is one")
 ]

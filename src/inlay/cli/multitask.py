@@ -44,6 +44,9 @@ def multitask(
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="with --dry-run: time a step or two, or only count")
     ] = True,
+    on: flags.OnOption = None,
+    ray_cpus: flags.RayCpusOption = 1,
+    ray_gpus: flags.RayGpusOption = 0,
     publish: PublishOption = True,
     resume: ResumeOption = True,
     device: flags.DeviceOption = "auto",
@@ -61,12 +64,13 @@ def multitask(
     one. A new task goes on from a run with --from-run: `--trained task` trains nothing but its embedding (and its head)
     on the hypernetwork as it is, and has a learning rate of its own.
     """
+    cluster = None if on is None else pipeline.parse_cluster(on, ray_cpus, ray_gpus)
     ready = _prepare(run, data or (), flags.open_store(store), device, seeds)
     if dry_run:
         _forecast(ready, effort, measured=measure, as_json=json)
         return
     settings = dataclasses.replace(effort, restart=not resume, draw_curves=True)
-    results = pipeline.fit_runs(ready.runs, ready.backbone, ready.runs_folder, settings)
+    results = pipeline.fit_runs(ready.runs, ready.backbone, ready.runs_folder, settings, cluster=cluster)
     if not screen.is_main_process():  # the first process has the last word
         return
     best = max(results, key=lambda result: -2.0 if result.dev_metric is None else result.dev_metric)

@@ -21,10 +21,6 @@ def _grid(flag: str, key: str) -> Any:
     return typer.Option(flag, metavar="A,B,…", rich_help_panel="Grid", help=flags.config_help(key))
 
 
-def _cluster(flag: str, value: str, help: str) -> Any:
-    return typer.Option(flag, metavar=value, rich_help_panel="Cluster", help=help)
-
-
 @flags.command_options(flags.RunFlags(without=_AXES), fit=("max_cohort", *flags.MEMORY, "spread"))
 def sweep(
     run: flags.RunOptions,
@@ -37,11 +33,9 @@ def sweep(
     seeds: Annotated[
         int, typer.Option("--seeds", metavar="N", rich_help_panel="Grid", min=1, help="runs of each, seeds counted up")
     ] = 1,
-    on: Annotated[
-        str | None, _cluster("--on", "WHERE", "train on the machines of a cluster: `ray`, or `ray://HOST:10001`")
-    ] = None,
-    ray_cpus: Annotated[float, _cluster("--ray-cpus", "N", "processors of each group of runs")] = 1,
-    ray_gpus: Annotated[float, _cluster("--ray-gpus", "N", "GPUs of each group; 0.5 lets two share one")] = 0,
+    on: flags.OnOption = None,
+    ray_cpus: flags.RayCpusOption = 1,
+    ray_gpus: flags.RayGpusOption = 0,
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,

@@ -5,7 +5,7 @@ Object storage has no locks. What takes their place:
 - A reference is created only if nothing has its key (conditional creation), so a number is given once.
 - Removing a version adds `<N>.removed`, and only then deletes `<N>.json`. A writer that takes the number after all,
   because it listed the task long ago, sees the `.removed` and takes the next one.
-- Content lies under a new key each time it is published, `objects/ab/<digest>.<random>.safetensors`. `gc` deletes keys
+- Content lies under a new key each time it is published, `objects/ab/<digest>/<random>.safetensors`. `gc` deletes keys
   older than a day that no version needs, by the storage's own clock. A writer refers to content only within half a day
   of its own upload. So no key that a writer is about to refer to is ever deleted.
 
@@ -32,6 +32,7 @@ from inlay.errors import InlayError, Missing, StoreUnreachable, Unsupported
 from inlay.store import format as form
 from inlay.store.files import write_atomically
 from inlay.store.folder import Unneeded
+from inlay.store.format import Version
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -45,7 +46,7 @@ _REMEMBERED_S = 1.0  # how long a list of a task's versions is believed
 _ATTEMPTS, _FIRST_PAUSE_S = 5, 0.2
 _NO_RETRIES = {"max_retries": 0}
 _READERS = 16  # references fetched at a time
-_OBJECT_KEY = re.compile(r"objects/[0-9a-f]{2}/([0-9a-f]{64})\.[0-9a-f]{16}\.safetensors")
+_OBJECT_KEY = re.compile(r"objects/[0-9a-f]{2}/([0-9a-f]{64})/[0-9a-f]{16}\.safetensors")
 _ENTRY_KEY = re.compile(r"tasks/([^/]+)/([^/]+)")
 
 
@@ -120,17 +121,15 @@ class BucketFiles:
         write_atomically(self._cache / key, content)
         return content
 
-    def add_reference(self, name: str, number: int, content: bytes) -> None:
-        """Give a number to a version; FileExistsError if another has it, or had it."""
+    def add_reference(self, version: Version, content: bytes) -> None:
+        """Give a number to a version whose content was added; FileExistsError if another has it, or had it."""
         self._prove_conditions()
-        for uploaded in self._uploaded.values():
-            if time.monotonic() - uploaded > _KEPT_S / 2:
-                raise StoreUnreachable(
-                    f"publishing `{name}` took longer than {_KEPT_S / 7200:.0f} hours", "run the same command again"
-                )
+        name, number = version.name, version.number
+        if time.monotonic() - self._uploaded[version.digest] > _KEPT_S / 2:
+            hours = f"{_KEPT_S / 7200:.0f} hours"
+            raise StoreUnreachable(f"publishing `{name}` took longer than {hours}", "run the same command again")
         self._entries.pop(name, None)
         self._put_new(_reference_key(name, number), content)
-        self._uploaded.clear()
         if f"{number}.removed" in [key.rpartition("/")[2] for key, *_ in self._list(f"tasks/{name}/{number}.")]:
             raise FileExistsError(self.place_of_reference(name, number))
 
@@ -154,7 +153,7 @@ class BucketFiles:
         if not fresh and path.is_file() and _sha256(path.read_bytes()) == digest:
             return path
         content = None
-        for key, *_ in self._list(f"objects/{digest[:2]}/{digest}."):
+        for key, *_ in self._list(f"objects/{digest[:2]}/{digest}/"):
             with suppress(FileNotFoundError):  # deleted since: `gc` keeps one of them
                 content = self._get(key)
                 if _sha256(content) == digest:
@@ -170,7 +169,7 @@ class BucketFiles:
         """Keep a version's content, under a key of its own."""
         self._prove_conditions()
         self._uploaded[digest] = time.monotonic()
-        self._put(f"objects/{digest[:2]}/{digest}.{secrets.token_hex(8)}.safetensors", content)
+        self._put(f"objects/{digest[:2]}/{digest}/{secrets.token_hex(8)}.safetensors", content)
         write_atomically(self._kept_object(digest), content)
 
     def read_note(self, key: str) -> bytes:
@@ -210,11 +209,11 @@ class BucketFiles:
     def delete(self, place: str) -> None:
         """Delete a key that `list_unneeded` returned."""
         key = place.removeprefix(f"{self.address}/")
-        digest = key.rpartition("/")[2].partition(".")[0]
         with suppress(FileNotFoundError):
             self._ask(lambda storage: _obstore().delete(storage, key), key)
-        for kept in (self._cache / key, self._kept_object(digest)):
-            kept.unlink(missing_ok=True)
+        (self._cache / key).unlink(missing_ok=True)
+        if match := _OBJECT_KEY.fullmatch(key):
+            self._kept_object(match[1]).unlink(missing_ok=True)  # fetched again, if another key has it
 
     def _kept_object(self, digest: str) -> Path:
         return self._cache / "objects" / digest[:2] / f"{digest}.safetensors"

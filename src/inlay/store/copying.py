@@ -89,6 +89,6 @@ def _copy(version: Version, source: Store, target: Store) -> int:
                 f"sidecars/{version.digest}.json", json.dumps(sidecar, sort_keys=True, indent=1).encode()
             )
         with suppress(FileExistsError):  # begun before, and stopped
-            target.files.add_reference(version.name, version.number, reference)
+            target.files.add_reference(version, reference)
     target.check(version)
     return len(content)

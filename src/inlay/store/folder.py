@@ -97,9 +97,9 @@ class FolderFiles:
         with open(self.place_of_reference(name, number), "rb") as file:
             return file.read()
 
-    def add_reference(self, name: str, number: int, content: bytes) -> None:
-        """Give a number to a version; FileExistsError if another has it."""
-        path = Path(self.place_of_reference(name, number))
+    def add_reference(self, version: form.Version, content: bytes) -> None:
+        """Give a number to a version whose content was added; FileExistsError if another has it."""
+        path = Path(self.place_of_reference(version.name, version.number))
         try:
             make_directory(path.parent)
         except FileExistsError as error:  # something else has the folder's name: that is no number that is taken

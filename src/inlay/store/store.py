@@ -330,7 +330,7 @@ class Store:
             version = Version(name, max([0, *numbers, *removed]) + 1, digest)
             info = VersionInfo(version, published_at, size_bytes, summary)
             with suppress(FileExistsError):  # another process took the number: look again
-                self.files.add_reference(name, version.number, info.to_json().encode())
+                self.files.add_reference(version, info.to_json().encode())
                 return version
 
     def _pick(self, name: str, selector: str | None) -> int:

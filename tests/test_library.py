@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pandas
 import pytest
@@ -101,3 +103,73 @@ def test_a_run_of_several_tasks_is_published_task_by_task(tiny_bert, toy_task, t
     for item in inlay.materialize(run, result, tiny_bert):
         inlay.publish(item.run, item.result, tiny_bert, store)
         assert len(store.versions(item.run.name)) == 1
+
+
+def test_one_call_trains_the_run_that_the_command_line_trains(backbone_folder, frame, tmp_path, monkeypatch, capsys):
+    from inlay.cli import main
+
+    monkeypatch.setenv("INLAY_HOME", str(tmp_path / "home"))
+    frame.to_csv(tmp_path / "mood.csv", index=False)
+    path, backbone = str(tmp_path / "mood.csv"), str(backbone_folder("bert"))
+    report = inlay.train(path, backbone=backbone, size=4, epochs=1, max_length=32, progress=False)
+    assert capsys.readouterr() == ("", ""), "progress=False says nothing"
+    with pytest.raises(SystemExit):
+        main(["train", path, "--backbone", backbone, "--size", "4", "--epochs", "1", "--max-length", "32", "--json"])
+    assert f'"run": "{report.run.id}"' in capsys.readouterr().out
+    again = inlay.train(frame, "mood", backbone=backbone, size=4, epochs=1, max_length=32)
+    assert again.was_finished
+    assert again.version == report.version
+    assert "was finished before" in capsys.readouterr().err
+
+
+def test_dev_and_test_rows_are_given_and_judged(backbone_folder, frame, tmp_path):
+    parts = {"dev": frame.tail(20), "test": (frame.text.head(10), frame.label.head(10))}
+    where = {"backbone": str(backbone_folder("bert")), "store": tmp_path, "progress": False}
+    report = inlay.train(frame.head(40), "mood", **parts, size=4, epochs=1, max_length=32, publish=False, **where)
+    assert (len(report.run.task.dev), len(report.run.task.test)) == (20, 10)
+    assert report.score == report.metrics["test"]["accuracy"]
+    assert report.version is None
+    with pytest.raises(inlay.InlayError, match="the task has no name"):
+        inlay.train(frame)
+
+
+def test_a_repr_is_short_and_what_a_notebook_shows_is_escaped(tiny_bert, tmp_path):
+    rows = {"text": [f"a text {number}" for number in range(3000)], "label": ["<b>", "no"] * 1500}
+    task = inlay.load_task(rows, name="mood")
+    run = inlay.make_run(task, tiny_bert, size=8, lr=1e-3)
+    for shown in (task, run, task.train, tiny_bert, inlay.Store(tmp_path)):
+        assert len(repr(shown)) < 200
+    assert repr(task) == "Task(mood: classify, 2 labels, 2,700 train, 300 dev)"
+    from inlay.notebook import show_html
+
+    assert "<b>" not in show_html("<b>", {"<b>": "<b>"}, ["<b>"], [["<b>"]])
+
+
+@pytest.mark.parametrize(
+    ("said", "respelt"),
+    [
+        ("use `--size 64`, or `--on-bad-row skip`", 'use `size=64`, or `on_bad_row="skip"`'),
+        ("name it with `--label`", "name it with `label`"),
+        ("use `--set train.head_start=probe`", 'use `head_start="probe"`'),
+        ("did you mean `train.epochs`?", "did you mean `epochs`?"),
+        ("check it with `inlay verify mood --store s`", "check it with `inlay verify mood --store s`"),
+    ],
+)
+def test_hints_speak_of_keywords_in_python(said, respelt):
+    from inlay.errors import in_python
+
+    assert in_python(said) == respelt
+
+
+@pytest.mark.parametrize(("document", "num_examples"), [("python.md", 1), ("estimators.md", 2)])
+def test_the_examples_of_the_guide_run(document, num_examples, tiny_bert, tmp_path, monkeypatch, capsys):
+    root = Path(__file__).parents[1]
+    examples = re.findall(r"^```python\n(.*?)^```$", (root / "docs" / document).read_text(), re.MULTILINE | re.DOTALL)
+    assert len(examples) == num_examples
+    monkeypatch.setenv("INLAY_HOME", str(tmp_path))
+    monkeypatch.chdir(root)
+    monkeypatch.setattr("inlay.pipeline.open_once", lambda name, device="auto": tiny_bert)
+    known: dict[str, object] = {}
+    for example in examples:
+        exec(compile(example, document, "exec"), known)
+    assert capsys.readouterr().out

@@ -123,7 +123,10 @@ class _TextEstimator(BaseEstimator):
         texts = self._read_texts(X)
         if y is None:
             raise BadInput("requires y to be passed, but the target y is None", "give the labels of the rows")
-        check_consistent_length(next(iter(texts.values())), y)
+        num_rows = len(next(iter(texts.values())))
+        check_consistent_length(range(num_rows), y)
+        if num_rows < 2 and not is_dev:
+            raise BadInput(f"n_samples={num_rows}: one row trains nothing, and chooses no epoch", "give more rows")
         return data.join_labels(texts, self._read_labels(y, is_dev=is_dev))
 
     def _read_labels(self, y: Any, *, is_dev: bool) -> Any:

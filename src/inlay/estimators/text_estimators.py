@@ -259,7 +259,10 @@ class InlayClassifier(ClassifierMixin, _TextEstimator):
 
 def _find_classes(y: Any) -> tuple[str, np.ndarray]:
     """Return the form of labels (classes, indicator, sets), and the classes in order."""
-    if isinstance(y, list | tuple) and y and isinstance(y[0], list) and type_of_target(y) == "multilabel-indicator":
+    if hasattr(y, "__array__") and not hasattr(y, "dtype") and not hasattr(y, "iloc"):
+        y = np.asarray(y)
+    is_nested = isinstance(y, list | tuple) and len(y) and isinstance(y[0], list | np.ndarray)
+    if is_nested and type_of_target(y) == "multilabel-indicator":
         y = np.array(y)
     is_table = getattr(y, "ndim", 1) == 2 and y.shape[1] > 1
     if not is_table and not hasattr(y, "dtype") and any(isinstance(item, set | frozenset | list | tuple) for item in y):

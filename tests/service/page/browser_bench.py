@@ -38,7 +38,7 @@ def browsing(size: str = "desk", scheme: str = "light") -> Iterator[Watched]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(_OPTIONS))
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(60_000)  # a busy machine trains slowly
         context.grant_permissions(["clipboard-read", "clipboard-write"])
         context.add_init_script(_WATCH_POLICY)
         watched = Watched(context.new_page())

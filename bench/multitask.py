@@ -24,7 +24,7 @@ from operators import RUNTIME, count_operators
 from inlay.data import load_task
 from inlay.model import load_backbone
 from inlay.model.bank.methods import JOINT_METHODS
-from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.settings import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.run.joint import make_joint_run
 

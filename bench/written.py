@@ -27,7 +27,7 @@ from inlay.model import load_backbone
 from inlay.model.bank.methods import JOINT_METHODS
 from inlay.model.heads import inference
 from inlay.model.kernels import attention
-from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.settings import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.run.joint import make_joint_run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from inlay.model.backbone.families import FAMILIES
 from inlay.model.bank.methods import JOINT_METHODS, METHODS, Method
-from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, TrainConfig
+from inlay.settings import DataConfig, JointConfig, MethodConfig, TrainConfig
 
 SECTIONS = {
     "method": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from inlay.model.bank.methods import JOINT_METHODS as METHOD_TABLE
-from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.settings import JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import CohortSettings
 from inlay.training.run.joint import make_joint_run
 

@@ -10,7 +10,7 @@ import torch
 from inlay.model import Bank, infer, load_backbone
 from inlay.model.bank.methods import JOINT_METHODS as METHOD_TABLE
 from inlay.model.kernels import fused_attention
-from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.settings import JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.studies.run.records import StudyDirs
 from inlay.studies.run.session import conduct
 from inlay.studies.spec.planning import load_tasks, plan_study
@@ -19,7 +19,7 @@ from inlay.training.cohort.cohort import Cohort
 from inlay.training.cohort.fit import FitSettings, fit
 from inlay.training.events import Notice
 from inlay.training.run.joint import make_joint_run, materialize
-from inlay.training.run.run import make_run
+from inlay.training.run.make_run import make_run
 from inlay.training.step.compiled import CompiledStepper
 from inlay.training.step.eager import Stepper
 from joint_runs import METHODS, SETTINGS, make_joint, take_steps

@@ -9,7 +9,7 @@ from inlay.model import load_backbone
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
-from inlay.training.run.run import make_run
+from inlay.training.run.make_run import make_run
 from inlay.training.step.compiled import CompiledStepper
 
 pytestmark = pytest.mark.gpu

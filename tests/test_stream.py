@@ -84,7 +84,7 @@ def place(tmp_path: Path, tiny_bert: Any) -> Iterator[Process]:
 def num_fits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of runs that each call of `fit` was given, but not those it read back as finished."""
     from inlay.training import fit
-    from inlay.training.run.run import read_result
+    from inlay.training.run.run_folder import read_result
 
     calls: list[int] = []
 

@@ -57,14 +57,16 @@ if TYPE_CHECKING:
     from inlay.pipeline import EvaluationReport, SweepReport, TrainReport
     from inlay.serving import Answer, Request
     from inlay.settings.fit_settings import FitSettings
-    from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig
+    from inlay.settings.joint_config import JointConfig
+    from inlay.settings.run_config import DataConfig, MethodConfig, RunConfig, TrainConfig
     from inlay.store import Store, Version
     from inlay.training import Result, Run
     from inlay.training.run.joint import JointRun
     from inlay.training.run.run import Trained
 
 _HOMES = {
-    "inlay.settings.run_config": ("DataConfig", "JointConfig", "MethodConfig", "RunConfig", "TrainConfig"),
+    "inlay.settings.joint_config": ("JointConfig",),
+    "inlay.settings.run_config": ("DataConfig", "MethodConfig", "RunConfig", "TrainConfig"),
     "inlay.errors": ("InlayError",),
     "inlay.settings.fit_settings": ("FitSettings",),
     "inlay.api": (

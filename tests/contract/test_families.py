@@ -24,7 +24,7 @@ from inlay.model.heads.heads import WRITTEN, HeadSpec
 from inlay.model.heads.inference import infer
 from inlay.settings.run_config import MethodConfig, RunConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
-from inlay.training.run.run import make_run
+from inlay.training.run.make_run import make_run
 from tiny_backbones import WRITING
 from toys import WORDS
 

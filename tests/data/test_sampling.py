@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from inlay.data.sampling import TaskSampler, task_shares
-from inlay.settings.run_config import JointConfig
+from inlay.settings import JointConfig
 
 SIZES = (10, 100, 1000)
 

@@ -18,7 +18,8 @@ from inlay.studies.ablate import list_spans, score_spans
 from inlay.training import fit, make_run
 from inlay.training.evaluate import encode_rows
 from inlay.training.run.checked_files import write_tensors
-from inlay.training.run.run import Result, write_result, write_start
+from inlay.training.run.run import Result
+from inlay.training.run.run_folder import write_result, write_start
 
 QUIET = TrainConfig(epochs=1, batch_size=8, lr=3e-3, max_length=32, dropout=0.0, head_dropout=0.0, pooling="mean")
 
@@ -138,7 +139,7 @@ def test_what_cannot_be_ablated_is_refused(tmp_path, tiny_bert, backbone_of, toy
 
 
 def test_reading_a_run_back_gives_its_own_way_of_reading(tmp_path, tiny_bert, toy_task):
-    from inlay.training.run.run import read_trained
+    from inlay.training.run.make_run import read_trained
 
     run, _ = write_run(tmp_path, toy_task(), tiny_bert)
     trained = read_trained(tmp_path, run.task, tiny_bert)

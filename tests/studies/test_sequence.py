@@ -15,7 +15,7 @@ from inlay.studies import task_sequence as sequence
 from inlay.studies.task_sequence import conduct_sequence
 from inlay.training import fit, make_run
 from inlay.training.evaluate import encode_rows
-from inlay.training.run.run import read_result
+from inlay.training.run.run_folder import read_result
 
 TRAIN = TrainConfig(epochs=2, batch_size=8, lr=2e-3, max_length=32, dropout=0.0, head_dropout=0.0, pooling="mean")
 FULL = RunConfig(method=MethodConfig("full"), train=TRAIN)

@@ -28,7 +28,7 @@ from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
 from inlay.training.evaluate import score_split
 from inlay.training.events import RowsAnswered
-from inlay.training.run.run import read_result
+from inlay.training.run.run_folder import read_result
 
 STUDY = """
 title = "small"

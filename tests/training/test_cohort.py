@@ -13,7 +13,8 @@ from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.member import close_epoch
 from inlay.training.evaluate import DevScores, encode_rows
-from inlay.training.run.run import DIVERGED, make_run
+from inlay.training.run.make_run import make_run
+from inlay.training.run.run import DIVERGED
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)
 QUIET = {"dropout": 0.0, "head_dropout": 0.0, "batch_size": 8, "max_length": 32, "epochs": 6}

@@ -15,7 +15,7 @@ from inlay.model.kernels import launch
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.events import CompileEnded, CompileStarted
-from inlay.training.run.run import make_run
+from inlay.training.run.make_run import make_run
 from inlay.training.step import compiled
 
 

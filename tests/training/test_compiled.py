@@ -15,7 +15,7 @@ from inlay.model.batch import buckets as rungs
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.frozen_cache import FrozenCache
-from inlay.training.run.run import make_run
+from inlay.training.run.make_run import make_run
 from inlay.training.step import compiled
 from inlay.training.step.eager import Stepper
 from inlay.training.step.optimizer import JointUpdate

@@ -13,7 +13,8 @@ from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training import fit, make_run
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.evaluate import judge_split, score_dev, score_split
-from inlay.training.run.run import DIVERGED, read_result
+from inlay.training.run.run import DIVERGED
+from inlay.training.run.run_folder import read_result
 from joint_runs import make_joint
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)

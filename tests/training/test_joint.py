@@ -16,11 +16,11 @@ from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import SlotSpec, materialized_method
 from inlay.model.batch.route import Row
 from inlay.model.heads.inference import infer
-from inlay.settings.run_config import JointConfig, MethodConfig, RunConfig, TrainConfig
+from inlay.settings import JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort
 from inlay.training.cohort.fit import FitSettings, fit
 from inlay.training.run.joint import make_joint_run, write_out
-from inlay.training.run.run import make_run
+from inlay.training.run.make_run import make_run
 from joint_runs import METHODS, QUIET, SETTINGS, make_joint, make_tasks, take_steps
 
 

@@ -11,7 +11,7 @@ from inlay.errors import BadConfig
 from inlay.settings.run_config import MethodConfig, RunConfig
 from inlay.training.cohort.cohort import Cohort
 from inlay.training.run.joint import make_joint_run
-from inlay.training.run.run import make_run
+from inlay.training.run.make_run import make_run
 from joint_runs import QUIET, SETTINGS
 
 CONFIG = RunConfig(method=MethodConfig("hyperformer++", 4)).override(

@@ -17,8 +17,8 @@ from inlay.store import Store
 from inlay.training.cohort.cohort import Cohort
 from inlay.training.cohort.fit import FitSettings, fit
 from inlay.training.run.joint import make_joint_run, materialize, read_materialized, read_parts, start_from
+from inlay.training.run.make_run import make_run
 from inlay.training.run.publish import publish
-from inlay.training.run.run import make_run
 from joint_runs import METHOD_TABLE, METHODS, QUIET, SETTINGS, make_joint, make_tasks, take_steps
 
 QUICK = FitSettings(draw_curves=False, token_budget=4096)

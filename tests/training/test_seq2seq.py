@@ -12,7 +12,7 @@ from inlay.model.batch.route import Row, pack
 from inlay.model.heads.head_losses import text_losses
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
-from inlay.training.run.run import make_run
+from inlay.training.run.make_run import make_run
 from inlay.training.step.eager import Stepper
 from inlay.training.step.losses import lose_answers
 from inlay.training.step.seq2seq import Seq2SeqStepper

@@ -15,15 +15,16 @@ from inlay.model.batch.route import Row, make_rows
 from inlay.model.heads.inference import infer
 from inlay.serving.engine import Engine, Request
 from inlay.serving.verification import verify
-from inlay.settings.run_config import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, digest, settled
+from inlay.settings import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, digest, settled
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.fit import Interrupted, has_known_heads
 from inlay.training.evaluate import encode_rows
 from inlay.training.run.joint import make_joint_run, materialize
+from inlay.training.run.make_run import read_trained
 from inlay.training.run.plan import count_plan, make_plan
-from inlay.training.run.run import Result, read_trained
+from inlay.training.run.run import Result
 from predicted import predict_split
 
 SETTINGS = CohortSettings(token_budget=65536, num_threads=1, save_every=100)

@@ -14,7 +14,7 @@ from inlay.serving import Engine, Request, verify
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import fit, make_run, publish
-from inlay.training.run.run import read_trained
+from inlay.training.run.make_run import read_trained
 from inlay.training.run.start import inherit
 from tiny_backbones import untrain_pooler
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from inlay.settings.fit_settings import FitSettings
+from inlay.settings.joint_config import JointConfig
 from inlay.settings.keywords import DataSettings, JointRunSettings, RunSettings, TaskSettings
 from inlay.settings.presets import PRESETS, apply_preset, find_preset
 from inlay.settings.run_config import (
@@ -10,7 +11,6 @@ from inlay.settings.run_config import (
     ONE_CELL_KINDS,
     ONE_LABEL_KINDS,
     DataConfig,
-    JointConfig,
     MethodConfig,
     RunConfig,
     TrainConfig,

@@ -1,8 +1,9 @@
 """The settings of a run: one frozen tree, read and written as TOML, overridden with `--set train.lr=3e-4`.
 
-Config holds values, never import paths or devices. Defaults live here and nowhere else. A run's id is the hash of the
-resolved `method` and `train` settings, the data digest and the backbone fingerprint; where the data lay (`data`) is
-not part of it, since the digest covers what was read. How trees are read and written is in `trees.py`.
+Config holds values, never import paths or devices. Defaults live here (those of several tasks as one run in
+`joint_config.py`) and nowhere else. A run's id is the hash of the resolved `method` and `train` settings, the data
+digest and the backbone fingerprint; where the data lay (`data`) is not part of it, since the digest covers what was
+read. How trees are read and written is in `trees.py`.
 """
 
 from __future__ import annotations
@@ -16,23 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from inlay.errors import BadConfig
+from inlay.settings.fields import check_at_least, check_below_one, check_choices, require, setting
+from inlay.settings.joint_config import JointConfig
 from inlay.settings.trees import assign, from_tree, read_tree
-
-_SAME = object()
-
-
-def setting(
-    default: Any, text: str, choices: Iterable[str] = (), *, is_later: bool = False, before: Any = _SAME
-) -> Any:
-    """Return a config field with the line `--help` prints for it, and the values it may take.
-
-    A field that `is_later` was added after run ids existed. At its default it is left out of the id, so that old ids
-    stay valid. `before` is the value that all runs had until then, if that is not the default: it is left out too.
-    """
-    known = {"help": text, "choices": tuple(choices), "is_later": is_later}
-    return field(default=default, metadata={**known, "before": default if before is _SAME else before})
-
 
 _EPOCHS = 10
 
@@ -93,18 +80,18 @@ class MethodConfig:
     )
 
     def __post_init__(self) -> None:
-        _at_least(self, "method", 1, "task_size")
-        _at_least(self, "method", 0, "projector")
-        _require(self.size is None or 0 < self.size <= 8192, "method.size", self.size, "a whole number from 1 to 8192")
-        _require(0 < self.init_std <= 10, "method.init_std", self.init_std, "a number above 0, at most 10")
-        _require(1 <= self.depth <= 8, "method.depth", self.depth, "a whole number from 1 to 8")
+        check_at_least(self, "method", 1, "task_size")
+        check_at_least(self, "method", 0, "projector")
+        require(self.size is None or 0 < self.size <= 8192, "method.size", self.size, "a whole number from 1 to 8192")
+        require(0 < self.init_std <= 10, "method.init_std", self.init_std, "a number above 0, at most 10")
+        require(1 <= self.depth <= 8, "method.depth", self.depth, "a whole number from 1 to 8")
         for name in ("scale", "alpha"):
             value = getattr(self, name)
             fits = value is None or (math.isfinite(value) and value != 0)
-            _require(fits, f"method.{name}", value, "a number that is not 0")
+            require(fits, f"method.{name}", value, "a number that is not 0")
         for name in ("places", "linears"):  # a manifest's JSON has lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        _check_choices(self, "method")
+        check_choices(self, "method")
 
 
 @dataclass(frozen=True)
@@ -235,102 +222,16 @@ class TrainConfig:
         return _EPOCHS if self.epochs is None else self.epochs
 
     def __post_init__(self) -> None:
-        _require(self.lr is None or 0 < self.lr < 10, "train.lr", self.lr, "a number above 0, below 10")
+        require(self.lr is None or 0 < self.lr < 10, "train.lr", self.lr, "a number above 0, below 10")
         fewest = 0 if self.head_start == "probe" else 1  # a probe is trained before the first step
-        _require(self.num_epochs >= fewest, "train.epochs", self.epochs, f"a whole number of at least {fewest}")
-        _require(self.blend is None or 0 < self.blend <= 1, "train.blend", self.blend, "above 0, at most 1")
-        _at_least(self, "train", 0, "contrast", "stride", "patience")
-        _at_least(self, "train", 1, "bucket", "batch_size", "beams", "max_answer")
-        _at_least(self, "train", 4, "max_length")
-        _at_least(self, "train", 0, "weight_decay", "clip_norm", kind="number")
-        _below_one(self, "train", "warmup", "head_dropout", "attention_dropout", "dropout", "label_smoothing")
-        _check_choices(self, "train")
-
-
-@dataclass(frozen=True)
-class JointConfig:
-    """The settings of several tasks trained as one run. A run of one task has none of them.
-
-    >>> inlay.JointConfig(batches="mixed", weights=("cola=2",)).weight_of("cola")
-    2.0
-    """
-
-    sampling: str = setting(
-        "temperature",
-        "how tasks are drawn: temperature (p ∝ rows^(1/T)), uniform, annealed (p ∝ rows^a, a from 1 to 0.2, as PALs)",
-        choices=("temperature", "uniform", "annealed"),
-    )
-    temperature: float = setting(10.0, "T of p ∝ rows^(1/T); 1 draws tasks by their rows")
-    batches: str = setting(
-        "homogeneous",
-        "rows of a batch: homogeneous (all of one task), or mixed",
-        choices=("homogeneous", "mixed"),
-    )
-    weights: tuple[str, ...] = setting((), "weights of tasks in the loss, if not 1: cola=2,sst2=0.5")
-    steps: int | None = setting(
-        None, "steps in all, cut into `train.epochs` equal parts; default: as many as the rows need"
-    )
-    trained: str = setting(
-        "all",
-        "what is trained: all, or task (only each task's own parameters; the default of `train.lr` is then another)",
-        choices=("all", "task"),
-    )
-    start: str | None = setting(
-        None, "multi-task run whose shared parameters this one starts from (`--from-run` takes a task of it too)"
-    )
-    like: tuple[str, ...] = setting((), "tasks that start from the own parameters of a task of that run: new=old")
-
-    def __post_init__(self) -> None:
-        fits = math.isfinite(self.temperature) and self.temperature > 0
-        _require(fits, "joint.temperature", self.temperature, "a finite number above 0")
-        _at_least(self, "joint", 1, "steps")
-        _check_choices(self, "joint")
-
-    def weight_of(self, task: str) -> float:
-        """Return the weight of a task in the loss."""
-        return self._weights().get(task, 1.0)
-
-    def resemblances(self) -> dict[str, str]:
-        """Return, for each new task, the task of the earlier run whose own parameters it starts from."""
-        found = _read_pairs("joint.like", self.like)
-        for new, old in found.items():
-            _require(
-                bool(new and old),
-                "joint.like",
-                f"{new}={old}" if old else new,
-                "a new task and an old one: `--like new=old`",
-            )
-        return found
-
-    def check_tasks(self, names: Iterable[str]) -> None:
-        """Refuse settings of tasks that are not in the run, and settings that need a run to start from."""
-        known = list(names)
-        for key, tasks in (("joint.weights", self._weights()), ("joint.like", self.resemblances())):
-            for name in tasks:
-                if name not in known:
-                    raise BadConfig(
-                        f"`{key}` names `{name}`, which is not a task of the run", f"its tasks: {', '.join(known)}"
-                    )
-        for key, value in (("like", ", ".join(self.like)), ("trained", self.trained)):
-            if self.start is None and value not in ("", "all"):
-                raise BadConfig(
-                    f"`joint.{key}` is `{value}`, but there is no run to start from",
-                    "name one that `inlay multitask` trained: `--from-run RUN`",
-                )
-
-    def _weights(self) -> dict[str, float]:
-        found = {}
-        for name, number in _read_pairs("joint.weights", self.weights).items():
-            try:
-                found[name] = float(number)
-            except ValueError:
-                given = f": `{number}`" if number else ""
-                raise BadConfig(
-                    f"`joint.weights` has no number for `{name}`{given}", "write `--set joint.weights=cola=2,sst2=0.5`"
-                ) from None
-            fits = math.isfinite(found[name]) and found[name] > 0
-            _require(fits, "joint.weights", f"{name}={number}", "a finite number above 0 for each task")
-        return found
+        require(self.num_epochs >= fewest, "train.epochs", self.epochs, f"a whole number of at least {fewest}")
+        require(self.blend is None or 0 < self.blend <= 1, "train.blend", self.blend, "above 0, at most 1")
+        check_at_least(self, "train", 0, "contrast", "stride", "patience")
+        check_at_least(self, "train", 1, "bucket", "batch_size", "beams", "max_answer")
+        check_at_least(self, "train", 4, "max_length")
+        check_at_least(self, "train", 0, "weight_decay", "clip_norm", kind="number")
+        check_below_one(self, "train", "warmup", "head_dropout", "attention_dropout", "dropout", "label_smoothing")
+        check_choices(self, "train")
 
 
 KIND_NAMES = ("classify", "multilabel", "regress", "ordinal", "tag", "span", "text")
@@ -400,10 +301,10 @@ class DataConfig:
     root: str | None = setting(None, "folder of the GLUE and extra sets; default: $INLAY_DATA")
 
     def __post_init__(self) -> None:
-        _below_one(self, "data", "dev_share", "test_share")
-        _require(self.dev_share + self.test_share < 1, "data.test_share", self.test_share, "below 1 with dev_share")
-        _at_least(self, "data", 1, "limit", "sample", "most_dev", "most_test")
-        _check_choices(self, "data")
+        check_below_one(self, "data", "dev_share", "test_share")
+        require(self.dev_share + self.test_share < 1, "data.test_share", self.test_share, "below 1 with dev_share")
+        check_at_least(self, "data", 1, "limit", "sample", "most_dev", "most_test")
+        check_choices(self, "data")
 
 
 @dataclass(frozen=True)
@@ -489,44 +390,3 @@ def split_settings(settings: Mapping[str, Any], more: Mapping[str, type] = {}) -
         known = (name for name, kind in sections.items() if key in {item.name for item in dataclasses.fields(kind)})
         tree[next(known, "train")][key] = value
     return tree
-
-
-def _read_pairs(key: str, items: Iterable[str]) -> dict[str, str]:
-    """Return the value of each task from items such as `cola=2`; refuse a task that is named twice."""
-    found: dict[str, str] = {}
-    for item in items:
-        name, _, value = (part.strip() for part in item.partition("="))
-        if name in found:
-            raise BadConfig(
-                f"`{key}` names `{name}` twice: `{name}={found[name]}` and `{item}`", "name every task once"
-            )
-        found[name] = value
-    return found
-
-
-def _require(holds: bool, name: str, value: Any, wanted: str) -> None:
-    if not holds:
-        raise BadConfig(f"`{name}` is `{value}`", f"it must be {wanted}")
-
-
-def _at_least(config: Any, section: str, least: int, *names: str, kind: str = "whole number") -> None:
-    """Refuse values below `least`; a field that is None by default may be None."""
-    for name in names:
-        value = getattr(config, name)
-        is_open = value is None and getattr(type(config), name) is None
-        _require(is_open or value >= least, f"{section}.{name}", value, f"a {kind} of at least {least}")
-
-
-def _below_one(config: Any, section: str, *names: str) -> None:
-    """Refuse shares that are not from 0 to below 1; a field that is None by default may be None."""
-    for name in names:
-        value = getattr(config, name)
-        is_open = value is None and getattr(type(config), name) is None
-        _require(is_open or 0 <= value < 1, f"{section}.{name}", value, "at least 0 and below 1")
-
-
-def _check_choices(config: Any, section: str) -> None:
-    for item in dataclasses.fields(config):
-        choices, value = item.metadata.get("choices"), getattr(config, item.name)
-        if choices and value not in choices:
-            raise BadConfig(f"`{section}.{item.name}` is `{value}`", f"it must be one of: {', '.join(choices)}")

@@ -60,6 +60,7 @@ from inlay.training.run.joint import (
     read_parts,
     start_from,
 )
+from inlay.training.run.make_run import make_run, read_trained
 from inlay.training.run.plan import (
     ANSWERED,
     Cost,
@@ -84,19 +85,8 @@ from inlay.training.run.publish import (
     report_run,
     report_task,
 )
-from inlay.training.run.run import (
-    DIVERGED,
-    STOPPED_EARLY,
-    AnyRun,
-    Result,
-    Run,
-    Trained,
-    is_finished,
-    make_run,
-    read_result,
-    read_tensors,
-    read_trained,
-)
+from inlay.training.run.run import DIVERGED, STOPPED_EARLY, AnyRun, Result, Run, Trained
+from inlay.training.run.run_folder import is_finished, read_result, read_tensors
 from inlay.training.run.start import Start, check_method, inherit
 
 __all__ = [

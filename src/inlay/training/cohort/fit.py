@@ -43,7 +43,8 @@ from inlay.training.cohort.resume import (
 )
 from inlay.training.events import Emit, Notice, ignore
 from inlay.training.recipe.halving import Referee, refuse_several
-from inlay.training.run.run import AnyRun, Result, is_finished, read_result, write_history, write_start
+from inlay.training.run.run import AnyRun, Result
+from inlay.training.run.run_folder import is_finished, read_result, write_history, write_start
 from inlay.training.step.compiled import has_programs
 from inlay.training.step.losses import has_batched_loss
 

@@ -41,14 +41,8 @@ from inlay.training.events import (
 )
 from inlay.training.recipe.halving import Referee
 from inlay.training.run.checked_files import write_tensors
-from inlay.training.run.run import (
-    PROBE_HEAD,
-    AnyRun,
-    Result,
-    is_finished,
-    write_history,
-    write_result,
-)
+from inlay.training.run.run import AnyRun, Result
+from inlay.training.run.run_folder import PROBE_HEAD, is_finished, write_history, write_result
 
 # A state of many large slots is gigabytes: written at every epoch's end it would take longer than the epochs. So a save
 # that takes more than a second is not repeated before training had twenty times as long.

@@ -19,8 +19,9 @@ from inlay.settings import RunConfig
 from inlay.store import Store
 from inlay.training.recipe.halving import Contest, Rung, make_rungs
 from inlay.training.recipe.recipe import STEPS_AFTER_CONTRAST, count_epochs, find_recipe
+from inlay.training.run.make_run import make_run
 from inlay.training.run.plan import Durations
-from inlay.training.run.run import Run, make_run
+from inlay.training.run.run import Run
 
 MOST = 6
 """candidates"""

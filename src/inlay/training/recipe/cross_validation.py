@@ -22,7 +22,9 @@ from inlay.model import Backbone
 from inlay.store import Store, write_atomically
 from inlay.training.evaluate import judge_split
 from inlay.training.run.checked_files import seal, unseal
-from inlay.training.run.run import PROBE_HEAD, WEIGHTS, Result, Run, damaged, make_run
+from inlay.training.run.make_run import make_run
+from inlay.training.run.run import Result, Run
+from inlay.training.run.run_folder import PROBE_HEAD, WEIGHTS, damaged
 
 LEFT_OUT = "left_out.json"
 """The file in a fold's folder with the fold's outputs for the rows it left out."""

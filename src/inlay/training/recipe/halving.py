@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from inlay.data import METRICS
 from inlay.errors import BadConfig
 from inlay.processes import current_process
-from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY, read_result
+from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY
+from inlay.training.run.run_folder import read_result
 
 if TYPE_CHECKING:
     from inlay.training.cohort.cohort import Cohort

@@ -41,19 +41,9 @@ from inlay.model import (
 from inlay.model import head as head_part
 from inlay.settings import DataConfig, JointConfig, MethodConfig, RunConfig, digest, read_toml, settled
 from inlay.store import Store
-from inlay.training.run.run import (
-    DIGEST,
-    JOINT_TASKS,
-    WEIGHTS,
-    Result,
-    Run,
-    Trained,
-    damaged,
-    describe_settings,
-    make_part,
-    read_fingerprint,
-    read_finished,
-)
+from inlay.training.run.make_run import make_part
+from inlay.training.run.run import Result, Run, Trained, describe_settings
+from inlay.training.run.run_folder import DIGEST, JOINT_TASKS, WEIGHTS, damaged, read_fingerprint, read_finished
 from inlay.training.run.start import Start, reads_alike, take_head
 
 _SETTINGS = "config.toml"

@@ -37,7 +37,8 @@ from inlay.store import HASHED, Manifest, Probe, Store, Version
 from inlay.training.cohort.member import PROBE
 from inlay.training.evaluate import score_probe, score_split
 from inlay.training.recipe.cross_validation import FoldScores
-from inlay.training.run.run import DIVERGED, PROBE_HEAD, Result, Run, Trained, is_finished, read_tensors
+from inlay.training.run.run import DIVERGED, Result, Run, Trained
+from inlay.training.run.run_folder import PROBE_HEAD, is_finished, read_tensors
 
 NUM_PROBES = 8
 PROBES = ("rows", "hashed", "none")

@@ -23,6 +23,7 @@ LENGTHS = Path(__file__).with_name("lengths.json")
 SHARES = {"cola": 932, "sst2": 932, "mrpc": 1116, "rte": 1116}
 SHAPES: dict[str, dict[str, int]] = {
     "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "tiny": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64},
     "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096},
 }
 VOCABULARY = 30522

@@ -27,9 +27,9 @@ NUM_TASKS, ZIPF = 1_000_000, 1.0
 FAR_S = 0.03
 """assumed: what it takes to fetch a version from object storage"""
 LOAD, NUM_REPLICAS, NUM_SLOTS, TARGET_MS = 0.6, 50, 256, 60
-ROWS = {1: 40_000, 10: 60_000, 50: 80_000, 100: 120_000, 1000: 600_000}
+ROWS = {1: 20_000, 10: 40_000, 50: 60_000, 100: 80_000, 1000: 400_000}
 PLACEMENTS = ("random", "two-choices", "rendezvous", "bounded", "replicated")
-FEW = ("two-choices", "replicated")
+FEW = ("two-choices", "replicated", "bounded")
 COLOURS = {
     "random": "#888888",
     "two-choices": "#1f5fa8",
@@ -69,18 +69,23 @@ def plan_cells() -> Axis:
     for number in (1, 10, 100, 1000):
         for placement in PLACEMENTS:
             cells[f"scale {number} {placement}"] = {"num_replicas": number, "placement": placement}
+    for load in (0.3, 0.5, 0.7, 0.8, 0.9):
+        for placement in FEW:
+            cells[f"load {load} {placement}"] = {"load": load, "placement": placement}
     for slots in (16, 64, 256, 1024, 4096):
         for placement in PLACEMENTS[1:]:
             cells[f"slots {slots} {placement}"] = {"num_slots": slots, "placement": placement}
     for target_ms in (15, 30, 60, 120, 240):
         for load in (0.3, 0.5, 0.7, 0.8, 0.9):
-            cells[f"batch {target_ms} {load}"] = {"target_ms": target_ms, "load": load, "placement": "replicated"}
+            cells[f"batch {target_ms} {load}"] = {"target_ms": target_ms, "load": load, "placement": "bounded"}
     for placement in FEW:
         for far_ms in (0, 30, 100, 300):
             cells[f"far {far_ms} {placement}"] = {"far_s": far_ms / 1000, "placement": placement}
         for detect_s in (0.5, 2, 10, 30):
             faults = {"detect_s": detect_s, "failures_per_hour": 12, "restart_s": 60}
             cells[f"failures {detect_s} {placement}"] = faults | {"placement": placement}
+        for number in (2, 8, 32):
+            cells[f"loaders {number} {placement}"] = {"num_loaders": number, "far_s": 0.1, "placement": placement}
         for per_s in (1, 10, 100):
             cells[f"publications {per_s} {placement}"] = {"publishes_per_s": per_s, "placement": placement}
     return cells

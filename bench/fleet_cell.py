@@ -67,6 +67,8 @@ class Cell:
     service: str = "fixed"
     """`fixed`, `exponential` (for the theory) or `spread`: times a factor of `spread`, drawn evenly"""
     spread: tuple[float, ...] = (1.0,)
+    num_loaders: int = 2
+    """threads that load versions, as in `version_loader.py`"""
     far_s: float = 0.0
     """what a load takes more, as the version comes from object storage"""
     publishes_per_s: float = 0.0

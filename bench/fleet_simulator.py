@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 from fleet_cell import PLACEMENTS, Cell, find_homes, hash_pairs
 
-NUM_LOADERS = 2  # threads that load versions, as in `version_loader.py`
 DEPTH = 8  # replicas at most to which a task's rows go when others are down or busy, beside those it is given
-PATIENCE_BATCHES = 2.0  # `bounded` leaves a task's own replica when so many batches wait there
+PATIENCE_BATCHES = 0.5  # `bounded` leaves a task's own replica when as many rows are there as fill so much of a batch
 BOUND = 1.25  # … and it has so many times the mean of all
 ROOM = 2.0  # `replicated` gives a task so many times its share of all replicas, as `placement.py` does
 _BATCH_DONE, _LOADED, _FAIL, _DETECT, _RECOVER, _PUBLISH, _REMOVE = range(7)
@@ -306,7 +305,7 @@ class Fleet:
         self._begin_loads(replica, now)
 
     def _begin_loads(self, replica: Replica, now: float) -> None:
-        while replica.wanted and replica.num_loading < NUM_LOADERS:
+        while replica.wanted and replica.num_loading < self.cell.num_loaders:
             replica.num_loading += 1
             self.num_loads += 1
             seconds = self._stretch(self.cell.times.load_s) + self.cell.far_s

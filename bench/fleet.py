@@ -27,7 +27,8 @@ NUM_TASKS, ZIPF = 1_000_000, 1.0
 FAR_S = 0.03
 """assumed: what it takes to fetch a version from object storage"""
 LOAD, NUM_REPLICAS, NUM_SLOTS, TARGET_MS = 0.6, 50, 256, 60
-ROWS = {1: 20_000, 10: 40_000, 50: 60_000, 100: 80_000, 1000: 400_000}
+ROWS = {1: 10_000, 10: 20_000, 50: 24_000, 100: 40_000, 1000: 240_000}
+FAULTY_ROWS = 100_000  # failures are rare: they need a longer look
 PLACEMENTS = ("random", "two-choices", "rendezvous", "bounded", "replicated")
 FEW = ("two-choices", "replicated", "bounded")
 COLOURS = {
@@ -81,8 +82,8 @@ def plan_cells() -> Axis:
     for placement in FEW:
         for far_ms in (0, 30, 100, 300):
             cells[f"far {far_ms} {placement}"] = {"far_s": far_ms / 1000, "placement": placement}
-        for detect_s in (0.5, 2, 10, 30):
-            faults = {"detect_s": detect_s, "failures_per_hour": 12, "restart_s": 60}
+        for detect_s in (0.5, 2, 10):
+            faults = {"detect_s": detect_s, "failures_per_hour": 12, "restart_s": 60, "num_rows": FAULTY_ROWS}
             cells[f"failures {detect_s} {placement}"] = faults | {"placement": placement}
         for number in (2, 8, 32):
             cells[f"loaders {number} {placement}"] = {"num_loaders": number, "far_s": 0.1, "placement": placement}
@@ -102,7 +103,7 @@ def make_cell(replica: dict[str, Any], settings: dict[str, Any], share: float) -
         times,
         rows_per_s=load * capacity * settings["num_replicas"],
         target_batch_s=target_ms / 1000,
-        num_rows=int(ROWS[settings["num_replicas"]] * share),
+        num_rows=int(settings.pop("num_rows", ROWS[settings["num_replicas"]]) * share),
         num_tasks=NUM_TASKS,
         zipf=ZIPF,
         lengths=lengths,

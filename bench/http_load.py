@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 MOST_CONNECTIONS = 1024
+REFUSED_S = 0.1
+"""pause of a closed loop's connection that was refused"""
 PRIORITY = -5
 """of this process, where it may: its clock must not stand still because a server computes"""
 
@@ -57,13 +59,16 @@ class Found:
     """What came back. Times in ms, in the order of the answers."""
 
     latencies_ms: list[float] = field(default_factory=list)
+    """of answers of status 200: to refuse quickly is no rate"""
     done_s: list[float] = field(default_factory=list)
-    """when each answer was there, in seconds since the start"""
+    """when each of them was there, in seconds since the start"""
     late_ms: list[float] = field(default_factory=list)
     """open: how long after its moment a request was sent"""
     statuses: dict[str, int] = field(default_factory=dict)
     bodies: dict[str, str] = field(default_factory=dict)
-    """number of the request -> its answer"""
+    """number of the request -> its answer of status 200"""
+    refusal: str = ""
+    """the first answer of another status"""
     num_errors: int = 0
     """answers of status 200 that have an error for a row"""
     num_failed: int = 0
@@ -227,17 +232,28 @@ class Load:
         now, (number, since) = time.monotonic(), asked
         self._num_under_way -= 1
         found = self.found
-        found.latencies_ms.append(1000 * (now - since))
-        found.done_s.append(now - self.began)
+        if status == 200:
+            found.latencies_ms.append(1000 * (now - since))
+            found.done_s.append(now - self.began)
         found.statuses[str(status)] = found.statuses.get(str(status), 0) + 1
         found.num_errors += status == 200 and b'"error"' in body
-        if number < self.plan.keep:
+        if status != 200:
+            found.refusal = found.refusal or body.decode("utf8", "replace")
+        elif number < self.plan.keep:
             found.bodies[str(number)] = body.decode("utf8", "replace")
         if self.plan.rate is not None:
             self._idle.append(connection)
             self._send_waiting()
+        elif status != 200:
+            asyncio.get_running_loop().call_later(REFUSED_S, self._send_after_refusal, connection)
+            return
         elif self._has_more():
             self._send(connection, now)
+        self._end_if_done()
+
+    def _send_after_refusal(self, connection: Connection) -> None:
+        if self._has_more() and connection in self._open:
+            self._send(connection, time.monotonic())
         self._end_if_done()
 
     def on_lost(self, connection: Connection) -> None:
@@ -292,14 +308,15 @@ def find_percentile(values: Sequence[float], percent: float) -> float:
 def summarise(found: Found, *, skip_s: float = 0.0) -> dict[str, Any]:
     """Rate and latencies of the answers after the first `skip_s` seconds."""
     kept = [ms for ms, at in zip(found.latencies_ms, found.done_s, strict=True) if at >= skip_s]
-    answered = sum(count for status, count in found.statuses.items() if status == "200")
+    refused = sum(count for status, count in found.statuses.items() if status != "200")
     summary: dict[str, Any] = {
         "answers": len(kept),
         "per_s": len(kept) / max(1e-9, found.seconds - skip_s),
         "statuses": found.statuses,
+        "refused": refused,
         "failed": found.num_failed,
         "errors": found.num_errors,
-        "all_answered": found.num_failed == found.num_errors == 0 and answered == len(found.latencies_ms) > 0,
+        "all_answered": found.num_failed == found.num_errors == refused == 0 < len(found.latencies_ms),
         "generator_cpu_ms": found.generator_cpu_ms,
     }
     if kept:

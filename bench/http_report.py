@@ -40,12 +40,13 @@ def write_report(results: Path) -> str:
             lines += ["", f"## Rows a second: {words}", "", *_list_rates(pairs, load)]
     lines += ["", "## Latency in an open loop", "", *_list_latencies(pairs)]
     lines += ["", "## What each server takes up, and its answers", "", *_list_servers(pairs)]
-    lines += ["", "## What was not measured", "", *_list_missing(parts)]
+    lines += ["", "## What was not measured, or not answered", "", *_list_missing(parts)]
     lines += ["", "## Loads on Inlay's service alone", "", *_list_alone(parts, pairs)]
     lines += ["", "## Parts", "", *_list_parts(parts)]
     text = "\n".join(lines) + "\n"
     if parts:
         write_whole(results / "report.md", text.rstrip("\n"))
+    if pairs:
         draw(pairs, results / "report.png")
     return text
 
@@ -147,12 +148,19 @@ def _list_servers(pairs: Parts) -> list[str]:
 
 
 def _list_missing(parts: Parts) -> list[str]:
-    found = [
-        f"- {name}: {record['why']}"
-        for name, records in parts.items()
-        for record in records
-        if record["what"] in ("failed", "skipped")
-    ]
+    found = []
+    for name, records in parts.items():
+        found += [f"- {name}: {one['why']}" for one in records if one["what"] in ("failed", "skipped")]
+        lost: dict[tuple[str, str], list[int]] = {}
+        for one in records:
+            if one["what"] == "load" and not one.get("all_answered", True):
+                numbers = lost.setdefault((one["server"], one["load"]), [0, 0])
+                numbers[0] += one.get("refused", 0) + one["failed"] + one["errors"]
+                numbers[1] += one["answers"]
+        found += [
+            f"- {name}: {server} did not answer {number:,} requests beside {answers:,} answers ({load})"
+            for (server, load), (number, answers) in lost.items()
+        ]
     return found or ["Nothing of what was begun."]
 
 

@@ -22,6 +22,7 @@ from report import say
 TOLERANCE = 1e-4
 """of a probability: float32 on every side, other kernels and other padding"""
 SETTLE_S = 0.5
+ATTEMPTS = 6
 
 
 @dataclass(frozen=True)
@@ -90,22 +91,17 @@ class Asker:
         known = [item for item in expected if int(item["task"][-3:]) < min(server.num_tasks, MOST_WHOLE)]
         shape = server.shape
         requests = [shape.request(item["task"], [item["text"]]) for item in known]
-        # 1. sent at once, so that rows of several tasks meet; each request once
-        plan = LoadPlan(seconds=60, connections=min(connections, len(requests)))
-        whole = Plan("127.0.0.1", server.port, requests, plan.seconds, plan.connections, keep=len(requests))
-        found = Sending(replace(whole, most_requests=len(requests)), self._folder).result()
+        # 1. sent at once, so that rows of several tasks meet
+        bodies = self._ask_each(server, requests, min(connections, len(requests)))
         # 2. an answer for each, and its difference
         differences = []
-        for number, item in enumerate(known):
-            body = found.bodies.get(str(number))
-            if body is None or found.statuses.get("200") != len(known):
-                raise WrongAnswers(f"{server.name}: row {number} was not answered: {found.statuses} {body}")
+        for body, item in zip(bodies, known, strict=True):
             (row,) = shape.read(json.loads(body))
             differences.append(max(abs(one - other) for one, other in zip(row, item["probs"], strict=True)))
         num_wrong = sum(difference > TOLERANCE for difference in differences)
         answer = {"rows": len(known), "max_difference": max(differences), "wrong": num_wrong, "tolerance": TOLERANCE}
         say(
-            f"{server.name}: {len(known)} answers at {plan.connections} connections, {num_wrong} wrong, "
+            f"{server.name}: {len(known)} answers at {connections} connections, {num_wrong} wrong, "
             f"largest difference {max(differences):.1e}"
         )
         if num_wrong:
@@ -113,6 +109,23 @@ class Asker:
                 f"{server.name}: {num_wrong} of {len(known)} answers are wrong, by {max(differences):.3f}"
             )
         return answer
+
+    def _ask_each(self, server: Server, requests: Sequence[str], connections: int) -> list[str]:
+        """The body of every answer; who was refused for the moment (429, 503) asks again, fewer at once."""
+        found: dict[int, str] = {}
+        left = list(range(len(requests)))
+        for _ in range(ATTEMPTS):
+            chosen = [requests[number] for number in left]
+            plan = Plan("127.0.0.1", server.port, chosen, 60.0, connections, keep=len(chosen))
+            answers = Sending(replace(plan, most_requests=len(chosen)), self._folder).result()
+            found |= {left[int(place)]: body for place, body in answers.bodies.items()}
+            left = [number for number in left if number not in found]
+            if not left:
+                return [found[number] for number in range(len(requests))]
+            if answers.num_failed or answers.num_errors or set(answers.statuses) - {"200", "429", "503"}:
+                break
+            connections = max(1, connections // 4)
+        raise WrongAnswers(f"{server.name}: row {left[0]} was not answered: {answers.statuses} {answers.refusal}")
 
 
 class WrongAnswers(Exception):

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from http_load import Found, Load, Plan, find_percentile, make_request, read_response, summarise
+from http_report import write_report
 
 Answer = Callable[[int], Awaitable[bytes]]
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -136,3 +137,27 @@ def test_an_error_inside_an_answer_is_not_a_success():
     found, _ = asyncio.run(carry_out(answer, seconds=5, connections=1, most_requests=3))
     assert found.num_errors == 1
     assert not summarise(found)["all_answered"]
+
+
+@pytest.mark.parametrize("rate", [None, 200.0])
+def test_refusals_are_counted_and_are_no_answers(rate):
+    async def answer(number: int) -> bytes:
+        refusal = b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nlate"
+        return refusal if number % 2 else OK
+
+    found, _ = asyncio.run(carry_out(answer, seconds=0.4, connections=1, rate=rate))
+    summary = summarise(found)
+    assert found.statuses["429"] == summary["refused"] > 0
+    assert summary["answers"] == found.statuses["200"] == len(found.latencies_ms)
+    assert found.refusal == "late"
+    assert not summary["all_answered"]
+
+
+def test_a_report_tells_of_what_a_server_did_not_answer(tmp_path):
+    head = {"what": "head", "hardware": {"processor": "x", "cores": 2}, "commit": "c", "date": "d"}
+    head |= {"turns": 1, "seconds": 1.0, "load_before": 0.0, "command": "python"}
+    load = {"what": "load", "server": "it", "tasks": 1, "load": "single", "turn": 0, "plan": {}, "rows_per_s": 5.0}
+    load |= {"p50_ms": 1.0, "p99_ms": 2.0, "cpu_ms_row": 1.0}
+    load |= {"answers": 30, "all_answered": False, "refused": 3, "failed": 1, "errors": 0}
+    (tmp_path / "alone.jsonl").write_text(json.dumps(head) + "\n" + json.dumps(load))
+    assert "it did not answer 4 requests beside 30 answers (single)" in write_report(tmp_path)

@@ -201,6 +201,8 @@ def test_versions_are_compared_and_the_older_one_can_be_live_again(bench):
     said = text_of(page)
     assert "Rows compared" in said
     assert "1 to 2" in said
+    assert page.count(">its training</a>") == 2
+    bench.get(re.search(r'href="(/jobs/job_[^"]+)">its training', page)[1])
     etag = unescape(re.search(r'name="etag" value="([^"]+)"', page)[1])
     response = bench.post("/tasks/mail/live", {"version": "1", "etag": etag})
     assert response.status_code == 303

@@ -242,5 +242,5 @@ def test_preset_in_the_library_is_overridden_by_settings_by_name(tiny_bert, toy_
 
     run = inlay.make_run(toy_task(), tiny_bert, preset="houlsby2019", size=8, max_length=32)
     assert (run.config.method.size, run.config.train.schedule) == (8, "bert")
-    with pytest.raises(BadConfig, match=r"no setting named `train\.epoch`"):
+    with pytest.raises(BadConfig, match=r"no setting named `epoch`.*did you mean `epochs`"):
         inlay.make_run(toy_task(), tiny_bert, preset="houlsby2019", epoch=3)

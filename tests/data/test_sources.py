@@ -263,7 +263,7 @@ def test_hub_lists_of_classes_are_named(monkeypatch):
     install_fake_hub(monkeypatch, lambda *arguments: {"train": part})
     source = open_hub("some", DataConfig())
     assert source.read("train").rows == [["a", ["x", "y"]], ["b", []]]
-    with pytest.raises(Missing, match=r"hub:some: no dev rows.*only: train"):
+    with pytest.raises(Missing, match=r"hub:some: no dev rows.*found there: train"):
         source.read("dev")
 
 

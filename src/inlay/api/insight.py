@@ -37,7 +37,7 @@ def explain(
 ) -> Explanation:
     """Explain an answer by the words that moved it, and the training rows nearest to it, as `inlay explain` does.
 
-    `by` is `occlusion` (each word left out in turn) or `gradients` (integrated through the task's slot). `label` asks
+    `task` answers `text`, or `text` and `pair`. `by` is `occlusion` (each word left out in turn) or `gradients` (integrated through the task's slot). `label` asks
     about another label than the answer's. `nearest` training rows are read from the file that the task was trained on,
     or from `data`, a file or the task itself. `backbone`, `store`, `device` and `progress` are those of `evaluate`.
 
@@ -81,10 +81,12 @@ def learn_curve(
 ) -> LearningCurve:
     """Forecast what more rows would bring, from runs on shares of the rows, as `inlay learn-curve` does.
 
-    Trains `num_draws` runs on each of `num_sizes` shares, together as one cohort, and fits a power law. The other
-    parameters are those of `train`. Nothing is published; runs that were finished before are read back.
+    Trains `num_draws` runs on each of `num_sizes` shares, together as one cohort, and fits a power law. `data`, `task`,
+    `backbone`, `dev`, `preset`, `config`, `store`, `device`, `fit`, `progress` and `settings` are those of `train`.
+    Nothing is published; runs that were finished before are read back.
 
-    >>> curve = inlay.learn_curve(rows * 8, num_sizes=4, num_draws=2, **QUICK)
+    >>> labelled = (texts * 8, ["yes", "no"] * 160)
+    >>> curve = inlay.learn_curve(labelled, "mood", num_sizes=4, num_draws=2, **QUICK)
     >>> len(curve.points), curve.verdict in ("helps", "may help", "hardly", "nothing")
     (8, True)
     """
@@ -117,8 +119,9 @@ def pick(
 ) -> Picked:
     """Pick texts that are worth labelling: the task is unsure of them, and they differ, as `inlay pick` does.
 
-    `pool` is a file, or texts (or pairs of texts). `by` is `margin` or `entropy`. Texts that the task was trained on
-    are left out, if `data` or the file they came from is there. The others are those of `explain`.
+    `pool` is a file, or texts (or pairs of texts), of which `task` picks `count`. `by` is `margin` or `entropy`. Texts
+    that the task was trained on are left out, if `data` or the file they came from is there. `backbone`, `store`,
+    `device` and `progress` are those of `explain`.
 
     >>> found = inlay.pick("mood", ["good film", "bad film", "one two three"], count=2)
     >>> len(found.rows)
@@ -149,8 +152,8 @@ def drift(
 ) -> DriftReport:
     """Tell whether new texts look like those a task was trained on, as `inlay drift` does.
 
-    `new` is a file, or texts (or pairs of texts). The rows it was trained on are read from `data` (a file, or the task
-    itself), or from where they lay then. The others are those of `explain`.
+    `new` is a file, or texts (or pairs of texts). The rows `task` was trained on are read from `data` (a file, or the
+    task itself), or from where they lay then. `backbone`, `store`, `device` and `progress` are those of `explain`.
 
     >>> inlay.drift("mood", ["good film", "bad film"], data="gone.csv")
     Traceback (most recent call last):

@@ -114,7 +114,7 @@ def fit(
     (`inlay.training.events`): steps, scored epochs, runs that ended.
 
     >>> inlay.fit([run], backbone)
-    [Result(... finished, dev ... at epoch 1 of 1, ... s)]
+    [Result(... finished, dev ... at epoch ... of 8, ... s)]
     """
     folder = (store or Store()).root / "runs"
     return training.fit(runs, backbone, folder, settings or FitSettings(), emit)

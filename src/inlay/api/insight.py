@@ -37,9 +37,10 @@ def explain(
 ) -> Explanation:
     """Explain an answer by the words that moved it, and the training rows nearest to it, as `inlay explain` does.
 
-    `task` answers `text`, or `text` and `pair`. `by` is `occlusion` (each word left out in turn) or `gradients` (integrated through the task's slot). `label` asks
-    about another label than the answer's. `nearest` training rows are read from the file that the task was trained on,
-    or from `data`, a file or the task itself. `backbone`, `store`, `device` and `progress` are those of `evaluate`.
+    `task` answers `text`, or `text` and `pair`. `by` is `occlusion` (each word left out in turn) or `gradients`
+    (integrated through the task's slot). `label` asks about another label than the answer's. `nearest` training rows
+    are read from the file that the task was trained on, or from `data`, a file or the task itself. `backbone`,
+    `store`, `device` and `progress` are those of `evaluate`.
 
     >>> found = inlay.explain("mood", "a good film", nearest=0)
     >>> [word.text for word in found.words]

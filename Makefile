@@ -72,8 +72,8 @@ postgres: env ## run the tests of the service's state, and of the whole service,
 	INLAY_TEST_POSTGRES=1 OMP_NUM_THREADS=1 pg_virtualenv $(BIN)/python -m pytest -q -W ignore::pytest.PytestUnraisableExceptionWarning tests/service/state
 	OMP_NUM_THREADS=1 pg_virtualenv sh -c 'createdb inlay && INLAY_DATABASE=postgresql:///inlay $(BIN)/python -m pytest -q tests/service/test_whole_service.py'
 
-ray: env ## run the tests of sweeps on a Ray cluster of two nodes on this machine
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[ray]'
+ray: env ## run the tests of sweeps and of a service on a Ray cluster of two nodes on this machine
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[serve,ray]'
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m ray tests/cluster
 
 mutants: env ## change the code a little, a hundred times, and see that a test fails each time (about twenty minutes)

@@ -42,7 +42,7 @@ ARROWS = {
     "estimators": LEAVES | ROOMS | {"training", "serving", "pipeline", "terminal"},
     "api": LEAVES | ROOMS | {"training", "serving", "explore", "exchange", "reports", "pipeline", "terminal"},
     "client": LEAVES,
-    "service": LEAVES | ROOMS | {"training", "serving", "explore", "exchange", "reports"},
+    "service": LEAVES | ROOMS | {"training", "serving", "explore", "exchange", "reports", "cluster"},
     "cli": LEAVES
     | ROOMS
     | {

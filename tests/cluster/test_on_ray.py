@@ -134,7 +134,7 @@ def test_runs_of_several_tasks_travel_too(two_nodes, toy_task, tiny_bert, tmp_pa
 def test_error_of_a_group_is_the_same_error_here_and_costs_no_other(
     two_nodes, make_runs, tiny_bert, tmp_path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(cluster.on_ray, "_own_versions", lambda: ("inlay 0.0.1",))
+    monkeypatch.setattr(cluster.on_ray, "own_versions", lambda: ("inlay 0.0.1",))
     with pytest.raises(Unsupported, match="a machine of the cluster has inlay"):
         fit_on_ray(make_runs()[:2], tiny_bert, tmp_path, FitSettings(), RaySettings())
 

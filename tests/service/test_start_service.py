@@ -18,7 +18,7 @@ import pytest
 
 from inlay.cli import main
 from inlay.errors import BadConfig, InlayError, Missing
-from inlay.service import launch
+from inlay.service import start_service
 from inlay.service.home import AlreadyServed, HomeLock, prepare_home, read_secret, read_status, write_status
 from inlay.service.settings import VARIABLE, ServeSettings, read_settings
 from inlay.service.start_service import (
@@ -134,7 +134,7 @@ def test_a_host_that_is_not_this_machine_is_refused(settings, host):
 
 
 def test_a_missing_extra_is_named_before_anything_is_made(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(launch, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
+    monkeypatch.setattr(start_service, "find_spec", lambda name: None if name == "uvicorn" else find_spec(name))
     with pytest.raises(Missing, match="not installed: uvicorn") as refused:
         check_extra()
     assert "inlay[serve]" in refused.value.hint

@@ -11,9 +11,10 @@ import typer
 from inlay.cli import screen
 from inlay.cli.app import STOPPED, make_typer
 from inlay.cli.flags import DeviceOption, JsonOption, PrecisionOption, StoreOption, parse_size
+from inlay.errors import BadConfig
 
 if TYPE_CHECKING:
-    from inlay.service import BackupReport, Readiness
+    from inlay.service import BackupReport, ClusterSettings, Readiness
 
 app = make_typer(invoke_without_command=True)
 
@@ -56,12 +57,57 @@ def serve(
     precision: PrecisionOption = "auto",
     store: StoreOption = None,
     log_json: Annotated[bool, typer.Option("--log-json", help="log one JSON object a line")] = False,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="WHERE",
+            rich_help_panel="Cluster",
+            help="run engines and trainers on a cluster: `ray`, or `ray://HOST:10001`",
+        ),
+    ] = None,
+    engines: Annotated[
+        str,
+        typer.Option(
+            "--engines",
+            metavar="N[-M]",
+            rich_help_panel="Cluster",
+            help="engines; with `1-4` as many as queueing time asks for",
+        ),
+    ] = "1",
+    trainers: Annotated[
+        str,
+        typer.Option(
+            "--trainers",
+            metavar="N[-M]",
+            rich_help_panel="Cluster",
+            help="trainers; with `1-4` as many as queued work asks for",
+        ),
+    ] = "1",
+    ray_cpus: Annotated[
+        float,
+        typer.Option(
+            "--ray-cpus", metavar="N", rich_help_panel="Cluster", help="processors of each engine and trainer"
+        ),
+    ] = 1,
+    ray_gpus: Annotated[
+        float,
+        typer.Option(
+            "--ray-gpus",
+            metavar="N",
+            rich_help_panel="Cluster",
+            help="GPUs of each engine and trainer; 0.5 lets two share one",
+        ),
+    ] = 0,
 ) -> None:
     """Serve the tasks of a store over HTTP, and train new ones that are brought by page, curl or Python.
 
     Everything runs on this machine: SQLite, a folder, one frozen backbone. It listens on 127.0.0.1, where no key is
     needed until the first one is made (`inlay key make`). Ctrl-C ends it when what is under way is finished; a second
     Ctrl-C ends it at once. Nothing that was acknowledged is lost either way.
+
+    With `--on ray` engines and trainers run on the machines of a Ray cluster, as many as asked for; this machine takes
+    requests. Several machines need Postgres ($INLAY_DATABASE) and one folder that all of them see.
     """
     if context.invoked_subcommand is not None:
         return
@@ -87,6 +133,7 @@ def serve(
         open_page=open_page,
         log_json=log_json,
         drain_s=parse_duration(drain, "--drain"),
+        cluster=None if on is None else _parse_cluster(on, (engines, trainers), ray_cpus, ray_gpus),
     )
     settings.check()
     screen.log(f"starting, with all files in {settings.home}", "dim")
@@ -148,18 +195,36 @@ def _full_name(name: str) -> str:
     return str(folder.resolve()) if folder.is_dir() and name != ServeSettings.backbone else name
 
 
+def _parse_cluster(on: str, numbers: tuple[str, str], num_cpus: float, num_gpus: float) -> ClusterSettings:
+    from inlay.cluster import parse_address
+    from inlay.service import ClusterSettings
+
+    engines, trainers = map(_parse_range, ("--engines", "--trainers"), numbers)
+    return ClusterSettings(parse_address(on), engines, trainers, num_cpus, num_gpus)
+
+
+def _parse_range(option: str, text: str) -> tuple[int, int]:
+    """Parse the fewest and the most: `2`, `1-4`."""
+    least, _, most = text.partition("-")
+    if not (least.isdigit() and (most or least).isdigit()):
+        raise BadConfig(f"`{option} {text}` is no number", f"write `{option} 2`, or the fewest and the most: `1-4`")
+    return int(least), int(most or least)
+
+
 def _show_progress(name: str, message: str) -> None:
     screen.log(f"{name}: {message}", "dim")
 
 
 def _show_ready(ready: Readiness) -> None:
     """Print where the service answers, and what is on."""
-    settings, engine = ready.settings, ready.facts["engine"]
+    settings, engine = ready.settings, ready.facts.get("engine") or ready.facts["cluster"]
     screen.emit(f"Inlay answers at {settings.address}")
     sys.stdout.flush()  # a reader of the pipe must not wait for a full buffer
     slots = screen.count(settings.num_slots, "slot")
     threads = screen.count(settings.threads_of("engine"), "thread")
     local = "`local` alone, without keys, for this machine only (`inlay key make` changes that)"
+    if settings.cluster is not None:
+        threads = f"{screen.count(engine['engines'], 'engine')} on {screen.count(engine['machines'], 'machine')}"
     about = {
         "tenants": "with keys" if ready.needs_key else local,
         "backbone": f"{engine.get('backbone', settings.backbone)} on {engine.get('device', 'cpu')}, {slots}, {threads}",

@@ -10,28 +10,23 @@ is refused before it trains; what a group has finished is kept, whatever happens
 
 from __future__ import annotations
 
-import os
 import secrets
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from inlay import errors
+from inlay.cluster.ray_connection import AUTO, connect, living_nodes, own_versions, parse_address
 from inlay.errors import BadConfig, InlayError, LostProcess, Missing, Unsupported, WrongBackbone
 from inlay.model import Backbone, load_backbone
 from inlay.settings import FitSettings
 from inlay.store import make_directory, write_atomically
 from inlay.training import AnyRun, EpochEnded, Event, Result, RunEnded, fit, is_finished, structure_of
 
-AUTO = "auto"
-"""the cluster that $RAY_ADDRESS names, or the one that runs on this machine"""
 _RETRIES = 5
 _POLL_S = 0.5
-_SAME = ("inlay", "torch", "transformers")  # what must have one version on all machines
 Tell = Callable[[str], None]
 
 
@@ -50,11 +45,10 @@ class RaySettings:
     @classmethod
     def parse(cls, text: str, num_cpus: float = 1, num_gpus: float = 0) -> RaySettings:
         """Return the settings of `--on ray` or `--on ray://HOST:10001`."""
-        if text != "ray" and not text.startswith("ray://"):
-            raise BadConfig(f"`--on {text}` is no cluster", "use `--on ray`, or `--on ray://HOST:10001`")
+        address = parse_address(text)
         if num_cpus < 0 or num_gpus < 0:
             raise BadConfig("`--ray-cpus` and `--ray-gpus` are 0 or more", "leave them out for one processor a group")
-        return cls(AUTO if text == "ray" else text, num_cpus, num_gpus)
+        return cls(address, num_cpus, num_gpus)
 
 
 def fit_on_ray(
@@ -72,9 +66,9 @@ def fit_on_ray(
     unique = list({run.id: run for run in runs}.values())
     waiting = [run for run in unique if not is_finished(folder / run.id)]
     if waiting:
-        ray = _connect(where.address)
+        ray = connect(where.address)
         groups = _deal(waiting, where.num_groups or _count_places(ray, where))
-        tell(f"{len(waiting)} runs in {len(groups)} groups on {len(_living(ray))} machines")
+        tell(f"{len(waiting)} runs in {len(groups)} groups on {len(living_nodes(ray))} machines")
         _train(ray, groups, _GroupOrder(backbone.name, backbone.fingerprint, folder, settings), where, tell)
     return fit(unique, backbone, folder, settings)  # reads back what is finished; there is nothing left to train
 
@@ -105,7 +99,7 @@ def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RayS
     mark = f".ray-{secrets.token_hex(8)}"
     make_directory(order.folder)
     (order.folder / mark).touch()
-    order = replace(order, folder=order.folder.absolute(), mark=mark, versions=_own_versions())
+    order = replace(order, folder=order.folder.absolute(), mark=mark, versions=own_versions())
     train_group = ray.remote(num_cpus=where.num_cpus, num_gpus=where.num_gpus, max_retries=_RETRIES)(_train_group)
     relay = ray.remote(num_cpus=0)(_LineRelay).remote()
     pending, failures = {train_group.remote(group, order, relay): group for group in groups}, []
@@ -137,7 +131,7 @@ def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RayS
 def _train_group(group: list[AnyRun], order: _GroupOrder, relay: Any) -> _Done:
     """Train a group on the machine where Ray put it. An error of ours comes back as data: it may not be pickled."""
     try:
-        if order.versions != (own := _own_versions()):
+        if order.versions != (own := own_versions()):
             found = f"a machine of the cluster has {', '.join(own)}, and this one {', '.join(order.versions)}"
             raise Unsupported(found, "install the same on all")
         backbone = load_backbone(order.backbone)
@@ -209,28 +203,10 @@ def _work(run: AnyRun) -> float:
     return run.num_rows * run.config.train.num_epochs
 
 
-def _connect(address: str) -> Any:
-    """Return Ray, connected to the cluster."""
-    try:
-        import ray
-    except ImportError:
-        raise Missing("`--on ray` needs Ray, which is not installed", "`pip install 'inlay[ray]'`") from None
-    if ray.is_initialized():
-        return ray
-    given = os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address
-    try:
-        ray.init(address=given, log_to_driver=False, logging_level="ERROR", namespace="inlay")
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
-        hint = "start one with `ray start --head`, or name it: `--on ray://HOST:10001`, $RAY_ADDRESS"
-        raise Missing(f"no Ray cluster at `{given}`: {reason}", hint) from None
-    return ray
-
-
 def _count_places(ray: Any, where: RaySettings) -> int:
     """Return how many groups the cluster trains side by side; refuse a cluster that has no place for one."""
     fitting = 0
-    for node in _living(ray):
+    for node in living_nodes(ray):
         has = node["Resources"]
         by_cpu = has.get("CPU", 0) // where.num_cpus if where.num_cpus else 1
         by_gpu = has.get("GPU", 0) / where.num_gpus if where.num_gpus else by_cpu
@@ -241,18 +217,6 @@ def _count_places(ray: Any, where: RaySettings) -> int:
             "ask for less with `--ray-cpus` and `--ray-gpus`",
         )
     return fitting
-
-
-def _living(ray: Any) -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
-
-
-def _own_versions() -> tuple[str, ...]:
-    found = []
-    for name in _SAME:
-        with suppress(metadata.PackageNotFoundError):
-            found.append(f"{name} {metadata.version(name).partition('+')[0]}")  # of any build
-    return tuple(found)
 
 
 def _explain(error: Exception, group: list[AnyRun]) -> InlayError:

@@ -12,7 +12,7 @@ from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
     from inlay.service.home import read_status
-    from inlay.service.settings import ServeSettings
+    from inlay.service.settings import ClusterSettings, ServeSettings
     from inlay.service.start_service import Announcer, Readiness, check_extra, find_home, serve
     from inlay.service.state import (
         USUAL_SCOPES,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "inlay.service.home": ("read_status",),
     "inlay.service.start_service": ("Announcer", "Readiness", "check_extra", "find_home", "serve"),
-    "inlay.service.settings": ("ServeSettings",),
+    "inlay.service.settings": ("ClusterSettings", "ServeSettings"),
     "inlay.service.state": (
         "USUAL_SCOPES",
         "BackupReport",
@@ -54,6 +54,7 @@ __all__ = [
     "USUAL_SCOPES",
     "Announcer",
     "BackupReport",
+    "ClusterSettings",
     "Database",
     "Key",
     "Keys",

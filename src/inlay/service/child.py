@@ -95,6 +95,11 @@ class Child:
             raise InlayError("no listening socket was inherited", "`inlay serve` starts this process, and binds it")
         return socket.socket(fileno=os.dup(self.place.listener))
 
+    def hear_signals(self) -> None:
+        """Let SIGTERM drain this process. Some libraries take the signal for themselves: then call it again."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: self.stop())
+
     def stop(self) -> None:
         """Begin to drain, as SIGTERM does."""
         if not self.stopping.is_set():
@@ -119,8 +124,7 @@ def run_child(role: str, work: Callable[[Child], None]) -> int:
     if place.nice:
         os.nice(place.nice)  # before there are threads: each one would keep its own
     set_up_logs(place.name, as_json=child.settings.log_json)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: child.stop())
+    child.hear_signals()
     try:
         work(child)
     except InlayError as error:

@@ -23,9 +23,35 @@ from inlay.threads import find_quota
 
 VARIABLE = "INLAY_SERVE"
 """environment variable in which a process of the service finds its settings"""
+ROSTER_VARIABLE = "INLAY_ROSTER"
+"""environment variable with the file of the engines that answer; without it there is one engine, on this machine"""
 _LONGEST_SOCKET = 100  # bytes of a Unix socket's path; the kernel takes 107
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
+
+
+@dataclass(frozen=True)
+class ClusterSettings:
+    """The Ray cluster on which engines and trainers of a service run, and how many."""
+
+    address: str = "auto"
+    """the cluster that $RAY_ADDRESS names, or the one on this machine; or `ray://HOST:10001`"""
+    engines: tuple[int, int] = (1, 1)
+    """the fewest and the most; between them queueing time decides"""
+    trainers: tuple[int, int] = (1, 1)
+    """the fewest and the most; between them the queued work decides"""
+    num_cpus: float = 1
+    """processors of an engine or trainer"""
+    num_gpus: float = 0
+    """GPUs of an engine or trainer; a fraction shares one"""
+
+    def check(self) -> None:
+        """Refuse values that cannot be."""
+        for option, (least, most) in {"--engines": self.engines, "--trainers": self.trainers}.items():
+            if not 1 <= least <= most:
+                raise BadConfig(f"`{option} {least}-{most}`", f"write the fewest and the most: `{option} 1-4`")
+        if self.num_cpus < 0 or self.num_gpus < 0:
+            raise BadConfig("`--ray-cpus` and `--ray-gpus` are 0 or more", "leave them out for one processor each")
 
 
 @dataclass(frozen=True)
@@ -55,6 +81,8 @@ class ServeSettings:
     target_batch_ms: float | None = None
     """how long one batch should take; None is 60 on a CPU and 8 on a GPU"""
     drain_s: float = 20.0
+    cluster: ClusterSettings | None = None
+    """where engines and trainers run; None is this machine"""
 
     @property
     def folder(self) -> Path:
@@ -75,6 +103,11 @@ class ServeSettings:
     def metrics_folder(self) -> Path:
         """The folder in which several web processes keep their counters, so that any of them shows the sums."""
         return self.run_folder / "metrics"
+
+    @property
+    def roster_file(self) -> Path:
+        """The file in which the web processes of this machine find the engines of a cluster."""
+        return self.run_folder / "roster.json"
 
     @property
     def engine_socket(self) -> Path:
@@ -136,6 +169,8 @@ class ServeSettings:
                 raise BadConfig(
                     f"`--allow-host {host}` is no host name", "write it as in the address, without `http://`"
                 )
+        if self.cluster is not None:
+            self.cluster.check()
         if self.drain_s < 0 or self.max_body < 1024:
             raise BadConfig(
                 "`--drain` must not be negative, and `--max-body` at least 1 kB", "see `inlay serve --help`"
@@ -152,7 +187,12 @@ def read_settings(variables: Mapping[str, str] = os.environ) -> ServeSettings:
     if text is None:
         raise BadConfig(f"`${VARIABLE}` is not set", "`inlay serve` starts this process, and sets it")
     tree: dict[str, Any] = json.loads(text)
-    return ServeSettings(**tree | {"home": Path(tree["home"]), "hosts": tuple(tree.get("hosts", ()))})
+    tree |= {"home": Path(tree["home"]), "hosts": tuple(tree.get("hosts", ()))}
+    if tree.get("cluster") is not None:
+        known = tree["cluster"]
+        ranges = {name: tuple(known[name]) for name in ("engines", "trainers")}
+        tree["cluster"] = ClusterSettings(**known | ranges)
+    return ServeSettings(**tree)
 
 
 def _is_loopback(host: str) -> bool:

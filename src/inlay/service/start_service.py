@@ -23,7 +23,7 @@ from typing import Any
 from inlay.errors import InlayError, Missing, Unsupported
 from inlay.service.home import HomeLock, prepare_home, write_status
 from inlay.service.logs import set_up_logs
-from inlay.service.settings import VARIABLE, ServeSettings
+from inlay.service.settings import ROSTER_VARIABLE, VARIABLE, ServeSettings
 
 EXTRA = (
     *("fastapi", "starlette", "uvicorn", "httptools", "msgspec", "sqlalchemy", "alembic", "jinja2"),
@@ -175,8 +175,10 @@ def make_programs(settings: ServeSettings, listener: int) -> list[Any]:
         return ServiceProcess(name, command, make_environment(settings, role), **more)
 
     names = ["web"] if settings.web_processes == 1 else [f"web-{n + 1}" for n in range(settings.web_processes)]
-    programs = [make("engine", "engine", ends_last=True)]
-    programs += [make(name, "web", listener=listener) for name in names]
+    webs = [make(name, "web", listener=listener) for name in names]
+    if settings.cluster is not None:
+        return [make("cluster", "on_ray", ends_last=True), *webs]
+    programs = [make("engine", "engine", ends_last=True), *webs]
     programs += [make("trainer", "trainer", nice=TRAINER_NICE)] if settings.train else []
     return programs
 
@@ -187,6 +189,8 @@ def make_environment(settings: ServeSettings, role: str, own: Mapping[str, str] 
     kept = {name: value for name, value in own.items() if name not in _OTHERS}
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
     own_places = {"INLAY_HOME": str(settings.home), VARIABLE: settings.to_json()}
+    if settings.cluster is not None:
+        own_places[ROSTER_VARIABLE] = str(settings.roster_file)
     if role == "web" and settings.web_processes > 1:
         own_places["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_folder)
     return {**kept, **_QUIET, **_WAITING, **counts, **own_places}

@@ -109,6 +109,8 @@ class Listeners:
     on_ready: Callable[[Mapping[str, dict[str, Any]]], None] = lambda facts: None
     on_change: Callable[[dict[str, Any]], None] = lambda status: None
     on_progress: Callable[[str, str], None] = lambda name, message: None
+    on_facts: Callable[[Mapping[str, Any]], None] = lambda facts: None
+    """called each time that a program is ready, also again, with what it says of itself"""
 
 
 class Supervisor:
@@ -263,6 +265,7 @@ class Supervisor:
                 log_event("ready again", {"name": keeper.program.name})
             self._was_ready = self._was_ready or is_first
             self._tell()
+            self._listeners.on_facts(keeper.facts)
             if is_first:
                 self._listeners.on_ready({each.program.name: each.facts for each in self._keepers})
 

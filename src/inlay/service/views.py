@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError, UnknownName
 from inlay.reports import Evaluation, list_errors, make_report
-from inlay.service.engine import Caller, EngineClient, WireAnswer, WireError, WireRow
+from inlay.service.engine import Answering, Caller, WireAnswer, WireError, WireRow
 from inlay.service.evaluation_files import read_evaluation, write_evaluation
 from inlay.service.state import (
     BATCH,
@@ -163,7 +163,7 @@ def _not_evaluated(name: str, number: int) -> InlayError:
 
 
 async def describe_comparison(
-    workspace: Workspace, engine: EngineClient, name: str, numbers: tuple[int, int]
+    workspace: Workspace, engine: Answering, name: str, numbers: tuple[int, int]
 ) -> dict[str, Any]:
     """Compare two versions on the same dev rows; the engine answers those that one of them has not answered yet."""
     found = await asyncio.to_thread(_find_comparison, workspace, name, numbers)
@@ -188,7 +188,7 @@ def _find_comparison(
 
 
 async def _answer_rows(
-    workspace: Workspace, engine: EngineClient, name: str, needs: NeedsAnswers
+    workspace: Workspace, engine: Answering, name: str, needs: NeedsAnswers
 ) -> list[Mapping[str, Any]]:
     """Have one version answer the other's rows, behind everybody's requests."""
     version = find_version(workspace, name, needs.other.version).version
@@ -229,7 +229,7 @@ def _fill_in(
 
 
 async def suggest_from(
-    workspace: Workspace, engine: EngineClient, name: str, dataset_id: str, limit: int
+    workspace: Workspace, engine: Answering, name: str, dataset_id: str, limit: int
 ) -> list[dict[str, Any]]:
     """Return rows of a dataset that are worth labelling: the live version is least sure of them.
 
@@ -268,7 +268,7 @@ async def suggest_from(
 
 
 async def go_live(
-    workspace: Workspace, engine: EngineClient, name: str, to: int, *, if_match: int | None = None, reason: str = ""
+    workspace: Workspace, engine: Answering, name: str, to: int, *, if_match: int | None = None, reason: str = ""
 ) -> Alias:
     """Make a version the live one: first it is in a slot and its probes stand, then the alias moves."""
     place = await asyncio.to_thread(find_version, workspace, name, to)

@@ -1,4 +1,4 @@
-"""The service's engine: a process that answers rows of any mix of tasks over a Unix socket, and its clients.
+"""The service's engine: a process that answers rows of any mix of tasks over a socket, and its clients.
 
 Messages and clients need no torch; names are imported when they are first used.
 """
@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
-    from inlay.service.engine.engine_client import EngineClient, EngineRefused, SyncEngineClient
+    from inlay.service.engine.engine_client import (
+        Answering,
+        EngineClient,
+        EngineRefused,
+        SyncAnswering,
+        SyncEngineClient,
+        TcpAddress,
+    )
+    from inlay.service.engine.fleet_client import FleetClient, SyncFleetClient
     from inlay.service.engine.protocol import (
         Caller,
         EngineStats,
@@ -21,11 +29,21 @@ if TYPE_CHECKING:
         WireError,
         WireRow,
     )
+    from inlay.service.engine.roster import Replica, Roster, RosterFile, find_roster
 
 __getattr__ = import_lazily(
     __name__,
     {
-        "inlay.service.engine.engine_client": ("EngineClient", "EngineRefused", "SyncEngineClient"),
+        "inlay.service.engine.engine_client": (
+            "Answering",
+            "EngineClient",
+            "EngineRefused",
+            "SyncAnswering",
+            "SyncEngineClient",
+            "TcpAddress",
+        ),
+        "inlay.service.engine.fleet_client": ("FleetClient", "SyncFleetClient"),
+        "inlay.service.engine.roster": ("Replica", "Roster", "RosterFile", "find_roster"),
         "inlay.service.engine.protocol": (
             "Caller",
             "EngineStats",
@@ -40,15 +58,24 @@ __getattr__ = import_lazily(
 )
 
 __all__ = [
+    "Answering",
     "Caller",
     "EngineClient",
     "EngineRefused",
     "EngineStats",
+    "FleetClient",
     "Predicted",
+    "Replica",
+    "Roster",
+    "RosterFile",
+    "SyncAnswering",
     "SyncEngineClient",
+    "SyncFleetClient",
+    "TcpAddress",
     "TenantLoad",
     "VersionLoaded",
     "WireAnswer",
     "WireError",
     "WireRow",
+    "find_roster",
 ]

@@ -11,8 +11,9 @@ import itertools
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 from inlay.errors import InlayError
 from inlay.service.engine.protocol import (
@@ -46,6 +47,8 @@ CONNECT_PATIENCE_S = 2.0
 _GRACE_S = 1.0  # the engine says itself that a deadline has passed
 _RETRY_S = 1.0  # until a supervisor has started a lost engine again
 _CHUNK_BYTES = 1 << 18
+_SILENCE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8000}
+"""after 8 s a machine that says nothing is lost"""
 
 
 class EngineRefused(InlayError):
@@ -64,11 +67,56 @@ class EngineRefused(InlayError):
         self.code, self.http_status, self.retry_after_s = code, status, retry_after_s
 
 
-class EngineClient:
-    """Asks the engine from an asyncio loop, over one connection that is made when it is first needed."""
+@dataclass(frozen=True)
+class TcpAddress:
+    """The address of an engine on another machine, and the token that it wants to be told first."""
 
-    def __init__(self, path: Path | str) -> None:
-        self._path = str(path)
+    host: str
+    port: int
+    token: str
+
+
+class Answering(Protocol):
+    """Whoever answers rows for web processes: the engine of this machine, or those of a cluster."""
+
+    async def predict(
+        self, caller: Caller, rows: Sequence[WireRow], *, deadline_ms: float | None = None, request_id: str = ""
+    ) -> Predicted:
+        """Answer rows."""
+
+    async def load(self, store_name: str, number: int) -> VersionLoaded:
+        """Bring a version to where it will be asked for."""
+
+    async def stats(self) -> EngineStats:
+        """Return counters."""
+
+    async def probe(self) -> Probed:
+        """Have a real row answered."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+
+class SyncAnswering(Protocol):
+    """Whoever answers rows for a trainer, which waits for each reply."""
+
+    def predict(
+        self, caller: Caller, rows: Sequence[WireRow], *, deadline_ms: float | None = None, request_id: str = ""
+    ) -> Predicted:
+        """Answer rows."""
+
+    def load(self, store_name: str, number: int) -> VersionLoaded:
+        """Bring a version to where it will be asked for."""
+
+    def forget(self, store_name: str) -> int:
+        """Drop all that is held of a task."""
+
+
+class EngineClient:
+    """Asks an engine from an asyncio loop, over one connection that is made when it is first needed."""
+
+    def __init__(self, address: Path | str | TcpAddress) -> None:
+        self._address = address
         self._ids = itertools.count(1)
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
@@ -124,13 +172,21 @@ class EngineClient:
     async def _connect(self) -> _Connection:
         async with self._connecting:
             if self._connection is None or self._connection.is_lost:
-                loop = asyncio.get_running_loop()
                 try:
                     async with asyncio.timeout(CONNECT_PATIENCE_S):
-                        _, self._connection = await loop.create_unix_connection(_Connection, self._path)
+                        self._connection = await self._open()
                 except (OSError, TimeoutError):
                     raise _lost() from None
             return self._connection
+
+    async def _open(self) -> _Connection:
+        loop, address = asyncio.get_running_loop(), self._address
+        if not isinstance(address, TcpAddress):
+            return (await loop.create_unix_connection(_Connection, str(address)))[1]
+        transport, connection = await loop.create_connection(_Connection, address.host, address.port)
+        notice_lost_machine(transport.get_extra_info("socket"))
+        transport.write(address.token.encode())
+        return connection
 
 
 class _Connection(asyncio.Protocol):
@@ -289,6 +345,15 @@ class SyncEngineClient:
                 reply = read_reply(body)
                 if reply.id == question_id:
                     return reply
+
+
+def notice_lost_machine(connection: socket.socket) -> None:
+    """Have the kernel end a connection whose other machine has been silent for some seconds, though nobody sends."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _SILENCE.items():
+        if hasattr(socket, name):  # Linux; elsewhere the system's own patience counts
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _refusal(reply: Refused) -> EngineRefused:

@@ -7,6 +7,7 @@ frame that is too long ends its connection, as does a client that does not read 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
 import socket
 from collections.abc import Callable
@@ -29,24 +30,34 @@ from inlay.service.logs import log_event, log_failure
 _MOST_UNREAD_BYTES = 2 * MOST_FRAME_BYTES
 """replies that a client may leave unread"""
 _PRIVATE = 0o600
+_GREETING_S = 5.0
+"""time that a client on another machine may take to say the token"""
 
 
 class EngineConnection(asyncio.Protocol):
-    """A client's connection. `ask` is called with each question; `gone` when the connection has ended."""
+    """A client's connection. `ask` is called with each question; `gone` when the connection has ended.
+
+    With a token, nothing is read before the client has said it.
+    """
 
     def __init__(
         self,
         ask: Callable[[Question, EngineConnection], None],
         gone: Callable[[EngineConnection], None],
         most_bytes: int = MOST_FRAME_BYTES,
+        token: bytes = b"",
     ) -> None:
         self._ask, self._gone = ask, gone
+        self._token = token
+        self._greeting = b""
         self._splitter = FrameSplitter(most_bytes)
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the connection's other end."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        if self._token:
+            asyncio.get_running_loop().call_later(_GREETING_S, self._end_stranger)
 
     def connection_lost(self, error: Exception | None) -> None:
         """Tell that nobody waits for replies here any more."""
@@ -55,6 +66,8 @@ class EngineConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take what the client sent, and ask the questions that are whole."""
+        if self._token:
+            data = self._greet(data)
         try:
             bodies = self._splitter.feed(data)
         except BadFrame as error:
@@ -73,6 +86,22 @@ class EngineConnection(asyncio.Protocol):
             except Exception:  # the border: a question that breaks us costs itself
                 log_failure("a question was not answered")
                 self.reply(Refused(question.id, "unanswered", "no answer", "ask it again", 500))
+
+    def _greet(self, data: bytes) -> bytes:
+        """Take the token, and return what came behind it; end the connection if it is another."""
+        self._greeting += data
+        said, rest = self._greeting[: len(self._token)], self._greeting[len(self._token) :]
+        if len(said) == len(self._token) and hmac.compare_digest(said, self._token):
+            self._token = self._greeting = b""
+            return rest
+        if not self._token.startswith(said):
+            self._end_stranger()
+        return b""
+
+    def _end_stranger(self) -> None:
+        if self._token and self._transport is not None:
+            log_event("a connection ended: its client does not know the token", level=30)
+            self._transport.abort()
 
     def reply(self, message: Reply) -> None:
         """Send a reply, if anybody is there to read it."""
@@ -103,5 +132,12 @@ def bind_socket(path: Path) -> socket.socket:
         listener.bind(str(path))
     finally:
         os.umask(before)
+    listener.setblocking(False)
+    return listener
+
+
+def bind_port(host: str) -> socket.socket:
+    """Bind a listening socket at a free port of this machine's address."""
+    listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setblocking(False)
     return listener

@@ -20,7 +20,7 @@ from pathlib import Path
 from inlay.errors import InlayError
 from inlay.service.engine.admission import Admission
 from inlay.service.engine.batches import BatchFormer, PreparedBatch, WorkRate
-from inlay.service.engine.engine_connections import EngineConnection, bind_socket
+from inlay.service.engine.engine_connections import EngineConnection, bind_port, bind_socket
 from inlay.service.engine.fair_queue import FairQueue, WaitingRow
 from inlay.service.engine.intake import Arrival, Intake, Taken
 from inlay.service.engine.protocol import (
@@ -57,7 +57,7 @@ class EngineLimits:
 
 
 class EngineProcess:
-    """Answers questions of clients on a Unix socket. Made and used in the event loop's thread."""
+    """Answers questions of clients on a socket. Made and used in the event loop's thread."""
 
     def __init__(self, engine: Engine, limits: EngineLimits) -> None:
         self._engine = engine
@@ -80,10 +80,18 @@ class EngineProcess:
         self._is_idle.set()
 
     async def listen(self, path: Path) -> None:
-        """Begin to answer on a socket."""
+        """Begin to answer on a Unix socket."""
         self._compute.start()
         factory = lambda: EngineConnection(self._ask, self._gone)  # noqa: E731
         self._server = await self._loop.create_unix_server(factory, sock=bind_socket(path))
+
+    async def listen_on_port(self, host: str, token: str) -> int:
+        """Begin to answer clients on other machines that know the token; return the port."""
+        self._compute.start()
+        factory = lambda: EngineConnection(self._ask, self._gone, token=token.encode())  # noqa: E731
+        listener = bind_port(host)
+        self._server = await self._loop.create_server(factory, sock=listener)
+        return int(listener.getsockname()[1])
 
     async def drain(self) -> None:
         """Take nothing new, and return when all that was taken is answered."""

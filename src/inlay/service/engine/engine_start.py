@@ -1,15 +1,33 @@
-"""The start and the end of the engine's process: backbone, threads, socket; SIGTERM drains."""
+"""The start and the end of the engine's process: backbone, threads, socket; SIGTERM drains.
+
+On a machine of a cluster it listens at a port, for who knows the cluster's token; else on a Unix socket.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from inlay.service.child import Child
 from inlay.service.logs import log_event
 
 if TYPE_CHECKING:
     from inlay.serving import Engine
+
+VARIABLE = "INLAY_ENGINE_PORT"
+"""environment variable with a `PortPlace` as JSON; without it the engine listens on the home's Unix socket"""
+
+
+@dataclass(frozen=True)
+class PortPlace:
+    """The address at which an engine listens for other machines, and the token that they must know."""
+
+    host: str
+    token: str
 
 
 def serve(child: Child) -> None:
@@ -43,13 +61,26 @@ async def _answer(child: Child, engine: Engine) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     child.on_stop(lambda: _wake(loop, stopping))
-    await process.listen(settings.engine_socket)
-    child.ready({"backbone": engine.backbone.name, "device": str(device), "slots": engine.num_slots})
+    facts: dict[str, Any] = {"backbone": engine.backbone.name, "device": str(device), "slots": engine.num_slots}
+    place = read_port_place()
+    if place is None:
+        await process.listen(settings.engine_socket)
+    else:
+        port = await process.listen_on_port(place.host, place.token)
+        facts |= {"host": place.host, "port": port, "fingerprint": engine.backbone.fingerprint}
+    child.ready(facts)
     await stopping.wait()
     log_event("draining")
     await process.drain()
     await process.close()
-    settings.engine_socket.unlink(missing_ok=True)
+    if place is None:
+        settings.engine_socket.unlink(missing_ok=True)
+
+
+def read_port_place(variables: Mapping[str, str] = os.environ) -> PortPlace | None:
+    """Return where an engine listens for other machines; None if only for its own."""
+    text = variables.get(VARIABLE)
+    return None if text is None else PortPlace(**json.loads(text))
 
 
 def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:

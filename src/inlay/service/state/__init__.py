@@ -40,6 +40,7 @@ from inlay.service.state.jobs import (
 from inlay.service.state.keys import SCOPES, USUAL_SCOPES, Key, Keys
 from inlay.service.state.paging import MOST_ITEMS, Page
 from inlay.service.state.places import Places
+from inlay.service.state.queued_cost import queued_seconds
 from inlay.service.state.served_tasks import LIVE, Alias, AliasMove, ResolvedTask, ServedTask, VersionRow
 from inlay.service.state.sessions import Sessions
 from inlay.service.state.state_errors import (
@@ -127,6 +128,7 @@ __all__ = [
     "day_of",
     "erase_task",
     "erase_tenant",
+    "queued_seconds",
     "remove_tenant",
     "restore",
     "run_erasure",

@@ -9,7 +9,7 @@ from typing import Any
 
 from inlay.errors import Unanswered
 from inlay.model import Backbone
-from inlay.service.engine import Caller, EngineRefused, SyncEngineClient, VersionLoaded, WireAnswer, WireRow
+from inlay.service.engine import Caller, EngineRefused, SyncAnswering, VersionLoaded, WireAnswer, WireRow
 from inlay.serving import Engine, Request, describe_answer
 from inlay.store import Store
 
@@ -31,7 +31,7 @@ class Answerer:
     """Answers rows by a version of the store. Safe to use from several threads."""
 
     def __init__(
-        self, backbone: Backbone, store: Store, client: SyncEngineClient | None = None, patience_s: float = PATIENCE_S
+        self, backbone: Backbone, store: Store, client: SyncAnswering | None = None, patience_s: float = PATIENCE_S
     ) -> None:
         self._backbone, self._store, self.client = backbone, store, client
         self._patience_s = patience_s

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from inlay.errors import InlayError
 from inlay.service.child import Child
-from inlay.service.engine import SyncEngineClient
+from inlay.service.engine import SyncAnswering, SyncEngineClient, SyncFleetClient, find_roster
 from inlay.service.logs import log_event, log_failure
 from inlay.service.settings import ServeSettings
 from inlay.service.state import (
@@ -140,7 +140,8 @@ def serve(child: Child) -> None:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     child.progress(f"loading the backbone {settings.backbone}")
     context = open_context(settings)
-    owner = f"{socket.gethostname()}/{child.name}"
+    # On a cluster a trainer of the same name may be started again on another machine.
+    owner = f"{'cluster' if settings.cluster else socket.gethostname()}/{child.name}"
     lost = context.queue.reclaim_of(owner)  # the process that had this name has ended
     if lost:
         log_event("goes on", {"cohorts": len(lost)})
@@ -163,11 +164,16 @@ def open_context(settings: ServeSettings) -> TrainerContext:
     set_threads(num_threads)
     backbone = load_backbone(settings.backbone, device=None if settings.device == "auto" else settings.device)
     db, store = Database.open(settings.home), Store(settings.home)
-    answers = Answerer(backbone, store, SyncEngineClient(settings.engine_socket))
+    answers = Answerer(backbone, store, _make_client(settings))
     return TrainerContext(db, JobQueue(db), store, backbone, answers, num_threads)
 
 
 def _open_side(context: TrainerContext, settings: ServeSettings) -> TrainerContext:
     """Return the same things for another thread, with a connection to the engine of its own."""
-    answers = Answerer(context.backbone, context.store, SyncEngineClient(settings.engine_socket))
+    answers = Answerer(context.backbone, context.store, _make_client(settings))
     return dataclasses.replace(context, answers=answers)
+
+
+def _make_client(settings: ServeSettings) -> SyncAnswering:
+    roster = find_roster()
+    return SyncEngineClient(settings.engine_socket) if roster is None else SyncFleetClient(roster)

@@ -12,7 +12,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from inlay.errors import InlayError
-from inlay.service.engine import EngineClient
+from inlay.service.engine import Answering
 from inlay.service.settings import ServeSettings
 from inlay.service.state import Database
 from inlay.service.web import account_routes, dataset_routes, health_routes, job_routes, reference_page, task_routes
@@ -27,7 +27,7 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 ROUTERS = (dataset_routes, job_routes, task_routes, account_routes, health_routes, reference_page)
 
 
-def make_app(settings: ServeSettings, db: Database, engine: EngineClient) -> WebApp:
+def make_app(settings: ServeSettings, db: Database, engine: Answering) -> WebApp:
     """Return the app of one web process."""
     return WebApp(AppState(settings, db, engine))
 

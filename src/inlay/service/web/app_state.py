@@ -9,7 +9,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inlay.service.engine import Caller, EngineClient
+from inlay.service.engine import Answering, Caller
 from inlay.service.engine.protocol import Band
 from inlay.service.settings import ServeSettings
 from inlay.service.state import Database, Key, Keys, Tenant, Workspace
@@ -27,7 +27,7 @@ class AppState:
 
     settings: ServeSettings
     db: Database
-    engine: EngineClient
+    engine: Answering
     counters: Counters = field(default_factory=Counters)
     find_session: Callable[[str], Key | None] = lambda token: None
     """the valid key of a browser's session"""

@@ -17,7 +17,7 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from inlay.service.child import Child
-from inlay.service.engine import EngineClient
+from inlay.service.engine import EngineClient, FleetClient, find_roster
 from inlay.service.state import Database
 from inlay.service.web.app import WebApp, make_app
 from inlay.service.web.problems import MEDIA_TYPE, describe_words
@@ -130,7 +130,9 @@ def serve(child: Child) -> None:
     child.progress("opening the database")
     db = Database.open(settings.home)
     try:
-        app = make_app(settings, db, EngineClient(settings.engine_socket))
+        roster = find_roster()
+        engine = EngineClient(settings.engine_socket) if roster is None else FleetClient(roster)
+        app = make_app(settings, db, engine)
         server = DrainingServer(make_config(app, settings.drain_s))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.get_loop()

@@ -1,0 +1,54 @@
+"""The connection to a Ray cluster, and what all its machines must have in common. No torch."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from importlib import metadata
+from typing import Any
+
+from inlay.errors import BadConfig, Missing
+
+AUTO = "auto"
+"""the cluster that $RAY_ADDRESS names, or the one that runs on this machine"""
+NAMESPACE = "inlay"
+_SAME = ("inlay", "torch", "transformers")  # what must have one version on all machines
+
+
+def parse_address(text: str) -> str:
+    """Return the cluster of `--on ray` or `--on ray://HOST:10001`."""
+    if text != "ray" and not text.startswith("ray://"):
+        raise BadConfig(f"`--on {text}` is no cluster", "use `--on ray`, or `--on ray://HOST:10001`")
+    return AUTO if text == "ray" else text
+
+
+def connect(address: str) -> Any:
+    """Return Ray, connected to the cluster."""
+    try:
+        import ray
+    except ImportError:
+        raise Missing("`--on ray` needs Ray, which is not installed", "`pip install 'inlay[ray]'`") from None
+    if ray.is_initialized():
+        return ray
+    given = os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address
+    try:
+        ray.init(address=given, log_to_driver=False, logging_level="ERROR", namespace=NAMESPACE)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+        hint = "start one with `ray start --head`, or name it: `--on ray://HOST:10001`, $RAY_ADDRESS"
+        raise Missing(f"no Ray cluster at `{given}`: {reason}", hint) from None
+    return ray
+
+
+def living_nodes(ray: Any) -> list[dict[str, Any]]:
+    """Return the machines of the cluster that are there."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def own_versions() -> tuple[str, ...]:
+    """Return the versions here of what must be alike on all machines."""
+    found = []
+    for name in _SAME:
+        with suppress(metadata.PackageNotFoundError):
+            found.append(f"{name} {metadata.version(name).partition('+')[0]}")  # of any build
+    return tuple(found)

@@ -1,0 +1,175 @@
+"""The process of a service that looks after its cluster: it visits the keeper, and writes down which engines answer.
+
+A cluster that cannot be reached at the start ends the service with what to do. Later it is tried again and again: web
+processes go on meanwhile, with the engines that are there or by asking for patience, and jobs wait in the database.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from contextlib import closing, suppress
+from typing import Any
+
+from inlay.cluster import connect
+from inlay.errors import InlayError, LostProcess, Missing
+from inlay.service.child import Child
+from inlay.service.engine import Roster, RosterFile
+from inlay.service.logs import log_event
+from inlay.service.on_ray.fleet_messages import (
+    KEEPER,
+    Failure,
+    FleetReport,
+    Visit,
+    find_namespace,
+    make_order,
+)
+from inlay.service.on_ray.keeper import Keeper
+from inlay.service.settings import ServeSettings
+from inlay.service.state import Database, queued_seconds
+
+START_S = 300.0
+"""longest wait for the first engines and trainers"""
+_VISIT_PATIENCE_S = 10.0
+_LOST_S = 60.0
+"""after so long without the keeper the connection is made anew, by another process"""
+_PAUSES_S = (0.5, 1.0, 2.0, 5.0)
+_WORK_EVERY_S = 2.0
+_SHOWN = ("backbone", "device", "slots")
+
+
+class FleetFailed(InlayError):
+    """An error of a machine of the cluster before the service was ever ready."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message, failure.hint)
+        self.code, self.exit_status = failure.code, failure.exit_status
+
+
+def serve(child: Child) -> None:
+    """Look after the cluster until the service stops; then take leave of it."""
+    settings = child.settings
+    assert settings.cluster is not None
+    child.progress("connecting to the Ray cluster")
+    ray = connect(settings.cluster.address)
+    child.hear_signals()  # Ray took them
+    with closing(Database.open(settings.home)) as db:
+        visitor = Visitor(ray, settings, db)
+        try:
+            visitor.run(child)
+        finally:
+            visitor.leave()
+
+
+class Visitor:
+    """Visits the keeper of the service's fleet."""
+
+    def __init__(self, ray: Any, settings: ServeSettings, db: Database) -> None:
+        self._ray, self._settings, self._db = ray, settings, db
+        self._order = make_order(settings)
+        self._namespace = find_namespace(settings)
+        self._service = f"{self._order.hostname}/{os.getpid()}/{secrets.token_hex(4)}"
+        self._file = RosterFile(settings.roster_file)
+        self._known: Roster | None = None
+        self._keeper: Any = None
+        self._work_at, self._queued_s = -_WORK_EVERY_S, 0.0
+
+    def run(self, child: Child) -> None:
+        """Visit until the service stops."""
+        began = seen_at = time.monotonic()
+        pauses, told = 0, ""
+        while not child.stopping.is_set():
+            try:
+                report = self._visit()
+            except InlayError:
+                raise
+            except Exception as error:  # Ray's own, and what its connection may raise
+                self._keeper = None
+                if time.monotonic() - seen_at > _LOST_S:
+                    raise _lost(error) from None
+                if not pauses:
+                    log_event("the cluster does not answer", {"why": type(error).__name__}, level=30)
+                child.stopping.wait(_PAUSES_S[min(pauses, len(_PAUSES_S) - 1)])
+                pauses += 1
+                continue
+            seen_at, pauses = time.monotonic(), 0
+            self._take(report)
+            if report.state == "ready" and not child.is_ready:
+                child.ready(self._describe(report))
+            elif not child.is_ready:
+                if time.monotonic() - began > START_S:
+                    raise self._too_late(report)
+                words = f"waiting for {', '.join(report.waiting)}" if report.waiting else "waiting for the cluster"
+                if words != told:
+                    child.progress(words)
+                    told = words
+                child.stopping.wait(_PAUSES_S[0])
+
+    def leave(self) -> None:
+        """Tell the keeper that this service ends; with the last one its engines and trainers do."""
+        with suppress(Exception):
+            if self._keeper is not None:
+                self._ray.get(self._keeper.leave.remote(self._service), timeout=self._settings.drain_s + START_S / 10)
+        with suppress(Exception):
+            self._ray.shutdown()
+
+    def _visit(self) -> FleetReport:
+        assert self._settings.cluster is not None
+        if self._keeper is None:
+            self._keeper = self._find_keeper()
+        revision = -1 if self._known is None else self._known.revision
+        visit = Visit(self._service, self._order.identity, self._settings.cluster, revision, self._count_work())
+        report: FleetReport = self._ray.get(self._keeper.visit.remote(visit), timeout=_VISIT_PATIENCE_S)
+        if report.failure is not None:
+            raise FleetFailed(report.failure)
+        if report.state == "ending":
+            self._keeper = None
+        return report
+
+    def _find_keeper(self) -> Any:
+        make = self._ray.remote(Keeper).options(
+            name=KEEPER,
+            namespace=self._namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=-1,
+            max_concurrency=1000,
+            num_cpus=0,
+        )
+        return make.remote(self._order, self._namespace)
+
+    def _take(self, report: FleetReport) -> None:
+        if report.roster != self._known and report.state != "ending":
+            self._file.write(report.roster)
+            self._known = report.roster
+
+    def _count_work(self) -> float:
+        """Return the seconds that one trainer would need for all that is queued, as of the last look."""
+        if time.monotonic() - self._work_at >= _WORK_EVERY_S:
+            self._work_at = time.monotonic()
+            with suppress(InlayError):  # a database that is gone for a moment
+                self._queued_s = queued_seconds(self._db)
+        return self._queued_s
+
+    def _describe(self, report: FleetReport) -> dict[str, Any]:
+        facts = next((dict(each.facts) for each in report.members if "port" in each.facts), {})
+        machines = {each.hostname for each in report.members}
+        kept: dict[str, Any] = {name: facts[name] for name in _SHOWN if name in facts}
+        return kept | {"engines": len(report.roster.replicas), "machines": len(machines)}
+
+    def _too_late(self, report: FleetReport) -> InlayError:
+        cluster = self._settings.cluster
+        assert cluster is not None
+        wish = f"{cluster.num_cpus:g} processors and {cluster.num_gpus:g} GPUs"
+        return Missing(
+            f"no machine of the cluster had room for {', '.join(report.waiting)} within {START_S:g} s ({wish} each)",
+            "add machines, or ask for less with `--engines`, `--trainers`, `--ray-cpus` and `--ray-gpus`",
+        )
+
+
+def _lost(error: Exception) -> LostProcess:
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
+    return LostProcess(
+        f"the Ray cluster has not answered for {_LOST_S:g} s: {reason}", "start it again; the service connects to it"
+    )

@@ -1,0 +1,127 @@
+"""An engine or a trainer on the machine where Ray put it: an actor that keeps one process of the service running.
+
+The process is the one of a service on one machine, under the same supervisor. It ends with the actor, however that
+ends; Ray then starts the actor again, here or elsewhere. What always holds: a machine with other versions, or that does
+not see the service's folder, runs nothing and says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from inlay.cluster import own_versions
+from inlay.errors import InlayError, Unsupported
+from inlay.service.engine import Roster, RosterFile
+from inlay.service.engine.engine_start import VARIABLE as ENGINE_VARIABLE
+from inlay.service.engine.engine_start import PortPlace
+from inlay.service.logs import log_event, log_failure, set_up_logs
+from inlay.service.on_ray.fleet_messages import (
+    DATABASE_VARIABLE,
+    ENGINE,
+    TRAINER,
+    Failure,
+    FleetOrder,
+    MemberReport,
+    describe_failure,
+)
+from inlay.service.settings import ROSTER_VARIABLE, ServeSettings, read_settings
+from inlay.service.settings import VARIABLE as SETTINGS_VARIABLE
+from inlay.service.start_service import TRAINER_NICE, make_environment
+from inlay.service.supervisor import Listeners, ServiceProcess, Supervisor
+
+_GRACE_S = 5.0
+
+
+class Member:
+    """Keeps one engine or trainer running. An actor; its methods run in threads beside each other."""
+
+    def __init__(self, order: FleetOrder, name: str, role: str) -> None:
+        import ray
+
+        self._name, self._order = name, order
+        self._node = ray.get_runtime_context().get_node_id()
+        self._host = ray.util.get_node_ip_address()
+        self._facts: Mapping[str, Any] = {}
+        self._failure: Failure | None = None
+        self._supervisor: Supervisor | None = None
+        self._thread: threading.Thread | None = None
+        settings = read_settings({SETTINGS_VARIABLE: order.settings})
+        set_up_logs(name, as_json=settings.log_json)
+        self._folder = tempfile.TemporaryDirectory(prefix="inlay-member-")
+        self._roster = RosterFile(Path(self._folder.name) / "roster.json")
+        self._revision = -1
+        try:
+            for variable, value in order.environment.items():
+                os.environ.setdefault(variable, value)
+            check_machine(order, settings)
+            self._begin(settings, role)
+        except InlayError as error:
+            self._failure = describe_failure(error)
+
+    def describe(self, roster: Roster) -> MemberReport:
+        """Return how the process is; `roster` is the latest, for a trainer."""
+        if roster.revision != self._revision:
+            self._roster.write(roster)
+            self._revision = roster.revision
+        found = self._supervisor.describe()[0] if self._supervisor is not None else {}
+        facts = self._facts if found.get("state") == "ready" else {}
+        return MemberReport(self._name, socket.gethostname(), self._node, found.get("pid"), facts, self._failure)
+
+    def drain(self) -> None:
+        """Have the process finish what is under way, and end."""
+        if self._supervisor is not None and self._thread is not None:
+            self._supervisor.stop()
+            self._thread.join(self._drain_s + _GRACE_S)
+
+    def _begin(self, settings: ServeSettings, role: str) -> None:
+        environment = make_environment(settings, role) | {ROSTER_VARIABLE: str(Path(self._folder.name) / "roster.json")}
+        if role == ENGINE:
+            environment[ENGINE_VARIABLE] = json.dumps(asdict(PortPlace(self._host, self._order.token)))
+        command = (sys.executable, "-P", "-m", f"inlay.service.{role}")
+        program = ServiceProcess(self._name, command, environment, nice=TRAINER_NICE if role == TRAINER else 0)
+        self._drain_s = settings.drain_s
+        self._supervisor = Supervisor([program], Listeners(on_facts=self._take_facts), drain_s=settings.drain_s)
+        # The process ends with the thread that started it, so this one goes on as long as it.
+        self._thread = threading.Thread(target=self._run, args=(self._supervisor,), name="supervisor", daemon=True)
+        self._thread.start()
+
+    def _take_facts(self, facts: Mapping[str, Any]) -> None:
+        self._facts = facts
+
+    def _run(self, supervisor: Supervisor) -> None:
+        try:
+            supervisor.run()
+        except InlayError as error:
+            log_event("given up", {"code": error.code}, level=40)
+            self._failure = describe_failure(error)
+        except Exception:
+            log_failure("given up")
+            os._exit(1)  # Ray starts the actor again
+
+
+def check_machine(order: FleetOrder, settings: ServeSettings) -> None:
+    """Refuse a machine that cannot do the service's work as the others do."""
+    here, own = socket.gethostname(), own_versions()
+    if own != order.versions:
+        found = f"machine `{here}` has {', '.join(own)}, and the service {', '.join(order.versions)}"
+        raise Unsupported(found, "install the same versions on all machines of the cluster")
+    mark = settings.run_folder / "cluster-mark"
+    try:
+        is_shared = mark.read_text() == order.mark
+    except OSError:
+        is_shared = False
+    if not is_shared:
+        hint = "mount one folder at the same path on all machines, and give it with `--store`"
+        raise Unsupported(f"machine `{here}` does not see the service's folder `{settings.home}`", hint)
+    if here != order.hostname and not os.environ.get(DATABASE_VARIABLE):
+        hint = f"keep it in Postgres, and set ${DATABASE_VARIABLE} (docs/operating.md)"
+        raise Unsupported(f"the service's state lies in SQLite, which machine `{here}` cannot share", hint)

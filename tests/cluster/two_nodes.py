@@ -1,0 +1,31 @@
+"""A Ray cluster of two nodes of one processor each on this machine, with little memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+STORE_BYTES = 100 * 2**20
+
+
+@contextmanager
+def run_two_nodes() -> Iterator[Any]:
+    """Give the cluster; its address is in $RAY_ADDRESS inside the block."""
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as if the machine were the cluster's own
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
+    os.environ["RAY_ADDRESS"] = nodes.address
+    try:
+        add_node(nodes)
+        yield nodes
+    finally:
+        os.environ.pop("RAY_ADDRESS", None)
+        nodes.shutdown()
+
+
+def add_node(nodes: Any) -> Any:
+    return nodes.add_node(num_cpus=1, object_store_memory=STORE_BYTES)

@@ -88,6 +88,13 @@ def wait_for(service: RunningService, path: str) -> dict[str, Any]:
     )
 
 
+def check_same(answers: list[dict[str, Any]], first: dict[str, Any]) -> None:
+    """Every answer is the first one; numbers differ by the rounding of batches."""
+    for answer in answers:
+        assert (answer["version"], answer["label"]) == (first["version"], first["label"])
+        assert answer["probabilities"] == pytest.approx(first["probabilities"], abs=1e-5)
+
+
 def roster_of(service: RunningService) -> dict[str, Any]:
     return json.loads((service.home / "service" / "run" / "roster.json").read_bytes())
 
@@ -112,11 +119,11 @@ def test_from_a_file_to_an_answer_feedback_a_new_version_and_back(service, tiny_
     assert first["version"] == f"{TASK}@1"
 
     # the answer of the definition, in this process
-    from inlay.serving import Engine, Request
+    from inlay.serving import Engine, Request, describe_answer
     from inlay.store import Store
 
     (known,) = Engine(tiny_bert, Store(service.home)).predict([Request(f"{TASK}@1", "refund charge 3")])
-    assert first["probabilities"] == pytest.approx(known.prediction.probabilities, abs=1e-5)
+    assert first["probabilities"] == pytest.approx(describe_answer(known)["probabilities"], abs=1e-5)
 
     items = [{"text": "my card was charged twice", "label": "billing"}]
     call(service, "POST", f"/v1/tasks/{TASK}/feedback", 201, json={"items": items})
@@ -132,7 +139,7 @@ def test_from_a_file_to_an_answer_feedback_a_new_version_and_back(service, tiny_
     path, known_as = f"/v1/tasks/{TASK}/aliases/live", {"if-match": alias["etag"]}
     call(service, "PUT", path, 200, json={"version": 1, "reason": "worse"}, headers=known_as)
     answers = [ask(service) for _ in range(20)]
-    assert answers == [first] * 20
+    check_same(answers, first)
     assert time.monotonic() - began < LIVE_S + 20 * 0.5
 
 
@@ -179,7 +186,7 @@ def test_an_engine_that_is_killed_costs_nobody_an_answer(service):
     for thread in threads:
         thread.join()
     assert len(answers) > 10
-    assert all(answer == first for answer in answers)
+    check_same(answers, first)
 
 
 def test_a_node_that_dies_loses_no_job_and_no_answer_is_wrong(service, two_nodes):
@@ -211,7 +218,7 @@ def test_a_drained_service_leaves_nothing_on_the_cluster_and_comes_again(service
     wait_until(lambda: not find_processes("engine") + find_processes("trainer"), "the end of all members", 60.0)
     service.start()
     service.wait_ready(READY_S)
-    assert ask(service) == first
+    check_same([ask(service)], first)
 
 
 def test_a_cluster_that_cannot_be_reached_is_refused_at_the_start(tmp_path, tiny_bert_folder, monkeypatch):

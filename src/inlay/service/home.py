@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,18 @@ def read_status(settings: ServeSettings) -> dict[str, Any]:
     """
     status = _read_object(settings.run_folder / "status.json")
     return status and status | {"is_running": is_alive(status.get("pid"))}
+
+
+def write_fleet(settings: ServeSettings, members: Sequence[Mapping[str, Any]]) -> None:
+    """Write which engines and trainers there are on a cluster, for the operator."""
+    with suppress(OSError, InlayError):
+        write_atomically(settings.run_folder / "fleet.json", json.dumps({"members": list(members)}).encode())
+
+
+def read_fleet(settings: ServeSettings) -> list[dict[str, Any]]:
+    """Return the engines and trainers on the cluster, as they were last heard of; none without a cluster."""
+    found = _read_object(settings.run_folder / "fleet.json") if settings.cluster is not None else {}
+    return list(found.get("members", ()))
 
 
 def _read_object(path: Path) -> dict[str, Any]:

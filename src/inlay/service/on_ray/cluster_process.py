@@ -16,16 +16,18 @@ from inlay.cluster import connect
 from inlay.errors import InlayError, LostProcess, Missing
 from inlay.service.child import Child
 from inlay.service.engine import Roster, RosterFile
+from inlay.service.home import write_fleet
 from inlay.service.logs import log_event
+from inlay.service.on_ray.fleet_keeper import FleetKeeper
 from inlay.service.on_ray.fleet_messages import (
     KEEPER,
     Failure,
     FleetReport,
-    Visit,
+    FleetVisit,
+    MemberReport,
     find_namespace,
     make_order,
 )
-from inlay.service.on_ray.keeper import Keeper
 from inlay.service.settings import ServeSettings
 from inlay.service.state import Database, queued_seconds
 
@@ -72,11 +74,12 @@ class Visitor:
         self._service = f"{self._order.hostname}/{os.getpid()}/{secrets.token_hex(4)}"
         self._file = RosterFile(settings.roster_file)
         self._known: Roster | None = None
+        self._members: list[dict[str, Any]] = []
         self._keeper: Any = None
         self._work_at, self._queued_s = -_WORK_EVERY_S, 0.0
 
     def run(self, child: Child) -> None:
-        """Visit until the service stops."""
+        """FleetVisit until the service stops."""
         began = seen_at = time.monotonic()
         pauses, told = 0, ""
         while not child.stopping.is_set():
@@ -119,7 +122,7 @@ class Visitor:
         if self._keeper is None:
             self._keeper = self._find_keeper()
         revision = -1 if self._known is None else self._known.revision
-        visit = Visit(self._service, self._order.identity, self._settings.cluster, revision, self._count_work())
+        visit = FleetVisit(self._service, self._order.identity, self._settings.cluster, revision, self._count_work())
         report: FleetReport = self._ray.get(self._keeper.visit.remote(visit), timeout=_VISIT_PATIENCE_S)
         if report.failure is not None:
             raise FleetFailed(report.failure)
@@ -128,7 +131,7 @@ class Visitor:
         return report
 
     def _find_keeper(self) -> Any:
-        make = self._ray.remote(Keeper).options(
+        make = self._ray.remote(FleetKeeper).options(
             name=KEEPER,
             namespace=self._namespace,
             lifetime="detached",
@@ -143,6 +146,11 @@ class Visitor:
         if report.roster != self._known and report.state != "ending":
             self._file.write(report.roster)
             self._known = report.roster
+        members = [_describe_member(each, report) for each in report.members]
+        members += [{"name": name, "is_up": False} for name in report.waiting if name not in _names(report)]
+        if members != self._members:
+            write_fleet(self._settings, members)
+            self._members = members
 
     def _count_work(self) -> float:
         """Return the seconds that one trainer would need for all that is queued, as of the last look."""
@@ -166,6 +174,16 @@ class Visitor:
             f"no machine of the cluster had room for {', '.join(report.waiting)} within {START_S:g} s ({wish} each)",
             "add machines, or ask for less with `--engines`, `--trainers`, `--ray-cpus` and `--ray-gpus`",
         )
+
+
+def _names(report: FleetReport) -> set[str]:
+    return {each.name for each in report.members}
+
+
+def _describe_member(member: MemberReport, report: FleetReport) -> dict[str, Any]:
+    """Return an engine or trainer for the operator."""
+    about = {"name": member.name, "machine": member.hostname, "node": member.node, "pid": member.pid}
+    return {**about, "is_up": member.name not in report.waiting}
 
 
 def _lost(error: Exception) -> LostProcess:

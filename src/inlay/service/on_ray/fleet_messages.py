@@ -74,7 +74,7 @@ class MemberReport:
 
 
 @dataclass(frozen=True)
-class Visit:
+class FleetVisit:
     """A service that shows it is there, and what it wants of its fleet."""
 
     service: str

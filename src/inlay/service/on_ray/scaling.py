@@ -1,7 +1,7 @@
 """How many engines and trainers there should be: engines by queueing time, trainers by the work that is queued.
 
-Plain arithmetic over what was measured; `keeper.py` does what it says. More is decided within seconds, less only after
-a while, since an engine or trainer that comes has a backbone to load.
+Plain arithmetic over what was measured; `fleet_keeper.py` does what it says. More is decided within seconds, less only
+after a while, since an engine or trainer that comes has a backbone to load.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from fastapi import Query, Response
 
 from inlay.errors import InlayError
 from inlay.service.engine import EngineRefused
-from inlay.service.home import read_status
+from inlay.service.home import read_fleet, read_status
 from inlay.service.state import JobQueue, Keys, Tenants, Workspace
 from inlay.service.web.app_state import AppState
 from inlay.service.web.bodies import KeyBody, RotationBody
@@ -123,7 +123,8 @@ async def describe_operator(state: AppState) -> dict[str, Any]:
     except EngineRefused as error:
         stats = {"problem": error.to_json()}
     found = await asyncio.to_thread(_describe_state, state)
-    return {**found, "engine": stats, "processes": read_status(state.settings)}
+    about = {**found, "engine": stats, "processes": read_status(state.settings)}
+    return about if state.settings.cluster is None else {**about, "cluster": read_fleet(state.settings)}
 
 
 def _describe_state(state: AppState) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import pytest
 
 from inlay.errors import InlayError, Unsupported
 from inlay.service.home import prepare_home
+from inlay.service.on_ray.fleet_member import check_machine
 from inlay.service.on_ray.fleet_messages import FleetOrder, describe_failure, find_namespace, make_order
-from inlay.service.on_ray.member import check_machine
 from inlay.service.settings import VARIABLE as SETTINGS_VARIABLE
 from inlay.service.settings import ClusterSettings, ServeSettings, read_settings
 

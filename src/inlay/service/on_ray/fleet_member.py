@@ -27,7 +27,6 @@ from inlay.service.logs import log_event, log_failure, set_up_logs
 from inlay.service.on_ray.fleet_messages import (
     DATABASE_VARIABLE,
     ENGINE,
-    TRAINER,
     Failure,
     FleetOrder,
     MemberReport,
@@ -35,13 +34,13 @@ from inlay.service.on_ray.fleet_messages import (
 )
 from inlay.service.settings import ROSTER_VARIABLE, ServeSettings, read_settings
 from inlay.service.settings import VARIABLE as SETTINGS_VARIABLE
-from inlay.service.start_service import TRAINER_NICE, make_environment
+from inlay.service.start_service import make_environment
 from inlay.service.supervisor import Listeners, ServiceProcess, Supervisor
 
 _GRACE_S = 5.0
 
 
-class Member:
+class FleetMember:
     """Keeps one engine or trainer running. An actor; its methods run in threads beside each other."""
 
     def __init__(self, order: FleetOrder, name: str, role: str) -> None:
@@ -87,7 +86,8 @@ class Member:
         if role == ENGINE:
             environment[ENGINE_VARIABLE] = json.dumps(asdict(PortPlace(self._host, self._order.token)))
         command = (sys.executable, "-P", "-m", f"inlay.service.{role}")
-        program = ServiceProcess(self._name, command, environment, nice=TRAINER_NICE if role == TRAINER else 0)
+        # Nobody stands back behind others here: Ray gives each member its own share of a machine.
+        program = ServiceProcess(self._name, command, environment)
         self._drain_s = settings.drain_s
         self._supervisor = Supervisor([program], Listeners(on_facts=self._take_facts), drain_s=settings.drain_s)
         # The process ends with the thread that started it, so this one goes on as long as it.

@@ -16,6 +16,7 @@ from typing import Any
 from inlay.errors import Unsupported
 from inlay.service.engine import EngineClient, EngineRefused, EngineStats, Replica, Roster, TcpAddress
 from inlay.service.logs import log_event, log_failure, set_up_logs
+from inlay.service.on_ray.fleet_member import FleetMember
 from inlay.service.on_ray.fleet_messages import (
     ENGINE,
     KEEPER,
@@ -23,11 +24,10 @@ from inlay.service.on_ray.fleet_messages import (
     Failure,
     FleetOrder,
     FleetReport,
+    FleetVisit,
     MemberReport,
-    Visit,
     describe_failure,
 )
-from inlay.service.on_ray.member import Member
 from inlay.service.on_ray.scaling import Scaler
 from inlay.service.settings import VARIABLE, read_settings
 
@@ -67,7 +67,7 @@ class _Watched:
         return self.role != ENGINE or self.stats is not None
 
 
-class Keeper:
+class FleetKeeper:
     """Keeps the engines and trainers of one service, and tells its services who they are. An actor of one loop."""
 
     def __init__(self, order: FleetOrder, namespace: str) -> None:
@@ -77,7 +77,7 @@ class Keeper:
         self._cluster = self._settings.cluster
         set_up_logs(KEEPER, as_json=self._settings.log_json)
         self._members: dict[str, _Watched] = {}
-        self._visits: dict[str, tuple[float, Visit]] = {}
+        self._visits: dict[str, tuple[float, FleetVisit]] = {}
         self._seen_at = time.monotonic()
         # After a restart of its own, revisions must not begin anew: others would take old ones for known.
         self._roster = Roster(int(time.time() * 1000), order.token)
@@ -88,7 +88,7 @@ class Keeper:
         self._failure: Failure | None = None
         self._fingerprint: str | None = None
 
-    async def visit(self, visit: Visit) -> FleetReport:
+    async def visit(self, visit: FleetVisit) -> FleetReport:
         """Take a service's visit, and report; if nothing is new, after a moment."""
         if self._task is None:
             self._news = asyncio.Event()
@@ -191,7 +191,7 @@ class Keeper:
         """Have Ray place a member, or find it if it is there."""
         import ray
 
-        make = ray.remote(Member).options(
+        make = ray.remote(FleetMember).options(
             name=name,
             namespace=self._namespace,
             lifetime="detached",

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
 
 _UNREADABLE = (
     *(RuntimeError, EOFError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError),
@@ -23,13 +24,14 @@ _END_BYTES = 70_000  # the end of a zip: its comment and where the list is
 
 
 @contextmanager
-def open_archive(path: Path, most_bytes: int) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file; what cannot be read of it inside the block is a `zipfile.BadZipFile`.
+def open_archive(content: Path | BinaryIO, most_bytes: int) -> Iterator[zipfile.ZipFile]:
+    """Open a zip file by its path, or one that is open; what cannot be read of it inside the block is a `BadZipFile`.
 
     So is a list of entries that is longer than `most_bytes`.
     """
     try:
-        with io.FileIO(path) as raw, _Bounded(raw) as file:
+        raw: Any = io.FileIO(content) if isinstance(content, Path) else content
+        with raw, _Bounded(raw) as file:
             file.most_bytes = max(most_bytes, _END_BYTES)
             with zipfile.ZipFile(file) as archive:  # reads the list, in one piece
                 file.most_bytes = None

@@ -2,15 +2,16 @@
 
 import pytest
 
-from inlay.data import readers
-from inlay.data.readers import find_encoding
+from inlay.data import data_files
+from inlay.data.data_files import local_file
+from inlay.data.encodings import find_encoding
 from inlay.errors import BadConfig, BadData
 
 
 def write(tmp_path, content):
     path = tmp_path / "data.csv"
     path.write_bytes(content)
-    return path
+    return local_file(path)
 
 
 @pytest.mark.parametrize(
@@ -42,14 +43,14 @@ def test_encoding_is_found_and_noted(tmp_path, content, name, note):
 def test_character_across_two_chunks_is_no_trouble(tmp_path, monkeypatch):
     path = write(tmp_path, "é€𝄞\n".encode() * 50)
     for size in (1, 2, 3, 5, 7):
-        monkeypatch.setattr(readers, "CHUNK_BYTES", size)
+        monkeypatch.setattr(data_files, "CHUNK_BYTES", size)
         assert find_encoding(path).name == "utf-8"
 
 
 def test_trouble_in_a_late_chunk_has_its_place(tmp_path, monkeypatch):
     content = "é\n".encode() * 10 + b"\xe9\n"
     for size in (1, 3, 4, 1000):
-        monkeypatch.setattr(readers, "CHUNK_BYTES", size)
+        monkeypatch.setattr(data_files, "CHUNK_BYTES", size)
         assert find_encoding(write(tmp_path, content)).notes == (
             "data.csv: not utf-8 (byte 0xe9 at position 30, line 11): read as latin-1",
         )

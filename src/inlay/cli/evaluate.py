@@ -24,7 +24,12 @@ def _column(flag: str, key: str, metavar: str = "COLUMN") -> Any:
 
 def evaluate(
     task: flags.TaskArgument,
-    data: Annotated[str, typer.Argument(metavar="DATA", help="labelled file, folder, glue/NAME, extra/NAME, hub:NAME")],
+    data: Annotated[
+        str,
+        typer.Argument(metavar="DATA", help="labelled file, folder, glue/NAME, extra/NAME, hub:NAME, https://…, or -"),
+    ],
+    format: flags.FormatOption = "auto",
+    header: flags.HeaderOption = None,
     text: flags.TextOption = None,
     pair: Annotated[str | None, _column("--pair", "data.pair")] = None,
     label: Annotated[str | None, _column("--label", "data.label")] = None,
@@ -50,7 +55,15 @@ def evaluate(
     those rows alone. With --precision int8, the scores in float32 and int8 side by side, and how many answers changed.
     """
     config = DataConfig(
-        text=text, pair=pair, label=label, split=split, on_bad_row=on_bad_row, root=data_root, merge_labels=merge_labels
+        format=format,
+        header=header,
+        text=text,
+        pair=pair,
+        label=label,
+        split=split,
+        on_bad_row=on_bad_row,
+        root=data_root,
+        merge_labels=merge_labels,
     )
     how: dict[str, Any] = {"device": device, "precision": precision, "min_confidence": min_confidence}
     found = pipeline.evaluate(task, data, flags.open_store(store), config, backbone=backbone, **how)

@@ -23,12 +23,13 @@ import typer
 from inlay.cli.rooms import pipeline, training
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.processes import check_shared
-from inlay.settings import PRESETS, FitSettings, RunConfig, apply_preset, overlay, read_tree, split_list
+from inlay.settings import DATA_FORMATS, PRESETS, FitSettings, RunConfig, apply_preset, overlay, read_tree, split_list
 from inlay.store import Store
 
 # Panel of `--help` -> the config keys that have a flag of their own there. All others are reached with `--set`.
 FLAGS: dict[str, tuple[str, ...]] = {
     "Data": (
+        *("data.format", "data.header"),
         *("data.text", "data.pair", "data.label", "data.kind", "data.labels", "data.metric", "data.dev", "data.test"),
         *("data.split", "data.dev_share", "data.test_share", "data.split_seed", "data.on_bad_row", "data.limit"),
         *("data.encoding", "data.root"),
@@ -63,8 +64,10 @@ def _option(kind: Any, *words: str, **settings: Any) -> Any:
     return Annotated[kind, typer.Option(*words, **settings)]
 
 
-_FILES = "CSV, TSV, JSONL or Parquet file, CoNLL columns, SQuAD JSON"
-_DATA = typer.Argument(metavar="DATA", help=f"{_FILES}, folder, glue/NAME, extra/NAME or hub:NAME")
+_FILES = "CSV, TSV, JSON, Parquet, .xlsx or .txt file, packed or not, CoNLL columns, SQuAD JSON"
+_DATA = typer.Argument(
+    metavar="DATA", help=f"{_FILES}, folder, glue/NAME, extra/NAME, hub:NAME, https://…, or - for stdin"
+)
 _BACKBONES = "built-in name, folder or hub name  [default: minilm]"
 _RECIPES = f"all settings of a published recipe: {', '.join(PRESETS)}"
 SetOption = Annotated[
@@ -173,8 +176,22 @@ RayGpusOption = Annotated[
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="auto|cpu|cuda", help="where to compute; auto uses a GPU if there is one")
 ]
+FormatOption = Annotated[
+    str, typer.Option("--format", metavar="|".join(DATA_FORMATS), help="format of the file; auto: by its suffix")
+]
+HeaderOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        help="whether the first row names the columns; default: found out, and said",
+        show_default=False,
+    ),
+]
 TextOption = Annotated[
-    str | None, typer.Option("--text", metavar="COLUMN", help="column of the text; default: recognised by name")
+    str | None,
+    typer.Option(
+        "--text", metavar="COLUMN", help="column of the text, or several to join; default: recognised by name"
+    ),
 ]
 ConfidenceOption = Annotated[
     float | None,
@@ -259,7 +276,10 @@ class RunOptions:
             if getattr(self, option) is not None:
                 words += [f"--{option}", str(getattr(self, option))]
         for key, value in self.flags.items():
-            words += [option_name(key), ",".join(value) if isinstance(value, tuple) else str(value)]
+            if isinstance(value, bool):
+                words.append(option_name(key) if value else f"--no-{option_name(key).removeprefix('--')}")
+            else:
+                words += [option_name(key), ",".join(value) if isinstance(value, tuple) else str(value)]
         return words + [word for assignment in self.assignments or () for word in ("--set", assignment)]
 
     def _lay(self, config: RunConfig) -> RunConfig:
@@ -411,9 +431,11 @@ def _find_field(key: str) -> tuple[dataclasses.Field[Any], Any]:
 def _flag_type(key: str, panel: str, text: str) -> Any:
     """Return what typer reads for a flag: every flag is optional, and a list is one text with commas."""
     item, hint = _find_field(key)
-    kind = next(option for option in typing.get_args(hint) or (hint,) if option in (int, float, str))
+    kind = next(option for option in (bool, int, float, str) if option in (typing.get_args(hint) or (hint,)))
     metavar = "|".join(item.metadata["choices"]) or _METAVARS.get(key)
-    return _option(kind | None, option_name(key), help=text, metavar=metavar, rich_help_panel=panel)
+    name = option_name(key)
+    words = f"{name}/--no-{name.removeprefix('--')}" if kind is bool else name
+    return _option(kind | None, words, help=text, metavar=metavar, rich_help_panel=panel)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,11 +40,11 @@ def predict(
     ] = None,
     text: flags.TextOption = None,
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "--input", metavar="FILE", help="CSV, TSV, JSONL, Parquet, CoNLL columns or SQuAD JSON, of any length"
-        ),
+        str | None,
+        typer.Option("--input", metavar="FILE", help="a file of any format and length, https://…, or - for stdin"),
     ] = None,
+    format: flags.FormatOption = "auto",
+    header: flags.HeaderOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -80,7 +80,8 @@ def predict(
     pipeline.check_device_name(device)
     pipeline.check_backbone_name(backbone)
     serving.check_confidence(min_confidence)
-    asked = PredictInput(task, texts or [], pair or [], file, text)
+    columns = DataConfig(format=format, header=header, text=text, pair=pair[0] if pair and file is not None else None)
+    asked = PredictInput(task, texts or [], pair or [], file, columns)
     asked.check()
     device = pipeline.check_precision(precision, device)
     # 2. find the task's version: it says whether lines of stdin are pairs
@@ -88,7 +89,7 @@ def predict(
     pool = serving.EnginePool(
         kept,
         lambda name: pipeline.open_stored(backbone, name, kept, device),
-        file=file if asked.is_file else None,
+        file=("stdin" if file == "-" else file) if asked.is_file else None,
         min_confidence=min_confidence,
         precision=precision,
         on_compile=screen.log_above,
@@ -125,12 +126,13 @@ class PredictInput:
     task: str | None
     texts: Sequence[str] = ()
     pairs: Sequence[str] = ()
-    file: Path | None = None
-    text_column: str | None = None
+    file: str | None = None
+    columns: DataConfig = field(default_factory=DataConfig)
 
     @property
     def is_file(self) -> bool:
-        return self.file is not None and str(self.file) != "-"
+        """Whether the rows are a file's. Stdin is plain lines, unless a format is said."""
+        return self.file is not None and (self.file != "-" or self.columns.format != "auto")
 
     @property
     def tasks(self) -> list[str]:
@@ -157,8 +159,7 @@ class PredictInput:
     def read(self, *, has_pairs: bool) -> Iterator[list[data.InputRow]]:
         """Read the rows a window at a time. `has_pairs`: a line of stdin is two texts with a tab between them."""
         if self.is_file:
-            columns = DataConfig(text=self.text_column, pair=self.pairs[0] if self.pairs else None)
-            chunks = data.stream_rows(str(self.file), columns, chunk_size=CHUNK_ROWS // 2, isolate=True)
+            chunks = data.stream_rows(str(self.file), self.columns, chunk_size=CHUNK_ROWS // 2, isolate=True)
             return _join_chunks(self._name_tasks(chunk) for chunk in chunks)
         rows = _read_texts(self.texts, self.pairs) if self.texts else _read_lines(has_pairs=has_pairs)
         return map(self._name_tasks, iter(lambda: list(itertools.islice(rows, CHUNK_ROWS)), []))

@@ -46,7 +46,7 @@ from inlay.data.metrics import (
 )
 from inlay.data.published_sets import GLUE, open_glue
 from inlay.data.sampling import TaskSampler, draw_by_label, task_shares
-from inlay.data.sources import InputRow, Source, keep_places, stream_rows
+from inlay.data.sources import InputRow, Source, keep_places, name_of_source, stream_rows
 from inlay.data.splits import Folds, group_keys, make_folds, row_keys
 from inlay.data.squad import tune_threshold
 from inlay.data.tags import entity_types
@@ -118,6 +118,7 @@ __all__ = [
     "load_task",
     "make_folds",
     "make_task",
+    "name_of_source",
     "negative_log_likelihood",
     "open_glue",
     "open_tokens",

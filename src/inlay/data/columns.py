@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -90,6 +90,7 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
     Naming the text names all text: a pair is only recognised where neither column was named. Without `labelled` there
     may be no label column.
     """
+    config = by_number(config, header.names)
     given = [name for name in (config.text, config.pair, config.label, config.split) if name is not None]
     for name in given:
         if name not in header.names:
@@ -112,9 +113,20 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
         role = "text" if text is None else "label"
         hint = f"{list_columns(header)}; name it with `--{role}`"
         if header.line is not None:
-            hint += "; the first line must be a header"
+            hint += "; if the first line is no header, say `--no-header`"
         raise BadData(f"no {role} column recognised", hint, path=header.path, line=header.line)
     return Columns(text, pair, label, split)
+
+
+def by_number(config: DataConfig, names: Sequence[str]) -> DataConfig:
+    """The settings with columns that were given by number, counted from 1, by name; a name goes first."""
+    roles = {role: getattr(config, role) for role in ("text", "pair", "label", "split")}
+    found: dict[str, Any] = {
+        role: names[int(given) - 1]
+        for role, given in roles.items()
+        if given is not None and given not in names and given.isdecimal() and 0 < int(given[:6]) <= len(names)
+    }
+    return replace(config, **found)
 
 
 def find_name(names: Sequence[str], known: Iterable[str]) -> str | None:

@@ -19,8 +19,9 @@ from typing import Any
 
 from inlay.data.columns import Header, find_columns, find_name, is_missing, name_label
 from inlay.data.kinds import KINDS
-from inlay.data.readers import count_letters, open_file
+from inlay.data.readers import open_file
 from inlay.data.rows import SHAPES
+from inlay.data.streams import count_letters
 from inlay.data.tasks import Task, load_task
 from inlay.errors import BadData, InlayError
 from inlay.settings import DataConfig
@@ -46,6 +47,11 @@ class FileQuestion:
     columns: Mapping[str, str] = field(default_factory=dict)
     most_rows: int | None = None
     most_labels: int | None = None
+
+    def config(self, source: str | Path = "") -> DataConfig:
+        """The settings by which training reads the file, or another with its rows."""
+        chosen = {name: value for name, value in self.columns.items() if name in ("text", "pair", "label", "kind")}
+        return DataConfig(source=str(source), on_bad_row="skip", **chosen)  # type: ignore[arg-type]
 
 
 class TooManyRows(InlayError):
@@ -85,7 +91,7 @@ class FileScan:
     def run(self) -> None:
         """Read the file to its end."""
         question = self.question
-        stream = open_file(question.path, kind=question.columns.get("kind", "auto"))
+        stream = open_file(question.path, question.config())
         self.notes = stream.notes
         for name in stream.header.names:
             self._add_column(name)
@@ -192,14 +198,13 @@ def describe_file(question: FileQuestion) -> dict[str, Any]:
 
 def _read_task(scan: FileScan) -> tuple[Task | None, dict[str, Any] | None]:
     """Return the task that training would find, or why it would find none."""
-    chosen = {name: value for name, value in scan.question.columns.items() if name in ("text", "pair", "label", "kind")}
     source = Path(scan.question.path)
     if not scan.is_whole:
         source = source.with_name(f"{source.stem}-head.jsonl")
         with source.open("w", encoding="utf8") as file:
             file.writelines(json.dumps(record, default=str) + "\n" for record in scan.head)
     try:
-        return load_task(DataConfig(source=str(source), on_bad_row="skip", **chosen), "task"), None  # type: ignore[arg-type]
+        return load_task(scan.question.config(source), "task"), None
     except InlayError as error:
         return None, describe_fault(error)
     finally:

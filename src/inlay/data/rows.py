@@ -19,6 +19,7 @@ from inlay.data.columns import (
     Columns,
     Fault,
     as_list,
+    by_number,
     find_fault,
     find_name,
     is_missing,
@@ -27,9 +28,9 @@ from inlay.data.columns import (
     read_text,
 )
 from inlay.data.kinds import KINDS, Scheme, find_kind
-from inlay.data.readers import SKIP_HINT
 from inlay.data.sources import Table
 from inlay.data.squad import read_answers
+from inlay.data.streams import SKIP_HINT
 from inlay.data.tags import Tagged, join_words, split_words, tag_words, to_iob2
 from inlay.errors import BadData
 from inlay.settings import DataConfig
@@ -283,6 +284,7 @@ SHAPES = {
 
 def shape_table(table: Table, config: DataConfig, *, labelled: bool = True) -> Table:
     """The table with plain columns if it has the shape of a kind that needs one; otherwise as it is."""
+    config = by_number(config, table.header.names)
     kinds = KINDS if config.kind == "auto" else {config.kind: find_kind(config.kind)}
     candidates = [(name, SHAPES[shape]) for name, kind in kinds.items() for shape in kind.shapes]
     for kind, shape in candidates:

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from inlay.data.columns import SIDES, Columns, Fault, Header, find_columns, read_text
-from inlay.data.readers import READERS, SKIP_HINT, Names, check_num_columns, count_letters, open_file
+from inlay.data.data_files import STDIN, is_url
+from inlay.data.packed_files import strip_packing
+from inlay.data.readers import has_reader, open_file
+from inlay.data.streams import SKIP_HINT, Names, check_num_columns, count_letters
 from inlay.errors import BadData, InlayError, Missing
 from inlay.settings import DataConfig
 
@@ -19,7 +22,7 @@ CHUNK_LETTERS = 4_000_000
 FREE_CELLS, MOST_BLANKS = 10_000_000, 20
 """cells that a table of records may have in any case, and for each cell that is filled"""
 TASK_COLUMN = "task"
-WAYS_IN = "a file, a folder, glue/NAME, extra/NAME or hub:NAME"
+WAYS_IN = "a file, a folder, glue/NAME, extra/NAME, hub:NAME, a URL, or - for stdin"
 _NAMED = ("glue/", "extra/", "hub:")  # prefixes of names that are not files or folders
 
 
@@ -86,12 +89,24 @@ def keep_places(config: DataConfig) -> DataConfig:
     whole: dict[str, Any] = {
         name: os.path.abspath(Path(place).expanduser())
         for name in ("source", "dev", "test")
-        if (place := getattr(config, name)) and not place.startswith(_NAMED)
+        if (place := getattr(config, name)) and not _is_elsewhere(place)
     }
     root = config.root or os.environ.get("INLAY_DATA")
     if root and config.source.startswith(_NAMED[:2]):
         whole["root"] = os.path.abspath(root)
     return replace(config, **whole)
+
+
+def _is_elsewhere(place: str) -> bool:
+    """Whether data is named otherwise than by a path."""
+    return place == STDIN or is_url(place) or place.startswith(_NAMED)
+
+
+def name_of_source(source: str) -> str:
+    """The name of data: `mail` for `data/mail.csv.gz` or `https://host/mail.csv?v=2`, `cola` for `glue/cola`."""
+    place = source.partition("?")[0] if is_url(source) else source.removeprefix("hub:")
+    last = place.rstrip("/").rpartition("/")[2]
+    return "stdin" if source == STDIN else Path(strip_packing(last)).stem
 
 
 def read_table(
@@ -101,7 +116,7 @@ def read_table(
 
     A quoted field that never ends is always refused: nobody knows how many rows are in it.
     """
-    stream = open_file(path, config.encoding, names, kind=config.kind, suffix=suffix)
+    stream = open_file(path, config, names, suffix=suffix)
     records, lines, faults = [], [], []
     for line, record in stream.records:
         if isinstance(record, BadData):
@@ -144,7 +159,7 @@ def stream_rows(
     A bad row stops the stream, or with `isolate` comes as an `InputRow` with its `error`; a quoted field that never
     ends stops it always.
     """
-    stream = open_file(path, config.encoding)
+    stream = open_file(path, config)
     header, columns = stream.header, None
     chunk: list[InputRow] = []
     num_rows = num_letters = 0
@@ -192,8 +207,8 @@ def open_folder(folder: Path, config: DataConfig) -> Source:
     """A folder with a file for each side: train.*, dev.* (or valid, validation, val) and test.*."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        side = SIDES.get(path.stem.lower())
-        if side is None or path.suffix.lower() not in READERS:
+        side = SIDES.get(Path(strip_packing(path.name)).stem.lower())
+        if side is None or not has_reader(path):
             continue
         if side in found:
             raise BadData(

@@ -14,13 +14,14 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 from xml.etree.ElementTree import ParseError
 
 from inlay.archives import open_archive
-from inlay.data.readers import Cells, Growth, Names, Stream, with_header
+from inlay.data.data_files import RawFile
+from inlay.data.streams import Cells, Growth, Names, ReadOptions, Stream, with_header
 from inlay.errors import BadData, Missing
 
 MOST_SHARED_BYTES = 200_000_000
@@ -39,65 +40,69 @@ _UNREADABLE = (
 _HINT = "save it again as .xlsx, or as CSV"
 
 
-def open_spreadsheet(path: Path, names: Names) -> Stream:
+def open_spreadsheet(file: RawFile, options: ReadOptions) -> Stream:
     """A workbook's first sheet with rows as a stream; a line is a row of the sheet."""
     try:
         import openpyxl
     except ImportError:
         raise Missing(
-            "the library `openpyxl` is not installed", "pip install 'inlay[serve]', or save it as CSV"
+            "the library `openpyxl` is not installed", "pip install 'inlay[xlsx]', or save it as CSV"
         ) from None
-    growth = Growth(path)
-    _check_parts(path, growth)
+    growth = Growth(file)
+    _check_parts(file, growth)
+    closing = ExitStack()
+    content = closing.enter_context(file.open())  # a path would have to end in .xlsx
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of parts that hold no cells: rules, styles, pictures
-            book = openpyxl.load_workbook(path, read_only=True, data_only=True, keep_links=False)
+            book = openpyxl.load_workbook(content, read_only=True, data_only=True, keep_links=False)
+        closing.callback(book.close)
         sheets = list(book.worksheets)
     except _UNREADABLE as error:
-        raise _refuse(path, error) from None
+        closing.close()
+        raise _refuse(file, error) from None
     try:
         for sheet in sheets:
             sheet.reset_dimensions()  # what a file says of its own size need not be true
-            rows = _read_cells(path, sheet, growth)
+            rows = _read_cells(file, sheet, growth)
             first = next(rows, None)
             if first is not None:
-                note = f"{path.name}: sheet `{sheet.title[:40]}` of {len(sheets)}"
-                stream = with_header(path, _as_cells(book, first, rows, names), names)
+                note = f"{file.title}: sheet `{sheet.title[:40]}` of {len(sheets)}"
+                stream = with_header(file, _as_cells(closing, first, rows, options.names), options)
                 return replace(stream, notes=(note, *stream.notes)) if len(sheets) > 1 else stream
-        raise BadData("the workbook has no rows", "give a file with a header and rows", path=path)
+        raise BadData("the workbook has no rows", "give a file with a header and rows", path=file.name)
     except BadData:
-        book.close()
+        closing.close()
         raise
 
 
-def _check_parts(path: Path, growth: Growth) -> None:
+def _check_parts(file: RawFile, growth: Growth) -> None:
     try:
-        with open_archive(path, _MOST_ENTRIES_BYTES) as file:
-            parts = file.infolist()
+        with file.open() as raw, open_archive(raw, _MOST_ENTRIES_BYTES) as archive:
+            parts = archive.infolist()
             growth.check(sum(part.file_size for part in parts))
-            _check_elements(path, sum(_count_tags(file, part) for part in parts))
+            _check_elements(file, sum(_count_tags(archive, part) for part in parts))
     except _UNREADABLE as error:
-        raise _refuse(path, error) from None
+        raise _refuse(file, error) from None
     shared = max((part.file_size for part in parts if part.filename.endswith("sharedStrings.xml")), default=0)
     if shared > MOST_SHARED_BYTES:
-        raise BadData(f"its cells share {shared:,} bytes of text", "save it as CSV", path=path)
+        raise BadData(f"its cells share {shared:,} bytes of text", "save it as CSV", path=file.name)
 
 
-def _count_tags(file: zipfile.ZipFile, part: zipfile.ZipInfo) -> int:
+def _count_tags(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> int:
     """Count the tags of a part; those of styles and names take eight times as long as those of cells."""
     is_cells = "sheet" in part.filename or "sharedStrings" in part.filename
-    with file.open(part) as content:
+    with archive.open(part) as content:
         return (1 if is_cells else 8) * sum(chunk.count(b"<") for chunk in iter(lambda: content.read(1 << 20), b""))
 
 
-def _check_elements(path: Path, num_tags: int) -> None:
-    most = min(MOST_ELEMENTS, max(FREE_ELEMENTS, path.stat().st_size))
+def _check_elements(file: RawFile, num_tags: int) -> None:
+    most = min(MOST_ELEMENTS, max(FREE_ELEMENTS, file.size_bytes))
     if num_tags > most:
-        raise BadData(f"it has {num_tags:,} tags, more than {most:,}", "save it as CSV", path=path)
+        raise BadData(f"it has {num_tags:,} tags, more than {most:,}", "save it as CSV", path=file.name)
 
 
-def _read_cells(path: Path, sheet: Any, growth: Growth) -> Iterator[tuple[int, list[Any]]]:
+def _read_cells(file: RawFile, sheet: Any, growth: Growth) -> Iterator[tuple[int, list[Any]]]:
     """Yield the rows that have anything in them, with their numbers."""
     rows = sheet.iter_rows(values_only=True)
     for line in itertools.count(1):
@@ -106,7 +111,7 @@ def _read_cells(path: Path, sheet: Any, growth: Growth) -> Iterator[tuple[int, l
                 warnings.simplefilter("ignore")  # of dates that are none
                 row = next(rows, None)
         except _UNREADABLE as error:
-            raise _refuse(path, error) from None
+            raise _refuse(file, error) from None
         if row is None:
             return
         growth.add(_LETTERS_PER_ROW)
@@ -119,19 +124,18 @@ def _read_cells(path: Path, sheet: Any, growth: Growth) -> Iterator[tuple[int, l
             yield line, cells
 
 
-def _as_cells(book: Any, first: tuple[int, list[Any]], rows: Iterator[tuple[int, list[Any]]], names: Names) -> Cells:
-    """Yield rows that are as wide as the columns there are; wider ones are left to be refused. Closes the workbook."""
+def _as_cells(
+    closing: ExitStack, first: tuple[int, list[Any]], rows: Iterator[tuple[int, list[Any]]], names: Names
+) -> Cells:
+    """Yield rows that are as wide as the columns there are; wider ones are left to be refused. Closes what is open."""
     try:
         line, header = first
         width = len(header) if names is None else len(names)
-        if names is None:
-            yield line, ["" if cell is None else str(cell) for cell in header]
-        else:
-            yield line, _widen(header, width)
+        yield line, _widen(header, width)
         for line, cells in rows:
             yield line, _widen(cells, width)
     finally:
-        book.close()
+        closing.close()
 
 
 def _widen(cells: Sequence[Any], width: int) -> list[Any]:
@@ -147,6 +151,6 @@ def _read_cell(cell: Any) -> Any:
     return cell if cell is None or isinstance(cell, int | float) else str(cell)
 
 
-def _refuse(path: Path, error: Exception) -> BadData:
+def _refuse(file: RawFile, error: Exception) -> BadData:
     words = " ".join(str(error).split())[:100] or type(error).__name__
-    return BadData(f"no readable workbook: {words}", _HINT, path=path)
+    return BadData(f"no readable workbook: {words}", _HINT, path=file.name)

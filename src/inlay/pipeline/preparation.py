@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from inlay import data, model, terminal, training
 from inlay.pipeline.backbones import check_backbone_name, check_device_name, open_backbone
@@ -75,5 +74,4 @@ def describe_run(run: training.Run, backbone: model.Backbone) -> None:
 
 def name_of(source: str) -> str:
     """Return the name of a task after its data: `mail` for `data/Mail.csv`, `cola` for `glue/cola`."""
-    last = source.removeprefix("hub:").rstrip("/").rpartition("/")[2]
-    return Store.legal_name(Path(last).stem)
+    return Store.legal_name(data.name_of_source(source))

@@ -41,7 +41,7 @@ class EnginePool:
         open_backbone: Callable[[str], Backbone],
         *,
         task: str | None = None,
-        file: Path | None = None,
+        file: str | Path | None = None,
         min_confidence: float | None = None,
         precision: str = "auto",
         on_compile: Callable[[str], None] = lambda what: None,

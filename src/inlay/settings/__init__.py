@@ -7,6 +7,7 @@ from inlay.settings.joint_config import JointConfig
 from inlay.settings.keywords import DataSettings, JointRunSettings, RunSettings, TaskSettings
 from inlay.settings.presets import PRESETS, apply_preset, find_preset
 from inlay.settings.run_config import (
+    DATA_FORMATS,
     KIND_NAMES,
     ONE_CELL_KINDS,
     ONE_LABEL_KINDS,
@@ -24,6 +25,7 @@ from inlay.settings.run_config import (
 from inlay.settings.trees import from_tree, read_tree, split_list, write_toml
 
 __all__ = [
+    "DATA_FORMATS",
     "KIND_NAMES",
     "ONE_CELL_KINDS",
     "ONE_LABEL_KINDS",

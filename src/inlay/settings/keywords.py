@@ -12,6 +12,8 @@ from typing import Literal, TypedDict
 class DataSettings(TypedDict, total=False):
     """The fields of `DataConfig`."""
 
+    format: Literal["auto", "csv", "tsv", "txt", "jsonl", "json", "conll", "parquet", "xlsx"]
+    header: bool | None
     text: str | None
     pair: str | None
     pairs: Literal["auto", "joined", "towers"]

@@ -242,6 +242,10 @@ ONE_LABEL_KINDS = ("classify",)
 """those whose cell is one of the labels themselves, to be counted as it stands"""
 
 
+DATA_FORMATS = ("auto", "csv", "tsv", "txt", "jsonl", "json", "conll", "parquet", "xlsx")
+"""The formats of data files, which their suffixes say too."""
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """The place of a task's rows and the way they are read.
@@ -254,7 +258,15 @@ class DataConfig:
     """
 
     source: str = setting("", "file, glue/NAME, extra/NAME, or hub:NAME")
-    text: str | None = setting(None, "column of the text; default: recognised by name")
+    format: str = setting(
+        "auto",
+        "format of the file; auto: by its suffix",
+        choices=DATA_FORMATS,
+    )
+    header: bool | None = setting(None, "whether the first row names the columns; default: found out, and said")
+    text: str | None = setting(
+        None, "column of the text, by name or number; several (title,body) are joined; default: recognised by name"
+    )
     pair: str | None = setting(None, "column of the second text")
     pairs: str = setting(
         "auto",
@@ -262,7 +274,7 @@ class DataConfig:
         "auto (as the task it starts from, else joined)",
         choices=("auto", "joined", "towers"),
     )
-    label: str | None = setting(None, "column of the label")
+    label: str | None = setting(None, "column of the label; several (a,b,c) hold 0 or 1 each: which labels a row has")
     kind: str = setting(
         "auto",
         "kind of task: classify, multilabel, regress, ordinal (levels), tag (words), span (answers in a context), text "

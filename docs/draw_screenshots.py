@@ -28,7 +28,9 @@ OPTIONS = [
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 ]
-NUM_ROWS = 1500
+NUM_ROWS = 900
+NUM_FIRST = 150
+"""rows of the first version, few enough for the second one to be better"""
 PATIENCE_MS = 20 * 60 * 1000
 SAMPLE = "WINNER!! You have been selected for a free prize, call 09061701461 now"
 COLOURS = 128
@@ -101,7 +103,7 @@ def walk(camera: Camera, address: str, folder: Path) -> None:
     page.goto(address)
     camera.take("welcome", height=620)
     page.get_by_role("link", name="Choose a file").click()
-    upload(page, folder / "messages.tsv", 1, NUM_ROWS // 2)
+    upload(page, folder / "messages.tsv", 1, NUM_FIRST)
     camera.take("new-task", height=1000)
     train(page, "3")
     page.get_by_role("heading", name="Version 1 is live").wait_for()
@@ -115,7 +117,9 @@ def walk(camera: Camera, address: str, folder: Path) -> None:
     page.get_by_role("heading", name=re.compile(r"Version 2 is")).wait_for()
     ask(camera, address)
     page.goto(f"{address}/tasks/messages/versions/2")
-    page.locator(".confusion .w1 a, .confusion .w2 a, .confusion .r4 a").first.click()
+    cells = page.locator(".confusion td a")
+    wrong = page.locator(".confusion td[class*=w] a")
+    (wrong if wrong.count() else cells).first.click()
     page.locator("#behind tbody tr").first.wait_for()
     camera.take("version", height=1150)
     page.goto(f"{address}/tasks/messages/label")

@@ -100,6 +100,7 @@ def _train(page: Any, rounds: str, publish: str | None = None) -> None:
 def _watch_it_learn(page: Any) -> None:
     page.locator(".chart canvas").wait_for()  # drawn while it learns, without a reload
     page.get_by_role("heading", name="Version 1 is live").wait_for()
+    page.locator("#since", has_text="rows to learn from").wait_for()
     page.get_by_text("The same as a table").click()
     assert page.locator("#curve-table tbody tr").count() >= 4
     times = page.locator("#log time").all_text_contents()

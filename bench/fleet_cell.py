@@ -3,7 +3,7 @@
     random        any replica
     two-choices   the less busy of two random replicas
     rendezvous    one replica for each task, by its hash
-    bounded       the same, but a busy replica's rows go to the next one in the task's order
+    bounded       the same, but a busy replica's rows go to the next in the task's order, or to the less busy of any two
     replicated    the less busy of two of the task's first k replicas, k by its share of all rows
     pull          one queue for all, from which idle replicas take: what no placement can beat while nothing is loaded
 

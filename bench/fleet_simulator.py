@@ -22,6 +22,7 @@ DEPTH = 8  # replicas at most to which a task's rows go when others are down or 
 PATIENCE_BATCHES = 0.5  # `bounded` leaves a task's own replica when as many rows are there as fill so much of a batch
 BOUND = 1.25  # … and it has so many times the mean of all
 ROOM = 2.0  # `replicated` gives a task so many times its share of all replicas, as `placement.py` does
+LATE_S, LATE_SHARE = 2.0, 0.002  # a fleet is overloaded if so many rows are left so long after the last one came
 _BATCH_DONE, _LOADED, _FAIL, _DETECT, _RECOVER, _PUBLISH, _REMOVE = range(7)
 
 
@@ -212,8 +213,8 @@ class Fleet:
         most = max(self._patience, BOUND * self._open / len(up))
         if home.num_open <= most and not home.is_known_down:
             return home
-        order = self._follow(row)
-        return next((replica for replica in order if replica.num_open <= most), order[0])
+        other = next((replica for replica in self._follow(row) if replica.num_open <= most), None)
+        return other or self._less_busy(row, up)
 
     def _follow(self, row: int) -> list[Replica]:
         """Return the replicas that a row may go to and that are not known to be down, in its task's order."""
@@ -411,8 +412,8 @@ class Fleet:
         start = int(cell.num_rows * warm_share)
         ms = 1000 * (self.done[start:] - self.arrivals[start:])
         seconds = float(self.arrivals[-1])
-        busy = np.array([replica.busy_s for replica in self.replicas]) / seconds
-        last = float(np.nanmax(self.done))
+        late = np.mean(self.done > seconds + LATE_S)
+        busy = np.array([replica.busy_s for replica in self.replicas]) / max(seconds, float(self.done.max()))
         found = dict(zip(("p50_ms", "p90_ms", "p99_ms", "p999_ms"), np.percentile(ms, (50, 90, 99, 99.9)), strict=True))
         return {name: round(float(value), 2) for name, value in found.items()} | {
             "mean_ms": round(float(ms.mean()), 3),
@@ -421,7 +422,7 @@ class Fleet:
             "rows_per_batch": round(cell.num_rows / max(1, self.num_batches), 2),
             "busy": round(float(busy.mean()), 4),
             "busiest": round(float(busy.max()), 4),
-            "is_overloaded": last - seconds > max(2.0, 0.1 * seconds),
+            "is_overloaded": bool(late > LATE_SHARE),
             "num_failures": self.num_failures,
             "retried_share": round(self.num_retried / cell.num_rows, 6),
             "publish_p99_ms": round(1000 * float(np.percentile(self.publish_s, 99)), 1) if self.publish_s else None,

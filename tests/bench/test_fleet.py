@@ -1,0 +1,66 @@
+"""The cells of the fleet's bench, its picture, and the check beside the engine's own process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import fleet
+import pytest
+import report
+from fleet_cell import ServiceTimes
+from fleet_check import summarise
+from fleet_replica import fit_times
+from fleet_simulator import Fleet
+
+
+@pytest.fixture(scope="module")
+def replica():
+    return json.loads((report.ROOT / "results" / "fleet" / "replica.json").read_text(encoding="utf8"))
+
+
+def test_every_cell_can_be_simulated_and_drawn(replica, tmp_path):
+    cells = {name: fleet.make_cell(replica, dict(settings), 0.01) for name, settings in fleet.plan_cells().items()}
+    for cell in cells.values():
+        assert cell.num_rows >= 100
+        assert cell.rows_per_s > 0
+    part = fleet.simulate(cells["slots 64 bounded"])
+    assert part["replicas_per_1000_rows_s"] == pytest.approx(
+        1000 / (0.6 * fleet.describe(replica)["capacity_rows_per_s"]), rel=0.01
+    )
+    parts = {name: part | {"num_replicas": cell.num_replicas} for name, cell in cells.items()}
+    parts["scale 10 rendezvous"] = part | {"is_overloaded": True}
+    fleet.draw({"parts": parts}, tmp_path / "fleet.json")
+    assert (tmp_path / "fleet.png").read_bytes().startswith(b"\x89PNG")
+    assert "replicas" in (tmp_path / "fleet.svg").read_text(encoding="utf8")
+
+
+def test_equal_loads_cost_the_same_whatever_the_batch_time(replica):
+    cells = [fleet.make_cell(replica, {"target_ms": target_ms, "load": 0.5}, 0.01) for target_ms in (15, 240)]
+    assert cells[0].rows_per_s == cells[1].rows_per_s
+    assert cells[0].find_budget() < cells[1].find_budget()
+
+
+def test_the_times_of_batches_are_found_again():
+    times = ServiceTimes(pass_s=0.006, token_s=0.0002, row_s=0.0003, task_s=0.0005)
+    shapes = [(1, 20, 1), (1, 60, 1), (4, 150, 1), (4, 140, 4), (8, 300, 2), (16, 600, 16), (16, 500, 1)]
+    samples = [(*shape, times.batch_s(shape[0], shape[1], shape[2])) for shape in shapes]
+    found = ServiceTimes(**fit_times(samples))
+    for shape in ((2, 90, 1), (10, 400, 10)):
+        assert found.batch_s(*shape) == pytest.approx(times.batch_s(*shape), rel=1e-6)
+
+
+def test_errors_of_the_check_are_those_of_its_percentiles():
+    checks = [
+        {"measured_ms": [10, 20, 100], "simulated_ms": [11, 20, 80]},
+        {"measured_ms": [10, 20, 100], "simulated_ms": [10, 20, 100]},
+    ]
+    found = summarise(checks)
+    assert found["p50_mean"] == pytest.approx(0.05)
+    assert found["p99_most"] == pytest.approx(0.2)
+
+
+def test_more_loaders_shorten_the_wait_for_versions_that_are_far_away(replica):
+    cell = fleet.make_cell(replica, {"num_replicas": 10, "far_s": 0.3, "placement": "two-choices"}, 0.1)
+    few, many = (Fleet(dataclasses.replace(cell, num_loaders=number)).run().summarise()["p99_ms"] for number in (1, 32))
+    assert many < 0.5 * few

@@ -10,6 +10,8 @@ import pytest
 from fleet_cell import PLACEMENTS, Cell, ServiceTimes, find_homes, hash_pairs
 from fleet_simulator import Fleet
 
+from inlay.service.engine.placement import count_engines
+
 ONE = ServiceTimes(pass_s=0.01, token_s=0.0)  # 100 rows a second, one at a time
 REAL = ServiceTimes(0.006, 0.0002, row_s=0.001, task_s=0.0002, load_s=0.004, load_busy_s=0.001, outside_s=0.002)
 
@@ -150,3 +152,11 @@ def test_homes_are_even_and_move_only_from_a_replica_that_is_gone():
 def test_a_fleet_that_cannot_be_simulated_is_refused(bad):
     with pytest.raises(ValueError, match=r"pull|nowhere"):
         Fleet(Cell(ONE, 50, **bad))
+
+
+def test_tasks_have_as_many_replicas_as_in_the_service():
+    cell = Cell(REAL, 500, "replicated", num_replicas=40, num_tasks=500, num_rows=200)
+    fleet = Fleet(cell)
+    expected = [count_engines(float(share), 40) for share in fleet.popularity]
+    assert fleet._all_spreads.tolist() == expected
+    assert expected[0] > 5 > expected[-1] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import suppress
 from importlib import metadata
 from typing import Any
@@ -12,6 +13,7 @@ from inlay.errors import BadConfig, Missing
 AUTO = "auto"
 """the cluster that $RAY_ADDRESS names, or the one that runs on this machine"""
 NAMESPACE = "inlay"
+_PATIENCE_S = 10.0
 _SAME = ("inlay", "torch", "transformers")  # what must have one version on all machines
 
 
@@ -32,12 +34,20 @@ def connect(address: str) -> Any:
         return ray
     given = os.environ.get("RAY_ADDRESS", AUTO) if address == AUTO else address
     try:
+        _knock(given)
         ray.init(address=given, log_to_driver=False, logging_level="ERROR", namespace=NAMESPACE)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:200]
         hint = "start one with `ray start --head`, or name it: `--on ray://HOST:10001`, $RAY_ADDRESS"
         raise Missing(f"no Ray cluster at `{given}`: {reason}", hint) from None
     return ray
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nothing listens: Ray itself would try for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE_S).close()
 
 
 def living_nodes(ray: Any) -> list[dict[str, Any]]:

@@ -60,6 +60,16 @@ def test_without_a_crowd_the_less_busy_of_two_is_asked_and_all_others_come_after
     assert len(set(many)) == 9
 
 
+def test_the_next_engine_helps_out_while_a_tasks_own_has_far_more_to_do_than_others():
+    roster = make_roster(4)
+    own, following, *_ = order_for("task", roster)
+    assert choose("task", roster, 0.0, Counter({own.name: 30}))[0] == own, "a few rows are no reason to leave"
+    busy = Counter({own.name: 300, following.name: 100})
+    assert choose("task", roster, 0.0, busy)[:2] == [following, order_for("task", roster)[2]]
+    everywhere = Counter({replica.name: 300 for replica in roster.replicas})
+    assert choose("task", roster, 0.0, everywhere)[0] == own
+
+
 def test_a_new_version_goes_to_all_engines_or_where_tasks_have_their_own_to_those():
     assert find_holders("task", make_roster(5, is_crowded=False)) == make_roster(5).replicas
     crowded = make_roster(5)

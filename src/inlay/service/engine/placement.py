@@ -3,7 +3,8 @@
 While all versions that are asked for fit the slots of one engine, any engine will do: of two taken at random the less
 busy one (Mitzenmacher 2001). Beyond that each task has engines of its own, by rendezvous hashing (Thaler and
 Ravishankar 1998): every process that asks finds the same ones without a word to the others, and an engine that comes or
-goes moves only its own share of tasks. The more a task is asked for, the more engines it has.
+goes moves only its own share of tasks. The more a task is asked for, the more engines it has; and while those have far
+more to do than others, the next in its order helps out (bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018).
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ _FADE_S = 10.0
 _MOST_TASKS = 10_000
 _ROOM = 2.0
 """how many times its share of all engines a task may use"""
+_MOST_BUSY, _FREE_ROWS = 2.0, 32
+"""a task leaves its own engines when they have this many times the rows under way of a mean engine, and more than so
+many"""
 LEAST_LOADED = 2
 """engines that a new version is loaded into before it goes live, where tasks have their own"""
 
@@ -92,7 +96,11 @@ def choose(
         own, rest = list(roster.replicas), []
     first = sorted(chance.sample(own, min(2, len(own))), key=lambda replica: busy[replica.name])[:1]
     others = [replica for replica in own if replica not in first]
-    return [*first, *sorted(others, key=lambda replica: busy[replica.name]), *rest]
+    chosen = [*first, *sorted(others, key=lambda replica: busy[replica.name]), *rest]
+    if not rest:
+        return chosen
+    most = max(_FREE_ROWS, _MOST_BUSY * sum(busy.values()) / len(chosen))
+    return sorted(chosen, key=lambda replica: busy[replica.name] > most)  # stable: the order stays among equals
 
 
 _CHANCE = random.Random()

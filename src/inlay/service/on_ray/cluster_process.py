@@ -79,7 +79,7 @@ class Visitor:
         self._work_at, self._queued_s = -_WORK_EVERY_S, 0.0
 
     def run(self, child: Child) -> None:
-        """FleetVisit until the service stops."""
+        """Visit until the service stops."""
         began = seen_at = time.monotonic()
         pauses, told = 0, ""
         while not child.stopping.is_set():

@@ -20,8 +20,11 @@ from inlay.settings.run_config import KIND_NAMES, DataConfig
 from inlay.training.recipe.linear import FITTERS
 
 SOURCE = Path(__file__).parents[2] / "src" / "inlay"
-# The tables; the settings' choices; sets that say which kind they are.
-ALLOWED = ("data/kinds.py", "model/heads/heads.py", "settings/run_config.py", "data/published_sets.py")
+# The tables; the settings' choices; sets and estimators that say which kind they are.
+ALLOWED = (
+    *("data/kinds.py", "model/heads/heads.py", "settings/run_config.py", "settings/keywords.py"),
+    *("data/published_sets.py", "estimators/text_estimators.py"),
+)
 OURS_ALONE = {"classify", "multilabel", "regress", "ordinal"}  # words that mean nothing but a kind
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from inlay.model.bank.bank import FlatBank
+from inlay.model.bank.flat import FlatBank
 from inlay.settings.run_config import TrainConfig
 from inlay.training.step.optimizer import SlotOptimizer, _move, learning_rate
 

@@ -9,7 +9,8 @@ from inlay.model.backbone.loading import BUILT_IN, BuiltIn, find_folder, first_l
 from inlay.model.backbone.pooling import POOLED
 from inlay.model.backbone.sites import Anatomy, LinearSite
 from inlay.model.backbone.tiny import make_tiny_folder
-from inlay.model.bank.bank import Bank, FlatBank
+from inlay.model.bank.bank import Bank
+from inlay.model.bank.flat import FlatBank
 from inlay.model.bank.methods import (
     JOINT_METHODS,
     METHODS,

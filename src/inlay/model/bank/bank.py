@@ -19,10 +19,9 @@ bf16), and no operation on one slot touches another.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from torch import Tensor
 from inlay.errors import StoreDamaged, Unsupported
 from inlay.locks import lock_of
 from inlay.model.backbone.backbone import Backbone
+from inlay.model.bank.flat import FlatBank, lay_flat
 from inlay.model.bank.methods import SlotSpec, make_expander, materialized_method
 from inlay.model.bank.pass_hooks import Gated, PassHooks, TiledLayouts, Views, build_views, site_shapes
 from inlay.model.batch.route import Batch, Route, Segment
@@ -46,30 +46,6 @@ from inlay.model.parts.own_weights import OWN_WEIGHTS
 from inlay.model.parts.part import TensorSpec, draw_tensor
 
 _ALIGN = 8  # grouped products want the bottleneck to be a multiple of this
-
-
-@dataclass(frozen=True)
-class FlatBank:
-    """A training bank laid out flat, so that an optimizer takes few operations; the bank's stacks are views into it."""
-
-    values_SP: Tensor
-    """a row of parameters per slot, or per run where its slots share them"""
-    decays_P: Tensor
-    """which parameters weight decay applies to"""
-    stacks: tuple[Tensor, ...]
-    """in the order they lie in"""
-
-    def take_grads(self) -> Tensor:
-        """The gradients of all parameters [S, P], taken away from the stacks."""
-        # Gradients that are views of one tensor would save this copy, but autograd wants them dense like the stacks.
-        grads = [torch.zeros_like(stack) if stack.grad is None else stack.grad for stack in self.stacks]
-        self.drop_grads()
-        return torch.cat([grad.flatten(1) for grad in grads], 1) if grads else torch.zeros_like(self.values_SP)
-
-    def drop_grads(self) -> None:
-        """Forget the gradients."""
-        for stack in self.stacks:
-            stack.grad = None
 
 
 class Bank:
@@ -257,18 +233,11 @@ class Bank:
         The bank must not grow after it: reserve room for later slots first.
         """
         items = {name: item for name, item in self._items.items() if item.is_shared == shared}
-        num_rows, device = self.num_slots // (self.slots_per_run if shared else 1), self.backbone.device
-        none = torch.zeros(num_rows, 0, device=device)  # there may be no stack at all
-        values_SP = torch.cat([none, *(self.stacks[name].detach().flatten(1) for name in items)], 1)
-        decays, start = [torch.zeros(0, dtype=torch.bool)], 0
-        for name, item in items.items():
-            shape = self.stacks[name].shape
-            stop = start + math.prod(shape[1:])
-            decays.append(torch.full((stop - start,), item.decays))
-            self.stacks[name] = values_SP[:, start:stop].view(shape).requires_grad_()
-            start = stop
+        num_rows = self.num_slots // (self.slots_per_run if shared else 1)
+        flat, stacks = lay_flat({name: self.stacks[name] for name in items}, items, num_rows, self.backbone.device)
+        self.stacks |= stacks
         self._views, self._is_flat = None, True
-        return FlatBank(values_SP, torch.cat(decays).to(device), tuple(self.stacks[name] for name in items))
+        return flat
 
     @property
     def has_shared(self) -> bool:

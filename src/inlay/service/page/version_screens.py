@@ -30,7 +30,7 @@ def show_version(call: PageCall) -> Response:
 def _show_version(call: PageCall, moved: Mapping[str, Any] | None) -> Response:
     task = head_of(call)
     number = int(call.path("version"))
-    version = call.desk.version(task["name"], number)
+    version, form = call.desk.version(task["name"], number), call.desk.label_form(task["name"])
     report, no_report = None, None
     try:
         report = call.desk.report(task["name"], number)
@@ -53,10 +53,10 @@ def _show_version(call: PageCall, moved: Mapping[str, Any] | None) -> Response:
         "left_out": "",
         "calibration": None if report is None else draw_calibration(report["calibration"]),
         "errors": errors,
-        "behind_title": _say_behind(expected, answer, is_number=task["kind"] == "regress"),
+        "behind_title": _say_behind(expected, answer, is_number=form == "number"),
         "behind_next": _next_page(call, errors, expected, answer),
         "moved": moved,
-        "can_move": call.desk.label_form(task["name"]) == "pick" and not call.desk.takes_pair(task["name"]),
+        "can_move": form == "pick" and not call.desk.takes_pair(task["name"]),
         "text": call.text("text"),
     }
     if report is not None and report["confusion"]:

@@ -19,7 +19,7 @@ from inlay.data import Split, Task
 from inlay.errors import BadConfig, BadData, UnknownName, Unsupported
 from inlay.explore.gradients import Completeness, integrate_gradients
 from inlay.explore.version_reader import OnRows, VersionReader
-from inlay.explore.word_effects import Place, WordEffect, drop_words, leave_out, measure_effects, split_words
+from inlay.explore.word_effects import Place, WordEffect, drop_words, find_words, leave_out, measure_effects
 from inlay.model import Output, find_head
 from inlay.serving import answer_words
 
@@ -102,7 +102,7 @@ def explain_answer(
     (answer,) = reader.describe([output])
     number = _choose_label(reader, answer, label)
     whole = _measure(reader, output, number)
-    sides = {side: split_words(words) for side, words in zip(_SIDES, (text, pair or ""), strict=True)}
+    sides = {side: find_words(words) for side, words in zip(_SIDES, (text, pair or ""), strict=True)}
     notes, completeness = [], None
     if by == "gradients":
         found = integrate_gradients(reader, row, number)

@@ -28,7 +28,7 @@ class WordEffect:
     """the measure where the word is left out; None where that was not tried"""
 
 
-def split_words(text: str, most: int = MOST_WORDS) -> list[Place]:
+def find_words(text: str, most: int = MOST_WORDS) -> list[Place]:
     """Return where the words of a text begin and end; neighbours share a place where there are too many."""
     places = [match.span() for match in _WORD.finditer(text)]
     size = -(-len(places) // most) or 1

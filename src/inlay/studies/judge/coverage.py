@@ -21,7 +21,7 @@ from inlay.studies.judge.scores import joint_of
 from inlay.studies.run.records import FAILED, Record, count_layers
 from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.report_spec import SETTINGS
-from inlay.studies.spec.study import LEFT_OPEN, Study, shorten
+from inlay.studies.spec.study import LEFT_OPEN, Study, bare_name
 
 _MOST_LINES, _MOST_NAMES = 8, 8
 
@@ -66,7 +66,7 @@ class Planned:
         tasks = list(self.data)
         if len(tasks) > 1:
             named = joint_of(record).get("tasks") or record.extra.get("sequence") or [record.task]
-            tasks = [shorten(task) for task in named]
+            tasks = [bare_name(task) for task in named]
         if not self.data.keys() >= set(tasks):  # `--skip-missing` leaves some tasks out, so the first may be another
             return False
         read, planned = record.config.get("data", {}), dict(self.data[tasks[0]])
@@ -237,7 +237,7 @@ def _plan(study: Study) -> Iterator[Planned]:
         made: dict[str, Any] = {}
         for task in arm.tasks:
             own = {} if is_one else study.per_task.get(task, {})
-            data = {shorten(first): row_settings(first) for first in (arm.tasks if is_one else (task,))}
+            data = {bare_name(first): row_settings(first) for first in (arm.tasks if is_one else (task,))}
             if repr(own) not in made:
                 made[repr(own)] = arm.points(own)
             for point in made[repr(own)]:
@@ -248,7 +248,7 @@ def _plan(study: Study) -> Iterator[Planned]:
                 del settings["train"]["seed"]
                 if arm.source and not is_one:
                     like = study.like.get(task)
-                    settings["joint"]["like"] = [f"{shorten(task)}={like}"] if like is not None else []
+                    settings["joint"]["like"] = [f"{bare_name(task)}={like}"] if like is not None else []
                 for seed in range(arm.seeds):
                     yield Planned(
                         (*run, seed), name, task, seed, point.axes, settings, data, arm.sample, arm.min_layers

@@ -19,7 +19,7 @@ from inlay.errors import Missing, OutOfMemory, UnknownName
 from inlay.model import find_method
 from inlay.settings import DataConfig, RunConfig, digest
 from inlay.studies.spec.arms import ARM_KINDS
-from inlay.studies.spec.study import Arm, Point, Study, shorten
+from inlay.studies.spec.study import Arm, Point, Study, bare_name
 from inlay.studies.spec.toy import make_toy_task
 from inlay.training import ANSWERED, AnyRun, JointRun, Run, Start, make_joint_run, make_run
 
@@ -261,7 +261,7 @@ class _Maker:
         seed = config.train.seed
         source = self._find_source(arm.source) if arm.source else None
         if source is not None:
-            like = tuple(f"{shorten(name)}={self._study.like[name]}" for name in names if name in self._study.like)
+            like = tuple(f"{bare_name(name)}={self._study.like[name]}" for name in names if name in self._study.like)
             config = dataclasses.replace(config, joint=dataclasses.replace(config.joint, start=source.id, like=like))
         tasks = [self._sample(name, arm.sample, seed) for name in names]
         data = [self._find_data(name, arm.sample, seed) for name in names]
@@ -276,7 +276,7 @@ class _Maker:
         if key not in self._samples:
             task = self._tasks[name]
             sampled = task if num_rows is None else take_sample(task, num_rows, seed)
-            self._samples[key] = dataclasses.replace(sampled, name=shorten(name))
+            self._samples[key] = dataclasses.replace(sampled, name=bare_name(name))
         return self._samples[key]
 
     def _find_source(self, source: str) -> JointRun:

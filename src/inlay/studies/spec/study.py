@@ -417,7 +417,7 @@ def _check_keys(tree: Any, known: Iterable[str], where: str) -> None:
             raise BadConfig(f"no setting named `{where}{key}`", hint)
 
 
-def shorten(task: str) -> str:
+def bare_name(task: str) -> str:
     """Return the name of a study's task in a multi-task run, where it is part of tensor names: without its set."""
     return task.rpartition("/")[2]
 

@@ -44,7 +44,7 @@ from inlay.training.cohort.member import (
     loss_limit,
     rate_of,
 )
-from inlay.training.cohort.memory import first_line, release_memory
+from inlay.training.cohort.memory import brief_reason, release_memory
 from inlay.training.cohort.parallel import World
 from inlay.training.evaluate import score_dev
 from inlay.training.events import Emit, ignore
@@ -363,7 +363,7 @@ class Cohort:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or self._version != version:
                 raise
-            reason = first_line(error)
+            reason = brief_reason(error)
         # Outside the handler, whose traceback would keep the activations of the failed pass alive.
         undo()
         release_memory(self.backbone.device)

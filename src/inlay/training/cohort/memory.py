@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import OutOfMemory
-from inlay.model import Backbone, is_out_of_memory
-from inlay.model import first_line as whole_line
+from inlay.model import Backbone, first_line, is_out_of_memory
 from inlay.processes import count_sharers
 from inlay.training.run.run import AnyRun
 from inlay.training.step.eager import Stepper
@@ -99,9 +98,9 @@ def _free_in_groups(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc
                 continue
 
 
-def first_line(error: BaseException) -> str:
+def brief_reason(error: BaseException) -> str:
     """Return the first line of an error; for CUDA's, without the list of every process's memory."""
-    return whole_line(error).split(". GPU ")[0]
+    return first_line(error).split(". GPU ")[0]
 
 
 @dataclass
@@ -233,7 +232,7 @@ def retry_smaller(
         except errors as error:
             if not is_out_of_memory(error):
                 raise
-            reason = first_line(error)
+            reason = brief_reason(error)
         # Outside the handler, whose traceback would keep the tensors of the failed pass alive.
         shrink(reason)
 

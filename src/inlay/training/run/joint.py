@@ -42,7 +42,7 @@ from inlay.model import head as head_part
 from inlay.settings import DataConfig, JointConfig, MethodConfig, RunConfig, digest, read_toml, settled
 from inlay.store import Store
 from inlay.training.run.make_run import make_part
-from inlay.training.run.run import Result, Run, Trained, describe_settings
+from inlay.training.run.run import Result, Run, Trained, describe_config
 from inlay.training.run.run_folder import DIGEST, JOINT_TASKS, WEIGHTS, damaged, read_fingerprint, read_finished
 from inlay.training.run.start import Start, reads_alike, take_head
 
@@ -66,7 +66,7 @@ class JointRun:
 
     def __repr__(self) -> str:
         names = " + ".join(part.name for part in self.parts)
-        return f"JointRun({names}: {describe_settings(self.config)}, id {self.id})"
+        return f"JointRun({names}: {describe_config(self.config)}, id {self.id})"
 
     @cached_property
     def id(self) -> str:

@@ -47,7 +47,7 @@ class Run:
     """notes for its user on how it reads the backbone"""
 
     def __repr__(self) -> str:
-        return f"Run({self.name}: {describe_settings(self.config)}, id {self.id})"
+        return f"Run({self.name}: {describe_config(self.config)}, id {self.id})"
 
     @cached_property
     def id(self) -> str:
@@ -94,7 +94,7 @@ class Run:
         return count_steps(len(self.task.train), self.config.train)
 
 
-def describe_settings(config: RunConfig) -> str:
+def describe_config(config: RunConfig) -> str:
     """Describe a run's settings in a few words, for a `repr`."""
     method = config.method.name if config.method.size is None else f"{config.method.name} {config.method.size}"
     return f"{method}, lr {config.train.lr:g}, seed {config.train.seed}"

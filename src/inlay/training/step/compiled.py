@@ -44,7 +44,7 @@ from inlay.model import (
 from inlay.model import fold_residual as rewrite
 from inlay.model import head as head_part
 from inlay.training.cohort.member import CONTRAST, Member
-from inlay.training.cohort.memory import first_line
+from inlay.training.cohort.memory import brief_reason
 from inlay.training.events import CompileEnded, CompileStarted, Notice
 from inlay.training.step.eager import LookAhead, Rows, Stepper
 from inlay.training.step.losses import (
@@ -375,7 +375,7 @@ class CompiledStepper(Stepper):
             if is_out_of_memory(error) or not self._may_launch:
                 raise
             kind = "a backbone that writes" if self._bank.backbone.is_seq2seq else "fine-tuning"
-            self.emit(Notice(f"steps of {kind} cannot be captured here, and are launched ({first_line(error)})"))
+            self.emit(Notice(f"steps of {kind} cannot be captured here, and are launched ({brief_reason(error)})"))
             self._is_captured = False
             return None
 

@@ -157,6 +157,33 @@ class Commands:
                 raise Silent("rows are gone, or came from nowhere")
 
 
+class Insight:
+    """Odd texts explained, and damaged files picked from and compared with the rows that a task was trained on."""
+
+    def __init__(self, world: World) -> None:
+        self.data, self.store, rows = Data(world), Store(world.folder / "insight"), world.folder / "insight.csv"
+        rows.write_bytes(self.data.seeds["a.csv"])
+        settings = ("--lr", "1e-3", "--epochs", "1", "--size", "4", "--backbone", world.backbone.name)
+        status = call("train", self.store, rows, "--task", "known", *settings)
+        assert not status, "the task is not trained"
+
+    def attempt(self, chance: random.Random, folder: Path) -> None:
+        if chance.random() < 0.4:
+            text = mutate_text(chance, TEXT).lstrip(" -")
+            more = ("--html", folder / "page.html") if chance.random() < 0.2 else ()
+            by = chance.choice(("occlusion", "gradients"))
+            call("explain", self.store, "known", text, "--by", by, "--label", chance.choice(("yes", "no")), *more)
+            return
+        path = self.data.damage(chance, folder, chance.choice([name for name in self.data.seeds if name != "f.conll"]))
+        if chance.random() < 0.5:
+            call("drift", self.store, "known", path)
+            return
+        out = folder / chance.choice(("out.csv", "out.tsv", "out.jsonl"))
+        call("pick", self.store, path, "--task", "known", "-o", out, "--count", chance.choice((1, 5, 100)))
+        if out.exists():
+            out.read_bytes().decode()
+
+
 class OwnSettings:
     """`NAME.toml` beside a file of a stream: what it may not reach, it does not."""
 
@@ -403,6 +430,7 @@ class Kind:
 KINDS = {
     "data": Kind(Data, 250),
     "commands": Kind(Commands, 12),
+    "insight": Kind(Insight, 12),
     "own-settings": Kind(OwnSettings, 150),
     "store": Kind(StoreFiles, 14),
     "runs": Kind(RunFolders, 6),

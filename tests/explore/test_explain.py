@@ -9,7 +9,7 @@ import torch
 from inlay.errors import BadData, Missing, UnknownName, Unsupported
 from inlay.explore import VersionReader, draw_explanation, explain_answer, find_nearest, find_training_rows
 from inlay.explore.gradients import integrate_gradients
-from inlay.explore.word_effects import MOST_WORDS, drop_words, find_words, leave_out, measure_effects
+from inlay.explore.word_effects import MOST_LETTERS, MOST_WORDS, drop_words, leave_out, measure_effects, place_words
 from inlay.model import HeadSpec, Output, SlotSpec, find_head, make_rows, resolve_method
 from inlay.settings import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
@@ -42,17 +42,23 @@ def readers(tiny_bert, toy_task, publish_random, tmp_path_factory):
 
 def test_leaving_out_a_word_leaves_the_others():
     text = "  one two\nthree  four "
-    places = find_words(text)
+    places = place_words(text)
     assert [text[start:end] for start, end in places] == ["one", "two", "three", "four"]
     assert [rest.split() for rest in leave_out(text, places)] == [
         ["two", "three", "four"], ["one", "three", "four"], ["one", "two", "four"], ["one", "two", "three"],
     ]  # fmt: skip
     assert drop_words(text, [places[3], places[1]]).split() == ["one", "three"]
-    assert len(find_words(" ".join(f"w{number}" for number in range(1000)))) <= MOST_WORDS
-    assert leave_out("word", find_words("word")) == []
-    assert find_words("   ") == []
+    assert len(place_words(" ".join(f"w{number}" for number in range(1000)))) <= MOST_WORDS
+    assert leave_out("word", place_words("word")) == []
+    assert place_words("   ") == []
     effects = measure_effects("x y z", [(0, 1), (2, 3), (4, 5)], 0.9, [0.3, 0.9, 0.96])
     assert [round(effect.change, 2) for effect in effects] == [0.6, 0.0, -0.06]
+
+
+def test_a_text_that_would_take_minutes_to_explain_is_refused_at_once(readers):
+    named, _ = readers
+    with pytest.raises(BadData, match=f"a text of 60,000 letters, but at most {MOST_LETTERS:,} are explained"):
+        explain_answer(named["classify"], "good " * 12_000)
 
 
 @pytest.mark.parametrize("kind", ["classify", "ordinal", "multilabel"])

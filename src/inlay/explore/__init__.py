@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from inlay.explore.training_rows import find_training_rows
     from inlay.explore.unlabelled import draw_rows, spread_numbers, take_shares
     from inlay.explore.version_reader import VersionReader, split_of
-    from inlay.explore.word_effects import MOST_WORDS, WordEffect, find_words, leave_out, measure_effects
+    from inlay.explore.word_effects import MOST_WORDS, WordEffect, leave_out, measure_effects, place_words
 
 _HOMES = {
     "inlay.explore.baseline": ("STRENGTHS", "Baseline", "fit_baseline"),
@@ -55,7 +55,7 @@ _HOMES = {
     "inlay.explore.sweep": ("Ranking", "make_grid", "parse_axes", "rank"),
     "inlay.explore.training_rows": ("find_training_rows",),
     "inlay.explore.version_reader": ("VersionReader", "split_of"),
-    "inlay.explore.word_effects": ("MOST_WORDS", "WordEffect", "leave_out", "measure_effects", "find_words"),
+    "inlay.explore.word_effects": ("MOST_WORDS", "WordEffect", "leave_out", "measure_effects", "place_words"),
 }
 __getattr__ = import_lazily(__name__, _HOMES)
 
@@ -87,7 +87,6 @@ __all__ = [
     "find_drift",
     "find_nearest",
     "find_training_rows",
-    "find_words",
     "fit_baseline",
     "fit_curve",
     "leave_out",
@@ -96,6 +95,7 @@ __all__ = [
     "measure_effects",
     "parse_axes",
     "pick_rows",
+    "place_words",
     "rank",
     "read_points",
     "split_of",

@@ -19,7 +19,7 @@ from inlay.data import Split, Task
 from inlay.errors import BadConfig, BadData, UnknownName, Unsupported
 from inlay.explore.gradients import Completeness, integrate_gradients
 from inlay.explore.version_reader import OnRows, VersionReader
-from inlay.explore.word_effects import Place, WordEffect, drop_words, find_words, leave_out, measure_effects
+from inlay.explore.word_effects import Place, WordEffect, drop_words, leave_out, measure_effects, place_words
 from inlay.model import Output, find_head
 from inlay.serving import answer_words
 
@@ -98,11 +98,11 @@ def explain_answer(
     row = reader.make_split([text], None if pair is None else [pair])
     if not text.strip():
         raise BadData("the text is empty", "give a text with at least one word")
+    sides = {side: place_words(words) for side, words in zip(_SIDES, (text, pair or ""), strict=True)}
     (output,) = reader.outputs(row)
     (answer,) = reader.describe([output])
     number = _choose_label(reader, answer, label)
     whole = _measure(reader, output, number)
-    sides = {side: find_words(words) for side, words in zip(_SIDES, (text, pair or ""), strict=True)}
     notes, completeness = [], None
     if by == "gradients":
         found = integrate_gradients(reader, row, number)

@@ -6,8 +6,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from inlay.errors import BadData
+
 MOST_WORDS = 80
 """words that are left out in turn; a longer text is asked without groups of neighbouring words"""
+MOST_LETTERS = 50_000
+"""letters of a text that is explained: it is read whole again without each word"""
 _WORD = re.compile(r"\S+")
 Place = tuple[int, int]
 """where a word begins and ends"""
@@ -28,8 +32,16 @@ class WordEffect:
     """the measure where the word is left out; None where that was not tried"""
 
 
-def find_words(text: str, most: int = MOST_WORDS) -> list[Place]:
-    """Return where the words of a text begin and end; neighbours share a place where there are too many."""
+def place_words(text: str, most: int = MOST_WORDS) -> list[Place]:
+    """Return where the words of a text begin and end; neighbours share a place where there are too many.
+
+    Refuses a text of more than `MOST_LETTERS`.
+    """
+    if len(text) > MOST_LETTERS:
+        raise BadData(
+            f"a text of {len(text):,} letters, but at most {MOST_LETTERS:,} are explained",
+            "cut it: a task reads only as many tokens as its `max_length`",
+        )
     places = [match.span() for match in _WORD.finditer(text)]
     size = -(-len(places) // most) or 1
     return [(group[0][0], group[-1][1]) for group in (places[n : n + size] for n in range(0, len(places), size))]

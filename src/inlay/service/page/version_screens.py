@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from inlay.errors import InlayError
-from inlay.explore import MOST_WORDS, find_words, leave_out, measure_effects
+from inlay.explore import MOST_WORDS, leave_out, measure_effects, place_words
 from inlay.reports import draw_calibration, first_large, level, metric_words, plural, show_number, show_score
 from inlay.service.page.explaining import Explained, explain_problem
 from inlay.service.page.screens import PageCall, task_path
@@ -151,9 +151,9 @@ async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, An
     empty: dict[str, Any] = {"error": None, "words": [], "table": [], "left_out": "", "is_marked": False}
     if not text:
         return empty | {"error": Explained("there is no text", "write one above", 422, "")}
-    places = find_words(text)
-    shorter = leave_out(text, places)
     try:
+        places = place_words(text)
+        shorter = leave_out(text, places)
         answers = await call.desk.predict([{"task": reference, "text": each} for each in (text, *shorter)])
     except InlayError as error:
         return empty | {"error": call.explain(error)}

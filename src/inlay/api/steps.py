@@ -36,7 +36,7 @@ def load_task(
     test: RowsGiven | None = None,
     **settings: Unpack[DataSettings],
 ) -> Task:
-    """A task from a file, a folder, `glue/NAME`, `extra/NAME`, `hub:NAME`, or from rows in memory.
+    """Return a task from a file, a folder, `glue/NAME`, `extra/NAME`, `hub:NAME`, or from rows in memory.
 
     `data` may be all that `train` takes, `dev` and `test` too; without dev rows some are split off. `name` is the
     task's. `settings` are those of `DataConfig`: `text`, `pair`, `label`, `kind`, `dev_share`, `test_share` …
@@ -80,7 +80,7 @@ def make_joint_run(
     store: Store | None = None,
     **settings: Unpack[JointRunSettings],
 ) -> JointRun:
-    """A run of several `tasks` on `backbone` that share parameters, by default with `hyperformer++`.
+    """Return a run of several `tasks` on `backbone` that share parameters, by default with `hyperformer++`.
 
     `settings` are those of the method, of training and of `JointConfig` by name, over those of `config`: `size=12,
     batches="mixed", steps=500` … `start` names the finished run of `store` that this one goes on from, whose method it

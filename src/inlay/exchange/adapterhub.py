@@ -171,7 +171,7 @@ class _AdapterHubLocator:
 
 
 def locate_bottleneck(anatomy: Anatomy, site_key: str) -> str:
-    """The module that holds the adapters of a site: beside the site, but in DistilBERT a module of the block."""
+    """Return the module that holds the adapters of a site: beside the site, but in DistilBERT a module of the block."""
     site = next(site for site in anatomy.sites if site.key == site_key)
     if anatomy.family == "distilbert":
         name = "attention_adapters" if site.place == "attention" else "output_adapters"
@@ -252,7 +252,7 @@ def _read_list(inner: Mapping[str, Any], key: str, default: Sequence[Any] = ()) 
 
 
 def _read_linears(inner: Mapping[str, Any], anatomy: Anatomy, name: str) -> MethodConfig:
-    """The method `name` with the layers and linear layers that the settings name."""
+    """Return the method `name` with the layers and linear layers that the settings name."""
     layers = foreign.name_layers(_adapted_layers(inner, anatomy), anatomy.num_layers)
     attention = _read_list(inner, "attn_matrices", ("q", "v")) if inner.get("selfattn_lora", True) else []
     unknown = [item for item in attention if item not in ATTENTION_LINEARS.values()]

@@ -99,7 +99,7 @@ class Weights:
         self.left = dict(tensors)
 
     def take(self, name: str, *shape: int | None) -> Tensor:
-        """The tensor as float32; None in `shape` fits any length."""
+        """Return the tensor as float32; None in `shape` fits any length."""
         if name not in self.left:
             raise BadData(
                 f"it lacks the tensor `{name}`, which its config asks for",

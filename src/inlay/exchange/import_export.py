@@ -110,7 +110,7 @@ def find_format(folder: Path) -> str:
 
 
 def named_backbone(folder: Path) -> str:
-    """The name of the backbone that a folder was trained on; Inlay's own name in an export of Inlay.
+    """Return the name of the backbone that a folder was trained on; Inlay's own name in an export of Inlay.
 
     A hub backbone that Inlay carries gets Inlay's name, so no network is needed.
     """
@@ -218,7 +218,7 @@ def _read_own(path: Path) -> dict[str, Any]:
 def _describe(
     foreign: Foreign, own: dict[str, Any], backbone: Backbone, wishes: Wishes
 ) -> tuple[Manifest, tuple[str, ...]]:
-    """The manifest of an imported version, and notes on what had to be guessed."""
+    """Return the manifest of an imported version, and notes on what had to be guessed."""
     head = _choose_head(foreign.head, own, wishes)
     labels, notes = _choose_labels(foreign, own, wishes, head.kind)
     length = wishes.max_length or own.get("max_length") or find_head(head.kind).max_length
@@ -275,7 +275,7 @@ def _choose_head(head: HeadSpec, own: dict[str, Any], wishes: Wishes) -> HeadSpe
 def _choose_labels(
     foreign: Foreign, own: dict[str, Any], wishes: Wishes, kind: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The user's labels, or the folder's, or transformers' own LABEL_0 …"""
+    """Return the user's labels, or the folder's, or transformers' own LABEL_0 …"""
     if KINDS[kind].is_number:
         return (), ()
     labels = wishes.labels or tuple(own.get("labels") or ()) or foreign.labels

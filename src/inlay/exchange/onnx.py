@@ -278,7 +278,7 @@ def _check_probes(tasks: Sequence[GraphTask], backbone: Backbone, folder: Path) 
 
 
 def open_session(folder: Path) -> Any:
-    """An onnxruntime session on an exported folder, on the CPU."""
+    """Return an onnxruntime session on an exported folder, on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -288,7 +288,7 @@ def open_session(folder: Path) -> Any:
 
 
 def answer(session: Any, rows: Sequence[Row], pad_id: int) -> np.ndarray:
-    """The logits of encoded rows, whose slots are task ids, in order."""
+    """Return the logits of encoded rows, whose slots are task ids, in order."""
     batch = collate(rows, pad_id)
     assert batch.mask_BT is not None
     order = np.array(batch.order)
@@ -351,7 +351,7 @@ class TaskGraph(nn.Module):
         return self._answer(pooled_BD, other_BD, stacks, gather), num_outputs_B
 
     def _pool(self, layers: Sequence[Tensor], mask_BT: Tensor, stacks: Mapping[str, Tensor], gather: Gather) -> Tensor:
-        """The vector each row's head reads: its own features, pooling and layer before the head."""
+        """Return the vector each row's head reads: its own features, pooling and layer before the head."""
 
         def features(kind: str) -> Tensor:
             if kind == "last":

@@ -120,7 +120,7 @@ class _PeftLocator:
         return self.weights.take(self.name(path, item), *shape)
 
     def linears(self, item: str) -> list[LinearSite]:
-        """The linear layers that have a tensor called `item`."""
+        """Return the linear layers that have a tensor called `item`."""
         found = [site for site in self.anatomy.linears if self.has(site.path, item)]
         if not found:
             raise BadData(
@@ -342,7 +342,7 @@ _WRITERS = {"lora": _write_lora, "dora": _write_lora, "ia3": _write_ia3, "norms"
 
 
 def _write_head(task: foreign.TaskToExport, anatomy: Anatomy) -> tuple[list[str], dict[str, Tensor]]:
-    """The modules to save, and their tensors."""
+    """Return the modules to save, and their tensors."""
     head, form, family = task.head, CLASSIFIERS[anatomy.family], find_family(anatomy.family)
     assert not isinstance(form, str), "refused before"
     hidden = form.hidden or f"{family.prefix}.{family.pooler}.dense"

@@ -189,7 +189,7 @@ def _write_bottleneck(task: foreign.TaskToExport, anatomy: Anatomy, name: str) -
 
 
 def _find_factor(width: int, size: int) -> float:
-    """The reduction factor that gives `size` in the library, which takes the floor of width / factor."""
+    """Return the reduction factor that gives `size` in the library, which takes the floor of width / factor."""
     if width % size == 0:
         return width // size
     factor = width / size
@@ -210,7 +210,7 @@ _LINEARS = {
 
 
 def _linear_config(task: foreign.TaskToExport, anatomy: Anatomy) -> dict[str, Any]:
-    """The flags that say which linear layers are changed."""
+    """Return the flags that say which linear layers are changed."""
     letters, linears = adapterhub.ATTENTION_LINEARS, task.method.linears
     attention = [letters[linear] for linear in linears if linear in letters]
     return {

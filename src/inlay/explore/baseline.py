@@ -106,7 +106,7 @@ class _Features:
             raise BadData("no word in any text", hint, path=split.path) from None
 
     def read(self, split: Split) -> Any:
-        """The rows of a split [n, features]."""
+        """Return the rows of a split [n, features]."""
         first = self._vectors(split.texts)
         if split.pairs is None:
             return first

@@ -164,7 +164,7 @@ def _groups(candidates: Sequence[StartCandidate]) -> Iterator[list[StartCandidat
 def pooled_vectors(
     candidates: Sequence[StartCandidate], backbone: Backbone, encoded: Encoded, on_rows: Callable[[int], object]
 ) -> list[np.ndarray]:
-    """The pooled vectors [rows, D] of every candidate, each row through all slots in mixed batches."""
+    """Return the pooled vectors [rows, D] of every candidate, each row through all slots in mixed batches."""
     bank = Bank(backbone, len(candidates))
     for slot, candidate in enumerate(candidates):
         if candidate.spec is not None:

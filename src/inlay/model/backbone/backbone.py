@@ -148,7 +148,7 @@ class Backbone:
         return pooling
 
     def hidden(self, batch: Batch) -> Tensor:
-        """The last hidden states [B, T, D] ([1, N, D] if packed) of a batch, through the bank that is routed."""
+        """Return the last hidden states [B, T, D] ([1, N, D] if packed) of a batch, through the bank that is routed."""
         return self.hidden_layers(batch)[-1]
 
     def hidden_layers(
@@ -192,7 +192,7 @@ class Backbone:
                 handle.remove()
 
     def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
-        """The encoder's states of a batch, for the decoder: padded, or packed in passes for any mix of rows."""
+        """Return the encoder's states of a batch, for the decoder: padded, or packed in passes for any mix of rows."""
         states, pack, tiling = self.hidden_layers(batch, weights)[-1], batch.pack, batch.route.tiling
         if tiling is not None and tiling.rows_N is not None:
             return Read(states, batch.input_ids_BT.new_ones(1, 1), tiling)
@@ -295,7 +295,7 @@ class Backbone:
         return inputs
 
     def _model_with(self, weights: Mapping[str, Tensor] | None, *, reads: bool = False) -> Callable[..., Any]:
-        """The whole model, or its encoder with `reads`, to be called; `weights` replace its own by name."""
+        """Return the whole model, or its encoder with `reads`, to be called; `weights` replace its own by name."""
         part: Any = self.model.encoder if reads and self.anatomy.has_decoder else self.model
         if weights is None:
             return part
@@ -375,7 +375,7 @@ class Backbone:
         return functional_call(self.model.get_submodule(prefix[:-1]), own, (hidden_BTD,))
 
     def own_tensor(self, name: str) -> Tensor:
-        """The backbone's own value of a slot's tensor `name`, as a float32 copy on the CPU."""
+        """Return the backbone's own value of a slot's tensor `name`, as a float32 copy on the CPU."""
         return find_part(name).own(name, self).detach().to("cpu", torch.float32, copy=True)
 
     def like_own(self, name: str, tensor: Tensor) -> Tensor:
@@ -383,7 +383,7 @@ class Backbone:
         return tensor.to(find_part(name).own(name, self), copy=True)
 
     def own_parameter(self, name: str) -> Tensor:
-        """A parameter by transformers' own name of it."""
+        """Return a parameter by transformers' own name of it."""
         return self.model.get_parameter(self._mounted_names[name])
 
     def checkpointed(self, first_layer: int = 0) -> AbstractContextManager[None]:
@@ -442,7 +442,7 @@ class _Holder(nn.Module):
 
 
 def _recomputing(block: nn.Module) -> Callable[..., Any]:
-    """A block's `forward` that keeps no activations; backward computes them again, with the weights used now.
+    """Return a block's `forward` that keeps no activations; backward computes them again, with the weights used now.
 
     Not with the block's own: a slot's copy (`full`, `top`) stands in the block only during the forward pass.
     """

@@ -269,7 +269,7 @@ CLASSIFIERS: dict[str, Classifier | str] = {
 
 
 def find_family(model_type: str) -> Family:
-    """The family of a transformers `model_type`, or an error that lists the families there are."""
+    """Return the family of a transformers `model_type`, or an error that lists the families there are."""
     if model_type not in FAMILIES:
         raise Unsupported(
             f"no backbone family for the architecture `{model_type}`",

@@ -54,7 +54,7 @@ class WeightsDigest:
 
 
 def fingerprint(config: Any, weights: WeightsDigest, tokenizer: Any) -> str:
-    """The fingerprint as a hex digest."""
+    """Return the fingerprint as a hex digest."""
     own = find_family(config.model_type).config_fields
     fields = {name: _plain(getattr(config, name, None)) for name in (*CONFIG_FIELDS, *own)}
     fields["rope_thetas"] = _rope_thetas(config)
@@ -96,7 +96,7 @@ def digest_weights(folder: Path, family: Family) -> WeightsDigest:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a Hugging Face folder, safetensors first."""
+    """Return the weight files of a Hugging Face folder, safetensors first."""
     for index in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if (folder / index).is_file():
             shards = json.loads((folder / index).read_text(encoding="utf8"))["weight_map"].values()
@@ -114,7 +114,7 @@ def hash_file(path: Path) -> str:
 
 
 def read_tensors(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
-    """The tensors of these names that a folder's weight files have."""
+    """Return the tensors of these names that a folder's weight files have."""
     return {name: tensor for file in weight_files(folder) for name, tensor in _file_tensors(file) if name in names}
 
 
@@ -147,7 +147,7 @@ def _plain(value: Any) -> Any:
 
 
 def _rope_thetas(config: Any) -> dict[str, float] | None:
-    """The bases of rotary positions by kind of layer, however this version of transformers spells them."""
+    """Return the bases of rotary positions by kind of layer, however this version of transformers spells them."""
     parameters = getattr(config, "rope_parameters", None)
     if not isinstance(parameters, dict):
         return None

@@ -38,7 +38,7 @@ def find_precision(backbone: Backbone, precision: str) -> Backbone:
 
 
 def quantize(backbone: Backbone) -> Backbone:
-    """A copy of a backbone whose blocks' linear layers are int8; all other tensors are shared with it."""
+    """Return a copy of a backbone whose blocks' linear layers are int8; all other tensors are shared with it."""
     check_int8(backbone.device.type)
     tensors = [*backbone.model.parameters(), *backbone.model.buffers()]
     shared = {id(item): item for item in (*tensors, backbone.tokenizer)}
@@ -94,7 +94,7 @@ class Int8Linear(nn.Module):
         self._is_reduced = not torch.cpu._is_vnni_supported()
 
     def dequantized(self) -> Tensor:
-        """The rounded weights [O, D] in float32."""
+        """Return the rounded weights [O, D] in float32."""
         return torch.ops.quantized.linear_unpack(self._packed)[0].dequantize()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def _make_room(num_tokens: int, like: Tensor) -> Tensor:
 
 
 def _pack(weight_OD: Tensor) -> tuple[object, Tensor]:
-    """The weights as fbgemm wants them, and the sum of every output's rounded ones."""
+    """Return the weights as fbgemm wants them, and the sum of every output's rounded ones."""
     scales = (weight_OD.abs().amax(1) / 127).clamp(min=_SMALLEST).double()
     zeros = torch.zeros(len(weight_OD), dtype=torch.int64)
     engine = torch.backends.quantized.engine

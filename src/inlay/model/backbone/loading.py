@@ -122,7 +122,7 @@ def _fetch_from_hub(name: str) -> Path:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -272,7 +272,7 @@ class _WideProduct(torch.autograd.Function):
 
 
 def _is_tied(config: Mapping[str, Any]) -> bool:
-    """Whether a folder's settings say that the embedding is the output layer too."""
+    """Tell whether a folder's settings say that the embedding is the output layer too."""
     return bool(config.get("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT))
 
 

@@ -26,7 +26,7 @@ _TOLERANCE = 5.0
 
 
 def find_default(folder: Path, family: Family, *, has_pooler: bool, noise: str) -> tuple[str, str]:
-    """The pooling that suits the backbone of a folder, and the reason, as a clause that follows a colon.
+    """Return the pooling that suits the backbone of a folder, and the reason, as a clause that follows a colon.
 
     It is by its files' own word or by its trained pooler, else the mean. `noise` is what `describe_noise` says of the
     pooler.
@@ -93,7 +93,7 @@ def _is_pytorchs(weight_DD: Tensor, bias_D: Tensor, std: float) -> bool:
 
 
 def _is_drawn(weight_DD: Tensor, std: float) -> bool:
-    """Whether numbers look like independent draws of one distribution, normal or with lighter tails."""
+    """Tell whether numbers look like independent draws of one distribution, normal or with lighter tails."""
     number, width = weight_DD.numel(), max(weight_DD.shape)
     mean, kurtosis = float(weight_DD.mean()), float(((weight_DD - weight_DD.mean()) / std).pow(4).mean())
     if abs(mean) > _TOLERANCE * std / number**0.5 or kurtosis > 3 + _TOLERANCE * (24 / number) ** 0.5:

@@ -119,7 +119,7 @@ class Anatomy:
 
 
 def survey(model: nn.Module) -> Anatomy:
-    """Every site and token-wise norm of an unmounted backbone, in forward order."""
+    """Return every site and token-wise norm of an unmounted backbone, in forward order."""
     config: Any = model.config
     family = find_family(config.model_type)
     blocks: Blocks = [

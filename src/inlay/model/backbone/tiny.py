@@ -17,7 +17,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789?.,"
 
 
 def make_tiny_folder(folder: Path, words: Iterable[str] = (), *, num_layers: int = 4, width: int = 32) -> Path:
-    """A tiny random BERT as a Hugging Face folder, the same every time; `words` are tokens, others are spelt."""
+    """Return a tiny random BERT as a Hugging Face folder, the same every time; `words` are tokens, others are spelt."""
     if (folder / "config.json").is_file():
         return folder
     import transformers

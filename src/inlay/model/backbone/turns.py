@@ -105,7 +105,7 @@ class Turns:
 
 
 def dropout_rates(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, float]]:
-    """The dropout rates of a model: in modules, or as plain numbers in ModernBERT's and T5's attention."""
+    """Yield the dropout rates of a model: in modules, or as plain numbers in ModernBERT's and T5's attention."""
     for path, module in model.named_modules():
         for name in ("p",) if isinstance(module, nn.Dropout) else ("attention_dropout", "dropout"):
             rate = vars(module).get(name)

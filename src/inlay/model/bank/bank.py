@@ -122,11 +122,11 @@ class Bank:
         return len(self.specs)
 
     def run_of(self, slot: int) -> int:
-        """The number of the run that a slot belongs to."""
+        """Return the number of the run that a slot belongs to."""
         return slot // self.slots_per_run
 
     def is_finetuned(self, slot: int) -> bool:
-        """Whether rows of this slot need a pass of their own, with the slot's copy of the backbone's weights."""
+        """Tell whether rows of this slot need a pass of their own, with the slot's copy of the backbone's weights."""
         spec = self.specs[slot]
         return spec is not None and spec.is_finetuned
 
@@ -207,7 +207,7 @@ class Bank:
         self._refresh_views(slot)
 
     def repeated(self, slot: int, num_slots: int) -> Bank:
-        """A bank whose slots are all views of this slot's tensors, each to be gated in its own way."""
+        """Return a bank whose slots are all views of this slot's tensors, each to be gated in its own way."""
         assert not self.is_trainable
         assert not self.is_finetuned(slot), "its tensors are not in the stacks"
         bank = Bank(self.backbone, num_slots, dtype=self._dtype)
@@ -217,7 +217,7 @@ class Bank:
         return bank
 
     def read(self, slot: int) -> dict[str, Tensor]:
-        """The slot's tensors at their own size, as float32 copies on the CPU."""
+        """Return the slot's tensors at their own size, as float32 copies on the CPU."""
         spec, tensors = self.specs[slot], {}
         for name, item in self._layouts[slot].items():
             assert spec is not None
@@ -294,7 +294,7 @@ class Bank:
     def logits(
         self, batch: Batch, *, dropout: Mapping[int, float] | None = None, as_vectors: Collection[int] = frozenset()
     ) -> list[Tensor]:
-        """The logits of each segment of the batch, through backbone, slots and heads.
+        """Return the logits of each segment of the batch, through backbone, slots and heads.
 
         They are [n, L], or [n, T, L] with padding where a head reads tokens. Where the backbone writes its answers,
         they are [n, T, V] if the batch has the answers, else the results of `writing.answer`. `dropout` is each slot's
@@ -345,13 +345,13 @@ class Bank:
         return found
 
     def head_of(self, slot: int) -> HeadSpec:
-        """The head of a slot that is taken."""
+        """Return the head of a slot that is taken."""
         spec = self.specs[slot]
         assert spec is not None, f"slot {slot} is free"
         return spec.head
 
     def tree_of(self, slot: int) -> writing.Tree:
-        """The tokens of the texts that a slot's answers are scored by."""
+        """Return the tokens of the texts that a slot's answers are scored by."""
         texts = self.head_of(slot).texts
         if texts not in self._trees:
             with lock_of(self.backbone.tokenizer):
@@ -360,7 +360,7 @@ class Bank:
         return self._trees[texts]
 
     def weights_of(self, slot: int) -> dict[str, Tensor] | None:
-        """The slot's own weights by the backbone's names; None if it goes through the backbone's."""
+        """Return the slot's own weights by the backbone's names; None if it goes through the backbone's."""
         if not self.is_finetuned(slot):
             return None
         if not self.is_trainable:
@@ -391,13 +391,13 @@ class Bank:
         return views, route.renumbered(slots)
 
     def _places(self, spec: SlotSpec, name: str) -> list[str]:
-        """The stacks that hold a slot's tensor: one, or in a serving bank one for every site that shares it."""
+        """Return the stacks that hold a slot's tensor: one, or in a serving bank one for every site that shares it."""
         if self.is_trainable:
             return [name]
         return find_part(name).places(self.anatomy, spec.method, name)
 
     def _row(self, item: TensorSpec, slot: int) -> int:
-        """The row of its stack that holds a slot's tensor."""
+        """Return the row of its stack that holds a slot's tensor."""
         return self.run_of(slot) if item.is_shared else slot
 
     def _neutral(self, name: str) -> Tensor | float:
@@ -405,7 +405,7 @@ class Bank:
         return value.to(self.stacks[name]) if isinstance(value, Tensor) else value
 
     def _stack_for(self, name: str, item: TensorSpec) -> Tensor:
-        """The stack of `name`, made or enlarged so that the tensor fits."""
+        """Return the stack of `name`, made or enlarged so that the tensor fits."""
         shape = tuple(-(-n // _ALIGN) * _ALIGN if axis in item.ranks else n for axis, n in enumerate(item.shape))
         old = self.stacks.get(name)
         if old is not None and all(have >= want for have, want in zip(old.shape[1:], shape, strict=True)):

@@ -24,7 +24,7 @@ class FlatBank:
     """in the order they lie in"""
 
     def take_grads(self) -> Tensor:
-        """The gradients of all parameters [S, P], taken away from the stacks."""
+        """Return the gradients of all parameters [S, P], taken away from the stacks."""
         # Gradients that are views of one tensor would save this copy, but autograd wants them dense like the stacks.
         grads = [torch.zeros_like(stack) if stack.grad is None else stack.grad for stack in self.stacks]
         self.drop_grads()

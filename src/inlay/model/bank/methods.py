@@ -82,7 +82,7 @@ class Method:
         return bool(self.shared)
 
     def find_lr(self, *, is_seq2seq: bool, is_alone: bool) -> float:
-        """The default learning rate; `is_alone`: shared parameters are frozen."""
+        """Return the default learning rate; `is_alone`: shared parameters are frozen."""
         usual = (self.lr_writing if is_seq2seq else None) or self.lr
         return (self.lr_alone if is_alone else None) or usual
 
@@ -140,7 +140,7 @@ def resolve_method(config: MethodConfig) -> ResolvedMethod:
 
 @functools.cache
 def materialized_method(method: ResolvedMethod) -> ResolvedMethod:
-    """The ordinary method that a trained task of this method becomes; an ordinary method is its own."""
+    """Return the ordinary method that a trained task of this method becomes; an ordinary method is its own."""
     becomes = find_method(method.name).becomes
     if not becomes:
         return method
@@ -171,7 +171,7 @@ def layout(anatomy: Anatomy, method: ResolvedMethod, head: HeadSpec | None = Non
 
 
 def find_method(name: str) -> Method:
-    """The entry for `name`, of one task or of several."""
+    """Return the entry for `name`, of one task or of several."""
     found = METHODS.get(name) or JOINT_METHODS.get(name)
     if found is None:
         raise UnknownName("method", name, METHODS | JOINT_METHODS)
@@ -179,14 +179,14 @@ def find_method(name: str) -> Method:
 
 
 def first_layer(anatomy: Anatomy, method: ResolvedMethod) -> int:
-    """The lowest layer that anything is trained in; below it all is frozen, norms and dropout too."""
+    """Return the lowest layer that anything is trained in; below it all is frozen, norms and dropout too."""
     if method.norms == "none" and find_method(method.name).trains_norms_alone:
         return anatomy.num_layers
     return min(adapted_layers(anatomy, method))
 
 
 def has_frozen_attention(anatomy: Anatomy, method: ResolvedMethod) -> bool:
-    """Whether the lowest trained layer trains nothing up to and including the output of attention's projection."""
+    """Tell whether the lowest trained layer trains nothing up to and including the output of attention's projection."""
     layer = first_layer(anatomy, method)
     has_own = find_method(method.name).is_finetuned
     if layer == anatomy.num_layers or has_own or find_family(anatomy.family).is_prenorm:
@@ -222,12 +222,12 @@ class SlotSpec:
 
     @classmethod
     def of(cls, config: MethodConfig, head: HeadSpec) -> SlotSpec:
-        """The spec of a method as it is asked for."""
+        """Return the spec of a method as it is asked for."""
         return cls(resolve_method(config), head)
 
     @classmethod
     def from_stored(cls, method: Mapping[str, Any], head: Mapping[str, Any]) -> SlotSpec:
-        """The spec a version's manifest describes; values that no slot can have are refused."""
+        """Return the spec a version's manifest describes; values that no slot can have are refused."""
         unknown = method.keys() - {item.name for item in dataclasses.fields(MethodConfig)}
         if unknown:
             raise Unsupported(
@@ -240,7 +240,7 @@ class SlotSpec:
             raise StoreDamaged(f"the version's method cannot be: {error.message}") from None
 
     def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
-        """The slot's tensors, in a fixed order."""
+        """Return the slot's tensors, in a fixed order."""
         return layout(anatomy, self.method, self.head)
 
     def count_parameters(self, anatomy: Anatomy) -> int:

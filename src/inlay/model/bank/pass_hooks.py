@@ -50,7 +50,7 @@ class Copies:
         self._pieces: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def add(self, stack: Tensor) -> Tensor:
-        """The (still empty) copy of a stack; the same stack gives the same copy."""
+        """Return the (still empty) copy of a stack; the same stack gives the same copy."""
         stack, memory = stack.detach(), stack.untyped_storage()
         # Programs read aligned memory faster: a copy that would not be is laid out by itself.
         is_piece = stack.is_contiguous() and stack.storage_offset() % _ALIGNED == 0
@@ -119,7 +119,7 @@ class Views:
     def to_tiled(
         self, dtype: torch.dtype | None, molds: TiledLayouts | None = None, *, is_fixed: bool = False
     ) -> Views:
-        """The same for routes that have tilings; with copies of the adapters in `dtype`, if they are in another.
+        """Return the same for routes that have tilings; with copies of the adapters in `dtype`, if they are in another.
 
         `molds` are those of earlier views with the same shapes at every site. In views that are `is_fixed` no slot will
         change hands.
@@ -159,7 +159,7 @@ class Views:
         return Views(outputs={key: operations for key, operations in found.items() if operations})
 
     def at(self, layer: int) -> Views:
-        """The views of one block."""
+        """Return the views of one block."""
         if layer not in self._layers:
             prefix = f"{layer}."
             linears, outputs, norms = (
@@ -171,7 +171,7 @@ class Views:
 
 
 def site_shapes(anatomy: Anatomy, method: ResolvedMethod | None, removed: frozenset[int] = frozenset()) -> SiteShapes:
-    """The bottleneck of a slot of this method at each site; none for a free slot, or in the layers `removed`."""
+    """Return the bottleneck of a slot of this method at each site; none for a free slot, or in the layers `removed`."""
     if method is None:
         return {}
     found = [item for part in find_method(method.name).parts for item in part.shapes(anatomy, method).items()]
@@ -179,7 +179,7 @@ def site_shapes(anatomy: Anatomy, method: ResolvedMethod | None, removed: frozen
 
 
 def build_views(anatomy: Anatomy, stacks: Stacks, slots: Sequence[Gated], *, is_expanded: bool) -> Views:
-    """The views of slots with these methods. `is_expanded`: shared adapters stand at every site."""
+    """Return the views of slots with these methods. `is_expanded`: shared adapters stand at every site."""
     known = {slot: site_shapes(anatomy, *slot) for slot in set(slots)}
     by_site: dict[tuple[str, str], list[BottleneckShape | None]] = {}
     for place in dict.fromkeys(place for shapes in known.values() for place in shapes):
@@ -228,7 +228,7 @@ class PassHooks:
         self._projected: tuple[Tensor, Tensor] | None = None  # an input, and its query, key and value
 
     def at(self, layer: int, *, is_last: bool = False) -> PassHooks:
-        """The same for the wrappers of one block."""
+        """Return the same for the wrappers of one block."""
         views, is_training = self.views.at(layer), self._is_training
         if is_last and self._firsts is not None:
             block: PassHooks = _FirstTokens(views, self._firsts, is_training=is_training)
@@ -251,7 +251,7 @@ class PassHooks:
         return self
 
     def take(self, states: Tensor) -> Tensor:
-        """The part of all tokens' states that this block computes."""
+        """Return the part of all tokens' states that this block computes."""
         return states
 
     @property
@@ -262,7 +262,7 @@ class PassHooks:
     # Called by the wrappers.
 
     def enter(self, hidden: Tensor) -> Tensor | None:
-        """The input of this block: `hidden`, or the cached states; None if the pass begins above."""
+        """Return the input of this block: `hidden`, or the cached states; None if the pass begins above."""
         prefix = self.route.prefix
         read: Tensor | None = hidden
         if prefix is not None and self._layer <= prefix.reach.layer:
@@ -333,7 +333,7 @@ class PassHooks:
     # Called by the operations.
 
     def moments_of(self, operation: SlotOperation) -> list[kernels.Moments] | None:
-        """The list in which batch norm notes its statistics while it trains; None outside of training."""
+        """Return the list in which batch norm notes its statistics while it trains; None outside of training."""
         if self._moments is None or operation.weights.running is None:
             return None
         return self._moments.setdefault(operation, [])

@@ -25,7 +25,7 @@ PAD_ROW = 64  # tokens of a row of padding at most
 
 
 def round_up_tokens(num_tokens: int, *, is_varied: bool = False) -> int:
-    """The lowest rung that holds this number of tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8448, 8704 …
+    """Return the lowest rung that holds this number of tokens: 256, 320, 384, 448, 512, 640 … 7168, 8192, 8448, 8704 …
 
     Where steps are of varied lengths the large ones are eight to a doubling: 8192, 9216, 10240 …
     """
@@ -89,7 +89,7 @@ class FixedBuffers:
         self.parts = dict(zip(sizes, self._there.split(list(sizes.values())), strict=True))
 
     def lay_parts(self, laid: Mapping[str, np.ndarray]) -> np.ndarray:
-        """The content of the buffers: int32, zero where there is nothing."""
+        """Return the content of the buffers: int32, zero where there is nothing."""
         packed, start = np.zeros(len(self._host), np.int32), 0
         for name, size in self._sizes.items():
             if name in laid:
@@ -129,7 +129,7 @@ class BucketBuffers(FixedBuffers):
         self.batch = Batch(ids, None, types, self.route, (), (), positions)
 
     def lay(self, rows: PackedRows) -> np.ndarray:
-        """The content of the buffers for these rows."""
+        """Return the content of the buffers for these rows."""
         # 1. rows of padding for the tokens that are left over, through the last slot; and empty rows up to the capacity
         n, num_real = self.capacity.num_tokens, len(rows.ids)
         spare = n - num_real
@@ -161,7 +161,7 @@ class BucketBuffers(FixedBuffers):
 
 
 def _lay_sorted(slots: np.ndarray, counts: np.ndarray, tiles: Tiles, capacity: int) -> np.ndarray:
-    """The buffer of `tiles` for items that lie sorted by slot, `counts` of them for each entry of `slots`."""
+    """Return the buffer of `tiles` for items that lie sorted by slot, `counts` of them for each entry of `slots`."""
     edges = np.flatnonzero(np.diff(slots, prepend=-1))
     ends = np.cumsum(counts)
     firsts = (ends - counts)[edges]
@@ -192,7 +192,7 @@ class DecoderTargets(FixedBuffers):
         self.route = Route((), tiling=Tiling(self._tiles, self.parts["slots"], nowhere, nowhere, max_length=0))
 
     def lay(self, answers: Sequence[np.ndarray], slots: np.ndarray) -> np.ndarray:
-        """The content of the buffers for these answers; `slots` are the slots of their rows, in order."""
+        """Return the content of the buffers for these answers; `slots` are the slots of their rows, in order."""
         written = np.full((self._num_rows, self._width), IGNORED, np.int32)
         for row, answer in enumerate(answers):
             written[row, : len(answer)] = answer

@@ -169,7 +169,7 @@ class Route:
     """where this is the route of first tokens only, the route of all tokens: every block but the last follows it"""
 
     def tiled(self, num_slots: int, tokens_per_item: int, device: torch.device) -> Route:
-        """The route with a tiling for a bank of `num_slots` slots; a padded row is an item of several tokens."""
+        """Return the route with a tiling for a bank of `num_slots` slots; a padded row is an item of several tokens."""
         segments = [(slot, start * tokens_per_item, stop * tokens_per_item) for slot, start, stop in self.segments]
         num_tokens = segments[-1][2]
         # One row to a task leaves tiles half empty; a smaller one wastes less.
@@ -187,7 +187,7 @@ class Route:
         return replace(self, tiling=Tiling(tiles, slots_N, starts_B, stops_B, longest, is_long=is_long))
 
     def renumbered(self, slots: Sequence[int]) -> Route:
-        """The route with slots counted among these."""
+        """Return the route with slots counted among these."""
         places = {slot: place for place, slot in enumerate(slots)}
         segments = tuple(Segment(places[slot], start, stop) for slot, start, stop in self.segments)
         if segments == self.segments:
@@ -204,7 +204,7 @@ class Route:
 
     @classmethod
     def from_slots(cls, slots: Sequence[int], mask_BT: Tensor | None = None) -> Route:
-        """The route of rows that are already sorted by slot."""
+        """Return the route of rows that are already sorted by slot."""
         segments: list[Segment] = []
         for row, slot in enumerate(slots):
             if segments and segments[-1].slot == slot:
@@ -338,7 +338,7 @@ def collate(rows: Sequence[Row], pad_id: int, device: torch.device | str = "cpu"
 
 
 def _segments(rows: Sequence[Row]) -> tuple[tuple[Segment, ...], tuple[Segment, ...] | None]:
-    """The segments of rows that are sorted by slot, and those of their texts where some rows are two."""
+    """Return the segments of rows that are sorted by slot, and those of their texts where some rows are two."""
     by_row = Route.from_slots([row.slot for row in rows]).segments
     if all(row.other is None for row in rows):
         return by_row, None
@@ -346,7 +346,7 @@ def _segments(rows: Sequence[Row]) -> tuple[tuple[Segment, ...], tuple[Segment, 
 
 
 def _lay_written(rows: Sequence[Row]) -> list[np.ndarray]:
-    """The answers of rows, padded, and which of their tokens are real; nothing where they are not known."""
+    """Return the answers of rows, padded, and which of their tokens are real; nothing where they are not known."""
     known = [np.asarray(row.written, dtype=np.int64) for row in rows if row.written is not None]
     if not known:
         return []

@@ -38,7 +38,7 @@ class Tiles:
 
 
 def split_tiles(buffer: Tensor, num_slots: int) -> tuple[Tensor, ...]:
-    """The five parts of a buffer: slots_M, starts_M, stops_M, begins_S, ends_S.
+    """Return the five parts of a buffer: slots_M, starts_M, stops_M, begins_S, ends_S.
 
     Tile m covers tokens starts_M[m] to stops_M[m], all of slot slots_M[m]; an unused tile starts where it stops. Slot s
     owns tokens begins_S[s] to ends_S[s].
@@ -51,7 +51,7 @@ def split_tiles(buffer: Tensor, num_slots: int) -> tuple[Tensor, ...]:
 def make_tiles(
     segments: Sequence[tuple[int, int, int]], num_slots: int, tile: int, capacity: int, device: torch.device | str
 ) -> Tiles:
-    """The tiles of (slot, start, stop) ranges of tokens, one range for a slot at most; `capacity` tiles in all.
+    """Return the tiles of (slot, start, stop) ranges of tokens, one range for a slot at most; `capacity` tiles in all.
 
     For tests and benches that call a kernel by itself: a route sends its tiles along with its other tensors.
     """
@@ -59,7 +59,7 @@ def make_tiles(
 
 
 def lay_tiles(segments: Sequence[tuple[int, int, int]], num_slots: int, tile: int, capacity: int) -> np.ndarray:
-    """The buffer of tiles, on the host."""
+    """Return the buffer of tiles, on the host."""
     assert tile in TILE_SIZES, tile
     slots, begins, ends = np.asarray(segments, dtype=np.int32).reshape(-1, 3).T
     assert len(np.unique(slots)) == len(slots), "a slot's tokens are one range"
@@ -83,7 +83,7 @@ def tile_for(num_tokens: int) -> int:
 
 
 def tile_capacity(num_tokens: int, num_slots: int, tile: int) -> int:
-    """The largest number of tiles that these tokens of at most `num_slots` slots can need."""
+    """Return the largest number of tiles that these tokens of at most `num_slots` slots can need."""
     return (num_tokens + num_slots * (tile - 1)) // tile
 
 

@@ -63,7 +63,7 @@ class GraphedForward:
         self.on_compile: Callable[[str], None] = lambda what: None
 
     def takes(self, row: Row) -> bool:
-        """Whether a row can go this way: its head reads one vector of the last layer, through shared weights."""
+        """Tell whether a row can go this way: its head reads one vector of the last layer, through shared weights."""
         spec = self._bank.specs[row.slot]
         if spec is None or spec.is_finetuned or row.prefix is not None or len(row.ids) > MOST_TOKENS:
             return False
@@ -71,7 +71,7 @@ class GraphedForward:
         return head.reads_rows and not head.is_written and not head.has_towers and head.features == "last"
 
     def logits(self, rows: Sequence[Row]) -> list[Tensor]:
-        """The logits of every row, float32 on the CPU, in order. All must be taken, and together fit a pass."""
+        """Return the logits of every row, float32 on the CPU, in order. All must be taken, and together fit a pass."""
         order = sorted(range(len(rows)), key=lambda index: rows[index].slot)
         ordered = [rows[index] for index in order]
         types = [np.zeros(len(r.ids), np.int64) if r.segments is None else np.asarray(r.segments) for r in ordered]

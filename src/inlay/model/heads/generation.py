@@ -70,7 +70,7 @@ class Tree:
         return cls(tuple(ids), tuple(parents), tuple(paths), tuple(map(tuple, texts)))
 
     def layout(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The depth of each token [T], and which tokens each one sees [T, T]: itself and its ancestors."""
+        """Return the depth of each token [T], and which tokens each one sees [T, T]: itself and its ancestors."""
         sees_TT = torch.eye(len(self.ids), dtype=torch.bool)
         depths = [0] * len(self.ids)
         for place, parent in enumerate(self.parents[1:], 1):
@@ -80,7 +80,7 @@ class Tree:
 
 
 def forced_logits(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> Tensor:
-    """The logits [B, T, V] of every token of the answers that the batch knows, each given those before it."""
+    """Return the logits [B, T, V] of every token of the answers that the batch knows, each given those before it."""
     assert batch.written_BT is not None
     backbone = bank.backbone
     before_BT = batch.written_BT.clamp(min=0).roll(1, 1)  # padding comes last, and tokens see only those before them
@@ -157,7 +157,7 @@ class _Decoder:
         return len(self._slots)
 
     def start(self) -> Tensor:
-        """The token [R, 1] that stands before all others."""
+        """Return the token [R, 1] that stands before all others."""
         return torch.full((self.num_rows, 1), self.backbone.start_id, device=self.device)
 
     def write(self, ids_RT: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ class _Decoder:
 
 
 def _write(pen: _Decoder, num_beams: int, max_tokens: int) -> list[Tensor]:
-    """The letters of each row's answer, as numbers; NaN where the probabilities of its tokens are."""
+    """Return the letters of each row's answer, as numbers; NaN where the probabilities of its tokens are."""
     found = _write_greedily(pen, max_tokens) if num_beams == 1 else _search(pen, num_beams, max_tokens)
     texts = pen.backbone.tokenizer.batch_decode([ids or [] for ids in found], skip_special_tokens=True)
     return [

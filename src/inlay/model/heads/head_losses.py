@@ -49,7 +49,7 @@ class TokenBatch:
 
 
 def text_losses(logits_nTV: Tensor, targets_nT: Tensor, smoothing: float) -> Tensor:
-    """The mean cross-entropy of each answer's tokens, `smoothing` of every target spread over the vocabulary."""
+    """Return the mean cross-entropy of each answer's tokens, `smoothing` of every target spread over the vocabulary."""
     # Not as [n, V, T]: torch sums over a vocabulary that is not last several times slower, and less exactly.
     losses = F.cross_entropy(
         logits_nTV.float().flatten(0, 1),
@@ -67,7 +67,7 @@ def text_losses(logits_nTV: Tensor, targets_nT: Tensor, smoothing: float) -> Ten
 
 
 def class_losses(logits_nL: Tensor, classes_n: Tensor, own_nL: Tensor | None = None) -> Tensor:
-    """The cross-entropy of each row's class."""
+    """Return the cross-entropy of each row's class."""
     if own_nL is not None:
         logits_nL = logits_nL.masked_fill(~own_nL, -math.inf)
         classes_n = classes_n.long().clamp(0, logits_nL.shape[1] - 1)  # targets of other kinds may be out of range
@@ -75,7 +75,7 @@ def class_losses(logits_nL: Tensor, classes_n: Tensor, own_nL: Tensor | None = N
 
 
 def number_losses(logits_n1: Tensor, targets_n: Tensor) -> Tensor:
-    """The squared error of each row's number."""
+    """Return the squared error of each row's number."""
     return F.mse_loss(logits_n1[:, 0], targets_n, reduction="none")
 
 
@@ -87,7 +87,7 @@ def set_losses(logits_nL: Tensor, targets_nL: Tensor, own_nL: Tensor | None = No
 
 
 def level_losses(logits_nL: Tensor, levels_n: Tensor, own_nL: Tensor | None = None) -> Tensor:
-    """The sum over k of the binary cross-entropy of whether the level exceeds k."""
+    """Return the sum over k of the binary cross-entropy of whether the level exceeds k."""
     levels_L = torch.arange(logits_nL.shape[1], device=logits_nL.device)
     exceeds_nL = (levels_n.unsqueeze(1) > levels_L).to(logits_nL.dtype)
     losses_nL = F.binary_cross_entropy_with_logits(logits_nL, exceeds_nL, reduction="none")
@@ -100,7 +100,7 @@ def tag_losses(logits_nTL: Tensor, targets_nT: Tensor) -> Tensor:
 
 
 def passage_losses(logits_nT2: Tensor, targets_nT2: Tensor) -> Tensor:
-    """The mean of the start's and the end's cross-entropy over the tokens that can be one."""
+    """Return the mean of the start's and the end's cross-entropy over the tokens that can be one."""
     shares_nT2 = logits_nT2.masked_fill(targets_nT2 == IGNORED, -torch.inf).log_softmax(1)
     return -shares_nT2.masked_fill(targets_nT2 != 1, 0.0).sum(1).mean(-1)
 

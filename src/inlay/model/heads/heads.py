@@ -204,7 +204,7 @@ class Outcome:
         return join_entities([replace(word, tag=tag) for word, tag in zip(self.words or (), tags, strict=True)], text)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that this kind of task has, as plain data."""
+        """Return the fields that this kind of task has, as plain data."""
         found: dict[str, Any] = {}
         for name, value in vars(self).items():
             if isinstance(value, tuple) and name != "labels":
@@ -265,7 +265,7 @@ class Head:
         return self.read_prediction(output, spec, labels) if output.is_finite and spec.is_finite else None
 
     def abstain(self, outcome: Outcome, min_confidence: float | None) -> Outcome:
-        """The outcome, or its silence if it is less sure than that."""
+        """Return the outcome, or its silence if it is less sure than that."""
         if min_confidence is None:
             return outcome
         if self.confidence is None:
@@ -320,7 +320,7 @@ def _confidence_of_label(outcome: Outcome) -> float:
 
 
 def _confidence_of_set(outcome: Outcome) -> float:
-    """A set is as sure as the least sure decision about one of its labels."""
+    """Return how sure a set is: as sure as the least sure decision about one of its labels."""
     given = outcome.labels or ()
     return min(p if label in given else 1 - p for label, p in (outcome.probabilities or {}).items())
 
@@ -336,7 +336,7 @@ def _predict_logits(output: Output, spec: HeadSpec, labels: Sequence[str]) -> np
 
 
 def _answer_words(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-    """A tag for every word; a word beyond the last token is outside, and nothing is known of it."""
+    """Return a tag for every word; a word beyond the last token is outside, and nothing is known of it."""
     found: dict[int, tuple[str, float]] = {}
     for logits_TL, places in zip(output.logits, output.places, strict=True):
         tokens = np.flatnonzero(places[:, 0] >= 0)
@@ -352,7 +352,7 @@ def _answer_words(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outc
 
 
 def find_output_passages(output: Output, null_threshold: float | None) -> Passages:
-    """The best passages of a row's text."""
+    """Return the best passages of a row's text."""
     windows = [(logits.double().numpy(), places) for logits, places in zip(output.logits, output.places, strict=True)]
     return find_passages(windows, output.text, null_threshold)
 
@@ -446,7 +446,7 @@ HEADS: dict[str, Head] = {
 
 
 def find_head(kind: str) -> Head:
-    """The table's entry for a kind of task."""
+    """Return the table's entry for a kind of task."""
     if kind not in HEADS:
         raise UnknownName("kind of task", kind, HEADS)
     return HEADS[kind]

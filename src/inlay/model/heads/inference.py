@@ -31,7 +31,7 @@ def infer(
     is_padded: bool = False,
     token_budget: int | None = None,
 ) -> list[Tensor]:
-    """The logits of every row, float32 on the CPU, in order: [L], or [T, L] for a head that reads tokens.
+    """Return the logits of every row, float32 on the CPU, in order: [L], or [T, L] for a head that reads tokens.
 
     For a free text they are its letters, as numbers.
 
@@ -56,7 +56,7 @@ def infer(
 
 
 def infer_vectors(bank: Bank, rows: Sequence[Row], *, token_budget: int | None = None) -> np.ndarray:
-    """The vectors that the head of each row's slot reads, without dropout, in order: [n, D], float64."""
+    """Return the vectors that the head of each row's slot reads, without dropout, in order: [n, D], float64."""
     found: dict[int, np.ndarray] = {}
     for indices in _batches(bank, rows, token_budget):
         batch = bank.backbone.collate([rows[index] for index in indices])
@@ -81,7 +81,7 @@ def _to_cpu(segments: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _trim(logits: Tensor, row: Row, bank: Bank) -> Tensor:
-    """A row's logits without the padding."""
+    """Return a row's logits without the padding."""
     if logits.dim() > 1:
         return logits[: len(row.ids)].clone()
     return logits[~(logits < 0)] if bank.head_of(row.slot).is_free_text else logits  # NaN: no text was written
@@ -158,7 +158,7 @@ def infer_canonically(
 
 
 def canonical_backbone(backbone: Backbone) -> Backbone:
-    """The same backbone in float32 on the CPU, where the canonical path runs."""
+    """Return the same backbone in float32 on the CPU, where the canonical path runs."""
     is_float = backbone.dtype == torch.float32 and backbone.precision != "int8"
     if backbone.device.type == "cpu" and is_float:
         return backbone
@@ -171,7 +171,7 @@ def _load_canonical(name: str, fingerprint: str) -> Backbone:
 
 
 def canonical_environment() -> dict[str, str]:
-    """The versions and hardware that must be equal for canonical answers to be equal to the last bit."""
+    """Return the versions and hardware that must be equal for canonical answers to be equal to the last bit."""
     import transformers
 
     cpuinfo = Path("/proc/cpuinfo")

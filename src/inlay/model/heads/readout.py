@@ -94,7 +94,7 @@ def pair_features(u_BD: Tensor, v_BD: Tensor) -> Tensor:
 
 
 def as_rows(logits: Tensor, states: Tensor, batch: Batch, texts: Segment) -> Tensor:
-    """The logits of tokens as padded rows [n, T, L]."""
+    """Return the logits of tokens as padded rows [n, T, L]."""
     if batch.pack is None:
         return logits.view(*states.shape[:-1], -1)
     return batch.pack.take(texts.start, texts.stop).unpack(logits)
@@ -106,7 +106,7 @@ def sizes_of(segments: Sequence[Segment]) -> list[int]:
 
 
 def _pool(bank: Bank, batch: Batch, texts: Segment, states: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
-    """A vector for each of some neighbouring texts, of their states."""
+    """Return a vector for each of some neighbouring texts, of their states."""
     pooling = bank.head_of(texts.slot).pooling
     if batch.pack is not None:
         return bank.backbone.pool_packed(states, batch.pack.take(texts.start, texts.stop), pooling, weights)
@@ -115,7 +115,7 @@ def _pool(bank: Bank, batch: Batch, texts: Segment, states: Tensor, weights: Map
 
 
 def _mix(bank: Bank, slot: int, layers: Sequence[Tensor]) -> Tensor:
-    """The last layer, or ELMo's mix of all: a factor times their mean weighted by a softmax."""
+    """Return the last layer, or ELMo's mix of all: a factor times their mean weighted by a softmax."""
     if bank.head_of(slot).features == "last":
         return layers[-1]
     weights = torch.softmax(bank.stacks[head_part.MIX][slot], -1) * bank.stacks[head_part.MIX_SCALE][slot]
@@ -125,7 +125,7 @@ def _mix(bank: Bank, slot: int, layers: Sequence[Tensor]) -> Tensor:
 
 
 def _before_head(bank: Bank, slot: int, vector_BD: Tensor, head: HeadSpec, rate: float) -> Tensor:
-    """The vector the head reads: as it is, or through a tanh layer."""
+    """Return the vector the head reads: as it is, or through a tanh layer."""
     if head.hidden == "none":
         return vector_BD.float()
     weight, bias = bank.stacks[head_part.HIDDEN_WEIGHT][slot], bank.stacks[head_part.HIDDEN_BIAS][slot]

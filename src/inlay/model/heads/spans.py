@@ -59,7 +59,7 @@ class Passages:
 
 
 def join_entities(words: Sequence[Word], text: str) -> tuple[Entity, ...]:
-    """The entities that IOB2 tags spell; an `I-` without its beginning begins one, as seqeval reads it."""
+    """Return the entities that IOB2 tags spell; an `I-` without its beginning begins one, as seqeval reads it."""
     groups: list[list[Word]] = []
     inside = ""
     for word in words:
@@ -86,7 +86,7 @@ def join_entities(words: Sequence[Word], text: str) -> tuple[Entity, ...]:
 def find_passages(
     windows: Sequence[tuple[np.ndarray, np.ndarray]], text: str, null_threshold: float | None
 ) -> Passages:
-    """The best passages over all windows of a context, each `(logits [T, 2], places [T, 2])`.
+    """Return the best passages over all windows of a context, each `(logits [T, 2], places [T, 2])`.
 
     A passage's score is the sum of its start and end logits; the null score is the first token's, the least over all
     windows. Probabilities are the softmax over the best candidates.
@@ -115,7 +115,7 @@ def find_passages(
 
 
 def _best_of_window(logits: np.ndarray, places: np.ndarray) -> list[tuple[int, int, float]]:
-    """The best passages of one window, as characters: every start with every end up to the longest answer."""
+    """Return the best passages of one window, as characters: every start with every end up to the longest answer."""
     is_text = places[:, 0] >= 0
     starts = np.where(is_text, logits[:, 0], -np.inf)
     ends = np.concatenate([np.where(is_text, logits[:, 1], -np.inf), np.full(MAX_ANSWER - 1, -np.inf)])

@@ -61,7 +61,7 @@ def attend(
 def attend_first(
     q_BHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, pack: Pack, *, scaling: float, bias_HW: Tensor | None = None
 ) -> Tensor:
-    """The attention of each row's first token [B, H, C] to the row; the bias gets no gradient."""
+    """Return the attention of each row's first token [B, H, C] to the row; the bias gets no gradient."""
     attended: Tensor = _Products.apply(q_BHC, k_NHC, v_NHC, (1,) * len(q_BHC), pack.lengths, scaling, bias_HW)
     return attended
 
@@ -111,7 +111,7 @@ def attend_rows(
     q_BTHC: Tensor, k_BLHC: Tensor, v_BLHC: Tensor, is_key_BL: Tensor, scaling: float, dropout: float = 0.0,
     bias_HW: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The attention of padded rows [B, T, H, C] to their real keys."""
+    """Return the attention of padded rows [B, T, H, C] to their real keys."""
     mask = is_key_BL[:, None, None, :]
     if bias_HW is not None:
         mask = torch.where(mask, spread_bias(bias_HW, mask.shape[-1]), -torch.inf).to(q_BTHC.dtype)
@@ -155,7 +155,7 @@ def attend_across(
 
 
 def spread_bias(bias_HW: Tensor, length: int) -> Tensor:
-    """The bias of every pair of tokens of a row [H, T, T], from the bias of every distance."""
+    """Return the bias of every pair of tokens of a row [H, T, T], from the bias of every distance."""
     places_T = torch.arange(length, device=bias_HW.device)
     return bias_HW[:, bias_HW.shape[1] // 2 + places_T.unsqueeze(0) - places_T.unsqueeze(1)]
 
@@ -238,7 +238,7 @@ def crossing(attentions: Sequence[Any], tiling: Tiling) -> Iterator[None]:
 
 
 def _find_buckets(attention: Any, distances: Tensor, *, both_ways: bool) -> Tensor:
-    """The rows of T5's table of biases for distances; a decoder's look back alone."""
+    """Return the rows of T5's table of biases for distances; a decoder's look back alone."""
     return attention._relative_position_bucket(
         distances,
         bidirectional=both_ways,

@@ -107,7 +107,7 @@ class Bottleneck:
                 kind.numbers_S[slot] = kind.names.index(name)
 
     def with_forms(self, known: SlotForms | None = None, *, is_fixed: bool = False) -> Bottleneck:
-        """The same ready for routes that have a tiling; `known` are the forms of slots of the same shapes.
+        """Return the same ready for routes that have a tiling; `known` are the forms of slots of the same shapes.
 
         With `is_fixed` no slot will change its shape later: steps that no slot needs, such as a factor, are left out.
         """

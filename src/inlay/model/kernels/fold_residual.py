@@ -50,7 +50,7 @@ def _add_in(graph: Graph, norm: Node) -> bool:
 
 
 def _is_sum(node: Node) -> bool:
-    """Whether a node adds two tensors of one shape and type."""
+    """Tell whether a node adds two tensors of one shape and type."""
     if node.op != "call_function" or node.target is not operator.add:
         return False
     left, right = (arg.meta.get("example_value") if isinstance(arg, Node) else None for arg in node.args)
@@ -60,7 +60,7 @@ def _is_sum(node: Node) -> bool:
 
 
 def _is_read_by(norm: Node, nodes: list[Node]) -> bool:
-    """Whether nothing but the norm reads the nodes' numbers; their shape may be read."""
+    """Tell whether nothing but the norm reads the nodes' numbers; their shape may be read."""
     own = {norm, *nodes}
     others = [(node, user) for node in nodes for user in node.users if user not in own]
     return all(user.target == "view_as" and user.args[0] is not node for node, user in others)

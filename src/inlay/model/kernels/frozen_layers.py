@@ -50,7 +50,7 @@ def find_gelu(module: nn.Module) -> str | None:
 
 
 def lean_gelu(x: Tensor, kind: str) -> Tensor | None:
-    """A GELU where Triton runs, in one launch; None if there is no better one than the block's own."""
+    """Return a GELU where Triton runs, in one launch; None if there is no better one than the block's own."""
     if kind == "tanh":
         return F.gelu(x, approximate=kind)
     return quick_gelu(x) if x.dtype == torch.bfloat16 else None  # bf16 rounds away the polynomial's error

@@ -105,12 +105,12 @@ _flash_backward = torch.ops.aten._flash_attention_backward
 
 
 def _can_flash(q, bias, dropout, is_long) -> bool:
-    """Whether a pack goes through flash attention; the same forward and backward."""
+    """Tell whether a pack goes through flash attention; the same forward and backward."""
     return is_long and bias is None and not dropout and flashes(q)
 
 
 def flashes(q_NHd: Tensor) -> bool:
-    """Whether flash attention takes such queries."""
+    """Tell whether flash attention takes such queries."""
     if not q_NHd.is_cuda or q_NHd.element_size() != 2 or q_NHd.shape[-1] % 8:
         return False
     return torch.cuda.get_device_capability(q_NHd.device) >= (8, 0)
@@ -119,7 +119,7 @@ def flashes(q_NHd: Tensor) -> bool:
 def cross_attention(
     q_MHd: Tensor, k_NHd: Tensor, v_NHd: Tensor, stops_B: Tensor, max_length: int, scaling: float
 ) -> Tensor:
-    """The attention of a decoder's queries, equally many for each row, to their row of the pack [M, H, d].
+    """Return the attention of a decoder's queries, equally many for each row, to their row of the pack [M, H, d].
 
     Only where `flashes` says so. Rows end at `stops_B`, with `max_length` keys at most; empty rows are not read.
     """
@@ -186,7 +186,7 @@ def _attention_backward(
     dropout: float,
     is_long: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of q, k and v; the latter two are empty where q is all three."""
+    """Return the gradients of q, k and v; the latter two are empty where q is all three."""
     computed = _gradients_like(do, q, k)
     if k is None or v is None:
         qkv, gradients = q.contiguous().unbind(1), computed[0].unbind(1)
@@ -252,7 +252,7 @@ def _cut(q: Tensor, num_rows: int, max_length: int) -> Iterator[tuple[tuple[int,
 
 
 def _alike(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The three as they lie where their strides are the same, as in three dense tensors or slices of one."""
+    """Return the three as they lie where their strides are the same, as in three dense tensors or slices of one."""
     if q.stride() == k.stride() == v.stride() and q.stride(-1) == 1:
         return q, k, v
     return q.contiguous(), k.contiguous(), v.contiguous()

@@ -82,7 +82,7 @@ def bottleneck(
 
 
 def threshold_of(dropout: float) -> int:
-    """A rate of dropout in 65536ths, as the programs take it: sixteen random bits below it are dropped."""
+    """Return a rate of dropout in 65536ths, as the programs take it: sixteen random bits below it are dropped."""
     assert 0 <= dropout < 1, dropout
     return min(round(dropout * 65536), 65535)
 
@@ -192,7 +192,7 @@ def _backward_like(grad, h, z, down, up, *args):  # type: ignore[no-untyped-def]
 def _weight_gradients(
     read: tuple[Tensor, ...], widths: tuple[int, int, int], drop: tuple[Tensor | None, int, int]
 ) -> Tensor:
-    """The gradients of down, up, down's bias and up's bias, end to end. `drop`: seed, salt and threshold."""
+    """Return the gradients of down, up, down's bias and up's bias, end to end. `drop`: seed, salt and threshold."""
     from inlay.model.kernels.triton.bottleneck_programs import bottleneck_backward_weights
 
     h, num_slots, (size_D, size_R, size_E) = read[0], len(read[-1]), widths
@@ -222,7 +222,7 @@ def _chunk_of(cut: LaunchConfig, size_R: int) -> int:
 
 
 def _weight_sizes(widths: tuple[int, int, int], num_slots: int) -> list[int]:
-    """The sizes of the gradients of down, up and their biases."""
+    """Return the sizes of the gradients of down, up and their biases."""
     size_D, size_R, size_E = widths
     return [num_slots * size for size in (size_D * size_R, size_R * size_E, size_R, size_E)]
 

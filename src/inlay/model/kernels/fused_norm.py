@@ -112,7 +112,7 @@ def _norm_backward(
     has_sums: bool,
     is_centered: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x + residual and, with `has_sums`, of scale and shift in float32."""
+    """Return the gradients of x + residual and, with `has_sums`, of scale and shift in float32."""
     from inlay.model.kernels.triton.norm_programs import norm_backward, norm_sums
 
     dy, total, scale = dy.contiguous(), total.contiguous(), scale.contiguous()

@@ -74,7 +74,7 @@ def _product(
 
 
 def _weight_gradients(x: Tensor, grad: Tensor, tiles: Tensor, num_slots: int) -> Tensor:
-    """The gradients of w and the bias, end to end."""
+    """Return the gradients of w and the bias, end to end."""
     from inlay.model.kernels.triton.grouped_programs import linear_backward_weights
 
     *_, begins, ends = split_tiles(tiles, num_slots)
@@ -114,7 +114,7 @@ def _slot_vectors(stack: Tensor, tiles: Tensor, tile: int, num_tokens: int, dtyp
 
 @torch.library.custom_op("inlay::slot_sums", mutates_args=())
 def _slot_sums(grad: Tensor, tiles: Tensor, num_slots: int) -> Tensor:
-    """The sum of each slot's tokens [S, D], float32."""
+    """Return the sum of each slot's tokens [S, D], float32."""
     from inlay.model.kernels.triton.grouped_programs import vectors_backward
 
     *_, begins, ends = split_tiles(tiles, num_slots)

@@ -55,12 +55,12 @@ class WeightsLaunchConfig(NamedTuple):
 
 
 def is_available(device: torch.device) -> bool:
-    """Whether the kernels run there: triton is installed, and the device is a GPU or Triton interprets."""
+    """Tell whether the kernels run there: triton is installed, and the device is a GPU or Triton interprets."""
     return HAS_TRITON and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def block_of(size: int, most: int = 128) -> int:
-    """The power of two that holds a width, up to `most`; matrix products want 16 at least."""
+    """Return the power of two that holds a width, up to `most`; matrix products want 16 at least."""
     return min(most, max(16, 1 << (size - 1).bit_length()))
 
 
@@ -75,12 +75,12 @@ def splits_of(num_programs: int, num_tokens: int, wanted: int = PROGRAMS, fewest
 
 
 def dense(tensor: Tensor | None) -> Tensor | None:
-    """The tensor without gaps, as programs read it."""
+    """Return the tensor without gaps, as programs read it."""
     return None if tensor is None else tensor.contiguous()
 
 
 def by_slot(stack: Tensor) -> tuple[Tensor, int]:
-    """A stack whose slots have no gaps inside, and the distance between slots; a bank's views are not copied."""
+    """Return a stack whose slots have no gaps inside, and the distance between slots; a bank's views are not copied."""
     stack = stack if stack[:1].is_contiguous() else stack.contiguous()
     return stack, stack.stride(0)
 
@@ -135,7 +135,7 @@ def _abandon(graph: Any, pool: Any) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out; on a CPU torch has no class for it."""
+    """Tell whether an error says that memory ran out; on a CPU torch has no class for it."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError | OutOfMemory):
         return True
     if isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS):

@@ -91,7 +91,7 @@ def _norm_inside(
     real: Tensor | None,
     moments: list[Moments] | None,
 ) -> Tensor:
-    """A layer or batch norm over a slot's own columns, in float32 at least."""
+    """Return a layer or batch norm over a slot's own columns, in float32 at least."""
     scale, shift = (_columns(tensor, 0, shape.size) for tensor in norm)
     if shape.inner_norm == "layer":
         return _layer_norm(z, scale, shift, NORM_EPS)
@@ -107,7 +107,7 @@ def _norm_inside(
 
 
 def drops(weights: Bottleneck, route: Route) -> bool:
-    """Whether the dropout before these bottlenecks is computed with them."""
+    """Tell whether the dropout before these bottlenecks is computed with them."""
     return route.tiling is not None and weights.is_fused
 
 
@@ -180,7 +180,7 @@ def per_row(stacked_SD: Tensor, x_BTD: Tensor, route: Route) -> Tensor:
 def linear_heads(
     pooled_BD: Tensor, weight_SLD: Tensor, bias_SL: Tensor, num_outputs: Sequence[int], route: Route
 ) -> list[Tensor]:
-    """The logits of each segment, float32, as wide as its slot's head."""
+    """Return the logits of each segment, float32, as wide as its slot's head."""
     if route.tiling is not None:
         weight_SDL = weight_SLD.transpose(1, 2)
         logits_BL = grouped.segment_linear(pooled_BD.float(), weight_SDL, bias_SL, route.tiling.tiles)

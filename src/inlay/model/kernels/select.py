@@ -49,7 +49,7 @@ class Kinds:
 
     @classmethod
     def of(cls, kinds: Sequence[Any], default: Any, device: torch.device) -> Kinds:
-        """The kinds of slots; a slot of the kind None takes any, `default` if no other has one."""
+        """Return the kinds of slots; a slot of the kind None takes any, `default` if no other has one."""
         names = tuple(dict.fromkeys(kind for kind in kinds if kind is not None)) or (default,)
         numbers = [0 if kind is None else names.index(kind) for kind in kinds]
         return cls(names, torch.tensor(numbers, dtype=torch.int32, device=device))

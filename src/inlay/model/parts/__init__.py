@@ -16,5 +16,5 @@ PARTS: tuple[Part, ...] = (BOTTLENECK, PALS, LORA, DORA, BIASES, FACTORS, NORMS,
 
 
 def find_part(name: str) -> Part:
-    """The part that a tensor belongs to, by its name."""
+    """Return the part that a tensor belongs to, by its name."""
     return next(part for part in PARTS if part.owns(name))

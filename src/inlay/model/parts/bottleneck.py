@@ -83,7 +83,7 @@ class BottleneckPart(Part):
             yield TensorSpec(f"{name}.up_bias", (width,), "zeros")
 
     def norm_behind(self, anatomy: Anatomy, key: str) -> Iterator[TensorSpec]:
-        """The norm after the adapter at a site.
+        """Yield the norm after the adapter at a site.
 
         Its scale begins at one, as published, on T5, whose states are far larger than what it then adds. An encoder's
         are of size one, and drown in it: there it begins small.
@@ -144,7 +144,7 @@ def adapter_groups(anatomy: Anatomy, method: ResolvedMethod) -> dict[str, str]:
 
 
 def sharing_step(sharing: str, num_layers: int) -> int:
-    """The number of layers that share one adapter; 0: none do."""
+    """Return the number of layers that share one adapter; 0: none do."""
     match = re.fullmatch(r"every-([1-9]\d*)", sharing)
     if match:
         return int(match[1])
@@ -155,7 +155,7 @@ def sharing_step(sharing: str, num_layers: int) -> int:
 
 
 def _stacked(name: str, stacks: Stacks, shapes: list[BottleneckShape | None]) -> Bottleneck:
-    """The bank's stacks of one adapter."""
+    """Return the bank's stacks of one adapter."""
     depth = max(shape.depth for shape in shapes if shape)
 
     def pair(first: str, second: str) -> tuple[Tensor, Tensor] | None:
@@ -191,7 +191,7 @@ class SequentialAdapter(SlotOperation):
         return at.unlay(kernels.bottleneck(at.lay(y), self.weights, at.route, at.moments_of(self), is_added=True))
 
     def update(self, h: Tensor, at: PassHooks) -> Tensor:
-        """The update of h by each row's own adapter."""
+        """Return the update of h by each row's own adapter."""
         if at.gather is not None:
             return gathered_update(h, self.weights, at.gather)
         return at.unlay(kernels.bottleneck(at.lay(h), self.weights, at.route, at.moments_of(self)))
@@ -253,7 +253,7 @@ def _activate(z: Tensor, shapes: Sequence[BottleneckShape | None], gather: Gathe
 
 
 def _norm_inside(kind: str, z: Tensor, weights: Bottleneck, gather: Gather) -> Tensor:
-    """The norm before the activation, of this kind."""
+    """Return the norm before the activation, of this kind."""
     if kind not in ("layer", "batch"):
         return z
     assert weights.norm is not None

@@ -36,7 +36,7 @@ class HeadPart(Part):
     prefix = "head."
 
     def of(self, anatomy: Anatomy, head: HeadSpec) -> Iterator[TensorSpec]:
-        """The tensors of this head."""
+        """Yield the tensors of this head."""
         width = anatomy.hidden_size
         if head.is_written:
             return
@@ -63,5 +63,5 @@ HEAD = HeadPart()
 
 
 def is_of_head(name: str) -> bool:
-    """Whether a tensor belongs to the head."""
+    """Tell whether a tensor belongs to the head."""
     return HEAD.owns(name)

@@ -87,7 +87,7 @@ class Hypernet:
         return self.task_size + 2 * EMBEDDED * self.is_shared
 
     def tensors(self) -> Iterator[TensorSpec]:
-        """The tensors that all tasks share, in a fixed order."""
+        """Yield the tensors that all tasks share, in a fixed order."""
         read_size = EMBEDDED if self.projector else self.input_size
         if not self.is_shared:
             yield from self._projector("hyper")
@@ -115,7 +115,7 @@ class Hypernet:
 
 
 def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_GAZ: Tensor) -> dict[str, Tensor]:
-    """The adapters of every site for these tasks of each network, by their names: [G·A, …].
+    """Return the adapters of every site for these tasks of each network, by their names: [G·A, …].
 
     `shared` has the tensors of `net`, of all networks [G, …].
     """
@@ -134,7 +134,7 @@ def write_adapters(net: Hypernet, shared: Mapping[str, Tensor], tasks_GAZ: Tenso
 
 
 def _embed_sites(net: Hypernet, group: Group, shared: Mapping[str, Tensor], tasks_GAZ: Tensor) -> Tensor:
-    """The input of HyperFormer++'s heads [G, J, A, E]: task, layer and place together, normalised."""
+    """Return the input of HyperFormer++'s heads [G, J, A, E]: task, layer and place together, normalised."""
     name, device = f"hyper.{group.name}", tasks_GAZ.device
     layers = tuple(site.layer - group.layers[0] for site in group.sites)
     layers_GJE = shared[f"{name}.layers"][:, numbers_on(device, layers)]
@@ -165,7 +165,7 @@ def _project(net: Hypernet, name: str, shared: Mapping[str, Tensor], x_GNE: Tens
 
 
 def _read_heads(read: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A head's values at all sites [G, J, A, V]: one head for all, [G, E, V], or one for each, [G, J, E, V]."""
+    """Return a head's values at all sites [G, J, A, V]: one head for all, [G, E, V], or one for each, [G, J, E, V]."""
     if weight.dim() == 3:
         return torch.baddbmm(bias.unsqueeze(1), read.flatten(1, 2), weight).unflatten(1, read.shape[1:3])
     read = read.expand(-1, weight.shape[1], -1, -1)
@@ -194,7 +194,7 @@ class HypernetPart(Part):
                 yield from BOTTLENECK.norm_behind(anatomy, site.key)
 
     def network(self, anatomy: Anatomy, method: ResolvedMethod) -> Hypernet:
-        """The hypernetwork of this method on a backbone."""
+        """Return the hypernetwork of this method on a backbone."""
         assert method.size is not None
         assert method.task_size is not None
         assert method.projector is not None
@@ -245,7 +245,7 @@ class Expander:
         return expanded if self.net is None else expanded | self._write(self.net, stacks, slots)
 
     def _write(self, net: Hypernet, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
-        """The adapters of these slots: a few products for neighbouring runs that ask for equally many."""
+        """Return the adapters of these slots: a few products for neighbouring runs that ask for equally many."""
         stack = stacks[_EMBEDDING]
         # As kernels do: indexing row by row would make backward add tensors of the whole stack's size.
         embeddings = (stack.view(stack.shape[1:]),) if len(stack) == 1 else stack.unbind(0)

@@ -175,7 +175,7 @@ class Redirected(SlotOperation):
 
 
 def _weight(inner: Any, site: LinearSite) -> Tensor:
-    """The frozen weights of a linear layer's site [E, D], in float32."""
+    """Return the frozen weights of a linear layer's site [E, D], in float32."""
     weight = inner.dequantized() if inner.weight is None else inner.weight.detach()
     return weight[site.start : site.stop].float()
 
@@ -200,7 +200,7 @@ class FactorPart(Part):
 
 
 def scales_input(linear: LinearSite) -> bool:
-    """Whether (IA)³ scales this layer's input (the wide activations) rather than its output (keys, values)."""
+    """Tell whether (IA)³ scales this layer's input (the wide activations) rather than its output (keys, values)."""
     return linear.name in ("project", "contract")
 
 

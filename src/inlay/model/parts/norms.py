@@ -62,7 +62,7 @@ NORMS = NormPart()
 
 
 def trained_norms(anatomy: Anatomy, method: ResolvedMethod) -> list[NormSite]:
-    """The layer norms trained: by `norms` (all, encoder, none), and none below the lowest adapted layer."""
+    """Return the layer norms trained: by `norms` (all, encoder, none), and none below the lowest adapted layer."""
     if method.norms == "none":
         return []
     lowest = min(adapted_layers(anatomy, method))

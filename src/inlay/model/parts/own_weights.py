@@ -43,12 +43,12 @@ class OwnWeightsPart(Part):
         return backbone.own_parameter(self.theirs(name))
 
     def without_pooler(self, anatomy: Anatomy, specs: Iterable[TensorSpec]) -> list[TensorSpec]:
-        """The tensors without those of the pooler, for heads that read none."""
+        """Return the tensors without those of the pooler, for heads that read none."""
         poolers = {self.name(parameter.name) for parameter in anatomy.parameters if parameter.is_pooler}
         return [spec for spec in specs if spec.name not in poolers]
 
     def theirs(self, name: str) -> str:
-        """The backbone's own name of a weight."""
+        """Return the backbone's own name of a weight."""
         return name.removeprefix(self.prefix)
 
 

@@ -41,7 +41,7 @@ class ResolvedMethod(MethodConfig):
     """A method with every setting filled in, by `resolve_method`. Some have no size: no bottleneck and no rank."""
 
     def as_config(self) -> MethodConfig:
-        """The config with every setting spelt out, for a run's identity and for display."""
+        """Return the config with every setting spelt out, for a run's identity and for display."""
         return MethodConfig(**vars(self))
 
 
@@ -97,7 +97,7 @@ def draw_tensor(item: TensorSpec, seed: int, task: str = "") -> Tensor:
 
 
 def adapted_layers(anatomy: Anatomy, config: ResolvedMethod) -> tuple[int, ...]:
-    """The layers that `method.layers` names: `all`, `6:`, `-3:`, `2:5`, `0,2,5`."""
+    """Return the layers that `method.layers` names: `all`, `6:`, `-3:`, `2:5`, `0,2,5`."""
     num_layers, found = anatomy.num_layers, set()
     hint = f"layers go from 0 to {num_layers - 1}"
     for item in ("0:",) if config.layers == "all" else config.layers.split(","):
@@ -117,7 +117,7 @@ def adapted_layers(anatomy: Anatomy, config: ResolvedMethod) -> tuple[int, ...]:
 
 
 def adapted_linears(anatomy: Anatomy, config: ResolvedMethod) -> list[LinearSite]:
-    """The linear layers that LoRA or (IA)³ changes; a name that the family has not, or shares, is refused."""
+    """Return the linear layers that LoRA or (IA)³ changes; a name that the family has not, or shares, is refused."""
     known = [*dict.fromkeys(linear.name for linear in anatomy.linears)]
     for name in config.linears:
         if name in anatomy.shared_linears:
@@ -146,11 +146,11 @@ class Part:
     """why no exported graph holds it, and what to do instead; None if it has a gathered form"""
 
     def owns(self, name: str) -> bool:
-        """Whether a tensor belongs to this part."""
+        """Tell whether a tensor belongs to this part."""
         return name.startswith(self.prefix)
 
     def name(self, *items: str) -> str:
-        """The name of a tensor: of its site, linear layer or norm, and of which one it is there."""
+        """Return the name of a tensor: of its site, linear layer or norm, and of which one it is there."""
         return self.prefix + ".".join(items)
 
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
@@ -158,7 +158,7 @@ class Part:
         raise NotImplementedError
 
     def places(self, anatomy: Anatomy, method: ResolvedMethod, name: str) -> list[str]:
-        """The stacks of a serving bank that hold a slot's tensor: one, or one for every site that shares it."""
+        """Return the stacks of a serving bank that hold a slot's tensor: one, or one for every site that shares it."""
         return [name]
 
     def leader(self, name: str) -> str:
@@ -166,7 +166,7 @@ class Part:
         return ""
 
     def neutral(self, name: str, backbone: Backbone) -> Tensor | float:
-        """The values of an empty slot."""
+        """Return the values of an empty slot."""
         return 0.0
 
     def own(self, name: str, backbone: Backbone) -> Tensor:
@@ -174,11 +174,11 @@ class Part:
         raise AssertionError(f"`{name}` is nothing that the backbone has")
 
     def shapes(self, anatomy: Anatomy, method: ResolvedMethod) -> SiteShapes:
-        """The bottleneck of a slot at each site, for parts whose slots may differ in more than size."""
+        """Return the bottleneck of a slot at each site, for parts whose slots may differ in more than size."""
         return {}
 
     def bind(self, anatomy: Anatomy, stacks: Stacks, slots: Occupants) -> Iterable[Placed]:
-        """The part's operations on a bank's stacks, and where they act."""
+        """Return the part's operations on a bank's stacks, and where they act."""
         return ()
 
 
@@ -235,7 +235,7 @@ class SlotOperation(Operation):
         self.weights.set_slot(slot, shape)
 
     def with_weights(self, change: Callable[[Bottleneck], Bottleneck]) -> SlotOperation:
-        """The same on changed weights."""
+        """Return the same on changed weights."""
         return replace(self, weights=change(self.weights))
 
     def settle(self, seen: Sequence[Moments]) -> None:

@@ -103,7 +103,7 @@ class Ablation:
 
 
 def lower_part(item: Ablation) -> int:
-    """The number of layers called lower: in proportion to layers 0–4 of the twelve in Houlsby et al."""
+    """Return the number of layers called lower: in proportion to layers 0–4 of the twelve in Houlsby et al."""
     return max(1, round(item.num_layers * 5 / 12))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -39,7 +39,7 @@ PAIR_NAMES = (
 )
 TEXT_NAMES = (
     *("text", "sentence", "sentence1", "premise", "content", "message", "tweet", "review", "body", "comment"),
-    *("document", "description", "question", "query", "title", "v2"),
+    *("document", "description", "question", "query", "title", "comment_text", "v2"),
 )
 LABEL_NAMES = (
     *("label", "labels", "target", "class", "category", "score", "sentiment", "gold_label", "intent", "emotion"),
@@ -127,6 +127,41 @@ def by_number(config: DataConfig, names: Sequence[str]) -> DataConfig:
         if given is not None and given not in names and given.isdecimal() and 0 < int(given[:6]) <= len(names)
     }
     return replace(config, **found)
+
+
+def split_names(given: str | None, header: Header, *, required: bool = True) -> tuple[str, ...]:
+    """The columns that a setting names: one, or several with commas between them, by name or number.
+
+    Unless they are `required`, they may be missing.
+    """
+    if given is None or given in header.names or "," not in given:
+        return () if given is None else (given,)
+    names = []
+    for part in (part.strip() for part in given.split(",")):
+        name = by_number(DataConfig(text=part), header.names).text
+        if name not in header.names:
+            if not required:
+                return ()
+            raise BadData(f"no column named `{part}`", list_columns(header), path=header.path, line=header.line)
+        names.append(str(name))
+    return tuple(names)
+
+
+def join_texts(record: Mapping[str, Any], names: Sequence[str]) -> Any:
+    """The texts of a row, each on a line of its own, without those that are empty; None if all are.
+
+    A cell that is no text is returned as it is, to be refused as such.
+    """
+    texts = []
+    for name in names:
+        cell = record.get(name)
+        if is_missing(cell):
+            continue
+        try:
+            texts.append(read_text(cell, name))
+        except Fault:
+            return cell
+    return "\n".join(texts) or None
 
 
 def find_name(names: Sequence[str], known: Iterable[str]) -> str | None:

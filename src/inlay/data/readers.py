@@ -58,7 +58,8 @@ def open_file(
     if wrong is not None:
         raise wrong
     given = (config.text, config.pair, config.label, config.split)
-    options = ReadOptions("", names, config.header, [name for name in given if name is not None])
+    roles = [part.strip() for name in given if name is not None for part in (name, *name.split(","))]
+    options = ReadOptions("", names, config.header, [name for name in roles if not name.isdecimal()])
     if reader in (open_parquet, open_spreadsheet):  # no text
         stream = reader(file, options)
         return replace(stream, notes=(*file.notes, *stream.notes))

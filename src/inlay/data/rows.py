@@ -221,6 +221,8 @@ class RowShape:
     """the role whose cells are lists; it tells this shape from others with columns of the same names"""
     optional: tuple[str, ...] = ()
     """roles that may be missing; a present one is evidence for the shape"""
+    has_objects: bool = False
+    """whether those lists hold objects: in a column of another name, lists of texts are labels"""
 
 
 def _convert_tags(counts: Counter[str], text: Any, label: Any = None) -> Cells:
@@ -271,7 +273,9 @@ def _convert_question(counts: Counter[str], text: Any, pair: Any, label: Any = _
 
 SHAPES = {
     "words": RowShape({"text": _WORDS, "label": _TAGS}, _convert_tags, listed="text"),
-    "spans": RowShape({"text": ("text", "sentence"), "label": _SPANS}, _convert_spans, listed="label"),
+    "spans": RowShape(
+        {"text": ("text", "sentence"), "label": _SPANS}, _convert_spans, listed="label", has_objects=True
+    ),
     "questions": RowShape(
         {"text": ("question",), "pair": ("context",), "label": _ANSWERS, "start": _STARTS},
         _convert_question,
@@ -319,6 +323,8 @@ def _is_told(shape: RowShape, table: Table, places: Mapping[str, str], *, has_ri
     if not has_rivals or any(role in places for role in shape.optional) or shape.listed not in places:
         return True
     cells = table.column(places[shape.listed])[:100]
+    if shape.has_objects and places[shape.listed].lower() not in shape.roles[shape.listed]:
+        return any(isinstance(item, Mapping) for cell in cells for item in as_list(cell) or ())
     return any(as_list(cell) is not None or isinstance(cell, Mapping) for cell in cells)
 
 

@@ -9,7 +9,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from inlay.data.columns import SIDES, Columns, Fault, Header, find_columns, read_text
+from inlay.data.columns import (
+    SIDES,
+    Columns,
+    Fault,
+    Header,
+    by_number,
+    find_columns,
+    join_texts,
+    read_text,
+    split_names,
+)
 from inlay.data.data_files import STDIN, is_url
 from inlay.data.packed_files import strip_packing
 from inlay.data.readers import has_reader, open_file
@@ -160,18 +170,15 @@ def stream_rows(
     ends stops it always.
     """
     stream = open_file(path, config)
-    header, columns = stream.header, None
+    header, columns, texts = stream.header, None, ()
     chunk: list[InputRow] = []
     num_rows = num_letters = 0
     for line, record in stream.records:
         num_rows += 1
         if columns is None and isinstance(record, dict):
             header = header if header.names else header._replace(names=tuple(record))
-            inputs = tuple(name for name in header.names if name != TASK_COLUMN)
-            columns = find_columns(
-                header._replace(names=inputs), replace(config, label=None, split=None), labelled=False
-            )
-        row = _read_input(line, record, columns, header.path)
+            columns, texts = _find_inputs(header, config)
+        row = _read_input(line, record, columns, texts, header.path)
         if row.error is not None and not isolate:
             raise row.error
         chunk.append(row)
@@ -185,7 +192,18 @@ def stream_rows(
         raise BadData("the file has no rows", "give a file with rows under its header", path=path)
 
 
-def _read_input(line: int, record: dict[str, Any] | BadData, columns: Columns | None, path: str) -> InputRow:
+def _find_inputs(header: Header, config: DataConfig) -> tuple[Columns, tuple[str, ...]]:
+    """The columns that are read of a file to predict, and those whose texts are joined, if there are several."""
+    config = replace(by_number(config, header.names), label=None, split=None)
+    texts = split_names(config.text, header)
+    inputs = tuple(name for name in header.names if name != TASK_COLUMN)
+    config = replace(config, text=texts[0] if texts else None)
+    return find_columns(header._replace(names=inputs), config, labelled=False), texts if len(texts) > 1 else ()
+
+
+def _read_input(
+    line: int, record: dict[str, Any] | BadData, columns: Columns | None, texts: tuple[str, ...], path: str
+) -> InputRow:
     if isinstance(record, BadData):
         # In prediction no row may be left out: a bad one gets an error, the others are answered.
         record.hint = record.hint and record.hint.replace(SKIP_HINT, "mend the row")
@@ -194,7 +212,8 @@ def _read_input(line: int, record: dict[str, Any] | BadData, columns: Columns | 
     task = record.get(TASK_COLUMN)
     task = str(task).strip() or None if task is not None else None
     try:
-        text = read_text(record.get(columns.text), columns.text)
+        cell = join_texts(record, texts) if texts else record.get(columns.text)
+        text = read_text(cell, ",".join(texts) or columns.text)
         pair = None if columns.pair is None else record.get(columns.pair)
         # An empty second text is none: a file may mix tasks that read pairs with tasks that do not.
         pair = None if pair is None or not str(pair).strip() else read_text(pair, str(columns.pair))

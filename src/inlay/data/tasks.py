@@ -29,6 +29,7 @@ from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, re
 from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, row_keys
 from inlay.data.tags import entity_types
 from inlay.data.targets import find_separator, sort_labels
+from inlay.data.wide_columns import combine
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 from inlay.settings import DataConfig
 
@@ -150,8 +151,9 @@ def read_split(source: RowsGiven, labels: Sequence[str], kind: str, config: Data
     for side in order:
         if side not in opened.sides:
             continue
-        table = shape_table(opened.read(side), opened.config, labelled=side != "test")
-        rows = read_rows(table, _find_own_columns(table, opened.config, labelled=side != "test"), bad)
+        combined = combine(opened.read(side), opened.config, labelled=side != "test")
+        table = shape_table(combined.table, combined.config, labelled=side != "test")
+        rows = read_rows(table, _find_own_columns(table, combined.config, labelled=side != "test"), bad)
         parts = rows.by_side()
         rows = next((parts[part] for part in ("test", "dev", "train") if part in parts), rows)
         if side == "test" and not rows.is_labelled:
@@ -265,8 +267,9 @@ def _find_answers(scheme: Scheme, given: Sequence[str]) -> tuple[str, ...]:
 
 def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[str, Rows], str | None]:
     """The rows of every side that is given, and the kind their shape says; unlabelled test rows are left out."""
-    config = source.config
-    table = shape_table(source.read("train"), config)
+    combined = combine(source.read("train"), source.config)
+    config = combined.config
+    table = shape_table(combined.table, config)
     config, kind = replace(config, kind=table.kind or config.kind), table.kind
     columns = _find_own_columns(table, config)
     notes += table.notes if table.kind is not None else [*table.notes, columns.describe()]
@@ -280,6 +283,7 @@ def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[st
         if side in parts:
             raise BadConfig(f"{side} rows are given both by column `{columns.split}` and by a file", "give one of them")
         table = source.read(side) if given is None else read_table(given, config)
+        table = combine(table, config, has_sets=combined.has_sets, labelled=side == "dev").table
         if kind is not None:
             table = shape_table(table, config, labelled=side == "dev")
         notes += table.notes

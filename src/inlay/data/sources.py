@@ -170,7 +170,8 @@ def stream_rows(
     ends stops it always.
     """
     stream = open_file(path, config)
-    header, columns, texts = stream.header, None, ()
+    header, columns = stream.header, None
+    texts: tuple[str, ...] = ()
     chunk: list[InputRow] = []
     num_rows = num_letters = 0
     for line, record in stream.records:

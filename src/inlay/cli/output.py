@@ -1,4 +1,4 @@
-"""Answers as rows of a file: the input's own columns, then what the task says. CSV, TSV or JSONL by suffix.
+"""Answers as rows of a file: the input's own columns, then what the task says. CSV, TSV, JSONL, Parquet or .xlsx.
 
 A file is written to a draft beside it and gets its name when it is whole. If the user stops the program, the windows
 that were written whole stay, under a name that says so. In a table, one column holds what the task found: the label,
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from inlay.cli.screen import printable
+from inlay.cli.typed_files import CONVERTERS, check_converter, text_cell
 from inlay.errors import BadConfig, InlayError
 from inlay.serving import Answer, answer_cell, describe_answer
 from inlay.store import telling_full_disk
@@ -33,6 +34,7 @@ _FORMULA = {
 }
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _ADDED = ("label", "probability", "error")
+SUFFIXES = (".csv", ".tsv", ".jsonl", *CONVERTERS)
 
 
 class Writer:
@@ -67,7 +69,8 @@ class Writer:
             self._columns = tuple(dict.fromkeys(name for record in records for name in record))
             self._put([*self._columns, *rename_added(self._columns, self._added)])
         for record, answer in zip(records, answers, strict=True):
-            self._put([*(_cell(record.get(name)) for name in self._columns), *_cells(answer)[: len(self._added)]])
+            cells = _cells(answer) if self._suffix not in CONVERTERS else _typed_cells(answer)
+            self._put([*(record.get(name) for name in self._columns), *cells[: len(self._added)]])
             if not record.keys() <= set(self._columns):
                 self.left_out |= dict.fromkeys(name for name in record if name not in self._columns)
 
@@ -80,13 +83,16 @@ class Writer:
         columns = tuple(dict.fromkeys(name for record in records for name in record))
         self._put(columns)
         for record in records:
-            self._put([_cell(record.get(name)) for name in columns])
+            self._put([record.get(name) for name in columns])
 
-    def _put_line(self, record: Record) -> None:
+    def _put_line(self, record: Record | Sequence[Any]) -> None:
         self._stream.write(printable(json.dumps(record, ensure_ascii=False, default=str)) + "\n")
 
-    def _put(self, cells: Sequence[str]) -> None:
-        cells = [self._tame(cell) for cell in cells]
+    def _put(self, values: Sequence[Any]) -> None:
+        if self._suffix in CONVERTERS:
+            self._put_line(values)
+            return
+        cells = [self._tame(text_cell(value)) for value in values]
         if self._suffix == ".csv":
             # Python's writer leaves what only other readers split at unquoted: a lone carriage return, and `;`.
             if any(letter in cell for cell in cells for letter in "\r;\t"):
@@ -116,8 +122,11 @@ def open_rows(target: Path, *, abstains: bool = False, keep_formulas: bool = Fal
     rows were not sure enough to be answered; `keep_formulas` leaves cells as they are. Half a character is written out.
     """
     suffix = target.suffix.lower()
-    if suffix not in (".csv", ".tsv", ".jsonl"):
-        raise BadConfig(f"`{target}` does not end in .csv, .tsv or .jsonl", "name the output .csv, .tsv or .jsonl")
+    if suffix not in SUFFIXES:
+        known = ", ".join(SUFFIXES)
+        raise BadConfig(f"`{target}` does not end in one of {known}", "name the output by its format")
+    if suffix in CONVERTERS:
+        check_converter(suffix)
     draft = target.with_name(f".draft-{os.getpid()}-{target.name}")
     try:
         stream = draft.open("w", encoding="utf8", errors="backslashreplace", newline="")
@@ -127,7 +136,8 @@ def open_rows(target: Path, *, abstains: bool = False, keep_formulas: bool = Fal
     try:
         with telling_full_disk(target, 0), stream:
             yield writer
-        os.replace(draft, target)
+        with telling_full_disk(target, 0):
+            _give_name(draft, target, suffix)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(_keep_partial(writer, draft, target)) from None
     finally:
@@ -141,8 +151,21 @@ def _keep_partial(writer: Writer, draft: Path, target: Path) -> str:
         return f"stopped before any row was answered: {target} was not written"
     partial = target.with_suffix(f".partial{target.suffix}")
     os.truncate(draft, end_bytes)
-    os.replace(draft, partial)
+    _give_name(draft, partial, target.suffix.lower())
     return f"stopped: the first {num_rows:,} rows are in {partial}, and {target} was not written"
+
+
+def _give_name(draft: Path, target: Path, suffix: str) -> None:
+    """Give a draft its name; one of a typed format becomes such a file first, beside it."""
+    if suffix not in CONVERTERS:
+        os.replace(draft, target)
+        return
+    made = draft.with_name(f"{draft.name}.made")
+    try:
+        CONVERTERS[suffix](draft, made)
+        os.replace(made, target)
+    finally:
+        made.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -169,7 +192,10 @@ def _cells(answer: Answer) -> list[str]:
     return [answer_cell(about), probability, "", str(bool(about.get("abstained"))).lower()]
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return ""
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+def _typed_cells(answer: Answer) -> list[Any]:
+    """Return what `_cells` says, with numbers and truth values as such, and None for nothing."""
+    if answer.error is not None:
+        return [None, None, str(answer.error.message), None]
+    about = describe_answer(answer)
+    found = about["value"] if "value" in about else answer_cell(about)
+    return [found, about.get("probability"), None, bool(about.get("abstained"))]

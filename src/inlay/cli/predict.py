@@ -48,7 +48,10 @@ def predict(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="CSV, TSV or JSONL file to write; default: JSON lines on stdout"
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="CSV, TSV, JSONL, Parquet or .xlsx file to write; default: JSON lines on stdout",
         ),
     ] = None,
     min_confidence: flags.ConfidenceOption = None,

@@ -1,0 +1,149 @@
+"""Rows of answers as Parquet or .xlsx, whose columns have types. They are made when all rows are there.
+
+Until then rows are lines of JSON in a draft, the first of which has the columns. So a column gets the type that all of
+its cells have; one with mixed types becomes text.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import BadConfig, BadData, Missing
+from inlay.terminal import log
+
+_ROWS_AT_ONCE = 10_000
+MOST_SHEET_ROWS = 1_048_575
+"""rows under the header of a sheet"""
+MOST_CELL_LETTERS = 32_767
+_LARGEST_INTEGER = 2**63
+
+
+def check_converter(suffix: str) -> None:
+    """Refuse a format whose library is not there, before any work."""
+    if suffix == ".xlsx" and importlib.util.find_spec("openpyxl") is None:
+        hint = "pip install 'inlay[xlsx]', or name the output .csv or .parquet"
+        raise Missing("the library `openpyxl` is not installed", hint)
+
+
+def text_cell(value: Any) -> str:
+    """Return a value as a cell of text."""
+    if value is None:
+        return ""
+    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else str(value)
+
+
+def _read_draft(draft: Path) -> tuple[list[str], Iterator[list[Any]]]:
+    def rows() -> Iterator[list[Any]]:
+        with draft.open(encoding="utf8") as file:
+            next(file, None)
+            yield from map(json.loads, file)
+
+    with draft.open(encoding="utf8") as file:
+        first = file.readline()
+    return (json.loads(first) if first else []), rows()
+
+
+def write_parquet(draft: Path, target: Path) -> None:
+    """Write a draft as Parquet, each column with the type that all of its cells have."""
+    import pyarrow
+    from pyarrow import parquet
+
+    types = {
+        "bool": pyarrow.bool_(),
+        "int": pyarrow.int64(),
+        "float": pyarrow.float64(),
+        "texts": pyarrow.list_(pyarrow.string()),
+        "text": pyarrow.string(),
+    }
+    names, rows = _read_draft(draft)
+    if len(set(names)) < len(names):
+        raise BadConfig("two columns have one name", "name the output .csv")
+    kinds = [_join_kinds(seen) for seen in _find_kinds(rows, len(names))]
+    schema = pyarrow.schema([(name, types[kind]) for name, kind in zip(names, kinds, strict=True)])
+    _, rows = _read_draft(draft)
+    with parquet.ParquetWriter(target, schema) as writer:
+        while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+            columns = zip(kinds, zip(*chunk, strict=True), strict=True)
+            arrays = [
+                pyarrow.array([_convert(cell, kind) for cell in cells], type=types[kind]) for kind, cells in columns
+            ]
+            writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
+
+
+def _find_kinds(rows: Iterator[list[Any]], num_columns: int) -> list[set[str]]:
+    seen: list[set[str]] = [set() for _ in range(num_columns)]
+    for row in rows:
+        for kinds, cell in zip(seen, row, strict=True):
+            if cell is not None:
+                kinds.add(_kind_of(cell))
+    return seen
+
+
+def _kind_of(cell: Any) -> str:
+    if isinstance(cell, bool):
+        return "bool"
+    if isinstance(cell, int):
+        return "int" if -_LARGEST_INTEGER <= cell < _LARGEST_INTEGER else "text"
+    if isinstance(cell, float):
+        return "float"
+    return "texts" if isinstance(cell, list) and all(isinstance(item, str) for item in cell) else "text"
+
+
+def _join_kinds(seen: set[str]) -> str:
+    if len(seen) == 1:
+        return next(iter(seen))
+    return "float" if seen == {"int", "float"} else "text"
+
+
+def _convert(cell: Any, kind: str) -> Any:
+    if cell is None:
+        return None
+    if kind == "float":
+        return float(cell)
+    return text_cell(cell) if kind == "text" else cell
+
+
+def write_workbook(draft: Path, target: Path) -> None:
+    """Write a draft as the one sheet of a workbook. Texts are texts: none is run as a formula."""
+    import openpyxl
+    from openpyxl.cell import WriteOnlyCell
+    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
+
+    book = openpyxl.Workbook(write_only=True)
+    sheet = book.create_sheet("rows")
+    num_cut = 0
+
+    def make_cells(values: Sequence[Any]) -> Iterator[Any]:
+        nonlocal num_cut
+        for value in values:
+            if value is None or isinstance(value, bool | int | float):
+                yield value
+                continue
+            text = ILLEGAL_CHARACTERS_RE.sub("", text_cell(value))
+            num_cut += len(text) > MOST_CELL_LETTERS
+            cell = WriteOnlyCell(sheet, value=text[:MOST_CELL_LETTERS])
+            cell.data_type = "s"  # not "f", as what begins with = would be
+            yield cell
+
+    names, rows = _read_draft(draft)
+    sheet.append(list(make_cells(names)))
+    for number, row in enumerate(rows, start=1):
+        if number > MOST_SHEET_ROWS:
+            reason = f"a sheet has at most {MOST_SHEET_ROWS:,} rows under its header"
+            raise BadData(reason, "name the output .csv or .parquet")
+        sheet.append(list(make_cells(row)))
+    book.save(target)
+    if num_cut:
+        log(
+            f"{num_cut:,} texts were cut to the {MOST_CELL_LETTERS:,} letters of a cell; .csv keeps them whole",
+            "yellow",
+        )
+
+
+CONVERTERS: dict[str, Callable[[Path, Path], None]] = {".parquet": write_parquet, ".xlsx": write_workbook}
+"""suffix -> what makes such a file of a draft"""

@@ -1,0 +1,121 @@
+"""Files as people have them, from the command line: stdin, packed files, outputs with types, hints that work."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import openpyxl
+import pandas as pd
+import pytest
+
+from inlay.cli.output import open_rows
+from inlay.cli.typed_files import MOST_CELL_LETTERS
+from inlay.errors import BadConfig
+from inlay.serving import Answer
+
+from .conftest import SETTINGS, Inlay, write_mail
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    return lambda content: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_a_task_comes_from_stdin_and_answers_into_typed_files(
+    inlay: Inlay, backbone_folder: Callable[[str], Path], tmp_path: Path, piped: Callable[[bytes], None]
+) -> None:
+    rows = write_mail(tmp_path / "mail.csv").read_bytes()
+    backbone = backbone_folder("bert")
+    piped(gzip.compress(rows))
+    ended = inlay("train", "-", "--task", "mail", "--backbone", backbone, *SETTINGS)
+    assert ended.status == 0, ended.err
+    assert "stdin: read as csv" in ended.err
+    piped(rows)
+    assert inlay("evaluate", "mail", "-", "--json").data["num_rows"] == 80
+    piped(b"")
+    ended = inlay("evaluate", "mail", "-")
+    assert ended.status == 4
+    assert "nothing came on stdin" in ended.err
+    # stdin of `predict` is lines, unless a format is said; all columns are kept
+    piped(rows)
+    ended = inlay("predict", "mail", "--input", "-", "--format", "csv", "-o", tmp_path / "out.parquet")
+    assert ended.status == 0, ended.err
+    frame = pd.read_parquet(tmp_path / "out.parquet")
+    assert list(frame.columns) == ["text", "label", "predicted_label", "probability", "error"]
+    assert len(frame) == 80
+    assert frame["probability"].dtype == "float64"
+    assert frame["error"].isna().all()
+    packed = tmp_path / "new.csv.gz"
+    packed.write_bytes(gzip.compress(b"n,text,ok\n1,=1+1 free prize,true\n2,,false\n3,see you home,true\n"))
+    ended = inlay("predict", "mail", "--input", packed, "-o", tmp_path / "out.xlsx")
+    assert ended.status == 0, ended.err
+    book = openpyxl.load_workbook(tmp_path / "out.xlsx")
+    (head, first, second, _) = book.worksheets[0].iter_rows()
+    assert [cell.value for cell in head] == ["n", "text", "ok", "label", "probability", "error"]
+    assert (first[1].value, first[1].data_type) == ("=1+1 free prize", "s")  # no formula
+    assert "empty text" in second[5].value
+    book.close()
+    again = inlay("evaluate", "mail", tmp_path / "out.parquet", "--json")
+    assert again.data["num_rows"] == 80
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".draft")]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".xlsx"])
+def test_columns_have_the_type_of_all_their_cells(tmp_path: Path, suffix: str) -> None:
+    records = [
+        {"whole": 1, "number": 1, "mixed": 7, "flag": True, "list": ["a", "b"], "odd": {"a": 1}, "none": None},
+        {"whole": 2, "number": 2.5, "mixed": "x", "flag": False, "list": [], "odd": [1, 2], "none": None},
+        {"whole": None, "number": None, "mixed": None, "flag": None, "list": None, "odd": 10**30, "none": None},
+    ]
+    path = tmp_path / f"a{suffix}"
+    with open_rows(path) as writer:
+        writer.write_plain(records)
+    assert sorted(tmp_path.iterdir()) == [path]
+    if suffix == ".xlsx":
+        assert pd.read_excel(path)["mixed"].tolist()[:2] == [7, "x"]
+        return
+    frame = pd.read_parquet(path, dtype_backend="pyarrow")
+    types = {name: str(kind) for name, kind in frame.dtypes.items()}
+    assert types["whole"] == "int64[pyarrow]"
+    assert types["number"] == "double[pyarrow]"
+    assert types["flag"] == "bool[pyarrow]"
+    assert frame["mixed"].tolist()[:2] == ["7", "x"]
+    assert list(frame["list"][0]) == ["a", "b"]
+    assert frame["odd"].tolist() == ['{"a": 1}', "[1, 2]", str(10**30)]
+
+
+def test_a_cell_too_long_for_a_workbook_is_cut_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_rows(tmp_path / "a.xlsx") as writer:
+        writer.write_plain([{"text": "x" * 40_000}, {"text": "a\x00b"}])
+    assert pd.read_excel(tmp_path / "a.xlsx")["text"].str.len().tolist() == [MOST_CELL_LETTERS, 2]
+    assert "1 texts were cut" in capsys.readouterr().err
+
+
+def test_nothing_is_half_written(tmp_path: Path) -> None:
+    def fail(suffix: str) -> None:
+        with open_rows(tmp_path / f"a{suffix}") as writer:
+            writer.write_plain([{"a": 1}])
+            raise RuntimeError
+
+    for suffix in (".parquet", ".xlsx"):
+        with pytest.raises(RuntimeError):
+            fail(suffix)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(BadConfig, match=r"does not end in one of \.csv, .*\.parquet"), open_rows(tmp_path / "a.ods"):
+        pass
+
+
+def test_an_interrupted_parquet_keeps_its_whole_windows(tmp_path: Path) -> None:
+    def stop() -> None:
+        with open_rows(tmp_path / "a.parquet") as writer:
+            writer.write([{"text": "a"}], [Answer("mail", error=BadConfig("no answer"))])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="the first 1 rows"):
+        stop()
+    assert pd.read_parquet(tmp_path / "a.partial.parquet")["text"].tolist() == ["a"]
+    assert not (tmp_path / "a.parquet").exists()

@@ -394,7 +394,7 @@ def test_the_recipe_follows_the_number_of_rows(tiny_bert, toy_task):
         found = make_run(make_rows_of(toy_task(**more), num_rows), config, tiny_bert).config.train
         return found.head_start, found.contrast, found.epochs, found.lr
 
-    assert recipe(50) == ("probe", 50, 0, 1e-3)
+    assert recipe(50) == ("probe", 32, 0, 1e-3)
     assert recipe(500) == ("probe", 100, 0, 1e-3)
     assert recipe(1000) == ("probe", 150, 5, 1e-3)
     assert recipe(2001) == ("probe", 0, 5, 5e-4)

@@ -297,6 +297,18 @@ def test_measured_bytes_predict_a_larger_pass_and_measuring_leaves_no_trace(tiny
         assert predicted == pytest.approx(saved.num_bytes * (1 + 1 / blocks), rel=0.05)
 
 
+def test_on_a_cpu_memory_is_measured_on_one_row_and_two(tiny_bert, toy_task, monkeypatch):
+    cohort, seen, original = Cohort([make(tiny_bert, toy_task())], tiny_bert, SETTINGS), [], Stepper.differentiate
+
+    def differentiate(self, active, batches):
+        seen.append([len(rows) for rows in batches.values()])
+        return original(self, active, batches)
+
+    monkeypatch.setattr(Stepper, "differentiate", differentiate)
+    memory.measure_token_bytes(cohort)
+    assert seen == [[1], [2]]
+
+
 def test_saved_bytes_are_those_of_the_formula():
     x, weight = torch.randn(50, 8), torch.randn(8, 4, requires_grad=True)
     with counting_saved([weight]) as saved:

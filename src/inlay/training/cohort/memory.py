@@ -2,6 +2,7 @@
 
 A slot's cost follows from the shapes. A token's is measured on two small forward and backward passes of the cohort
 itself: on a GPU by the allocator's own peak, on a CPU, whose allocator keeps no count, by the bytes autograd saves.
+Those are exact, so passes of one row and of two tell it there: a run on few rows takes few steps beside them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MAX_COHORT = 32
 TOKEN_BUDGET = {"cpu": 16384, "cuda": 131072}
 """tokens of a forward pass at most, unless asked otherwise: more are not faster"""
 _USABLE = 0.8  # share of the free memory to use: the rest is for fragments, dev rows and other programs
-_PROBED_TOKENS = (256, 1024)
+_PROBED_TOKENS = (256, 1024)  # on a GPU
 # A slot's numbers while gradients are taken: value, gradient, its flat copy, two moments, the best epoch's copy.
 _COPIES = 6
 # More of them while the optimizer steps and no activation is held: the stepped slots' own four, and two between. A CPU,
@@ -146,7 +147,8 @@ def measure_token_bytes(cohort: Cohort) -> float:
     parts = [part for member in cohort.members for part in member.parts]
     member = max(parts, key=lambda member: member.longest)
     row, length = int(member.lengths.argmax()), member.longest
-    counts = [max(1, -(-tokens // length)) for tokens in _PROBED_TOKENS]
+    is_exact = cohort.backbone.device.type == "cpu"
+    counts = [1 if is_exact else max(1, -(-tokens // length)) for tokens in _PROBED_TOKENS]
     if counts[0] == counts[1]:
         counts[1] += 1
     costs = []

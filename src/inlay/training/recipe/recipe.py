@@ -29,7 +29,7 @@ from inlay.settings import RunConfig, TrainConfig
 
 MOST_FOR_CONTRAST_ALONE, MOST_FOR_CONTRAST = 500, 2000
 """most training rows for which a contrastive start is all that is trained, and for which there is one at all"""
-CONTRAST_STEPS = ((100, 50), (MOST_FOR_CONTRAST_ALONE, 100), (MOST_FOR_CONTRAST, 150))
+CONTRAST_STEPS = ((100, 32), (MOST_FOR_CONTRAST_ALONE, 100), (MOST_FOR_CONTRAST, 150))
 """(most training rows, steps of the contrastive start)"""
 BLEND = 0.6
 """share of the contrastive start's change that is kept; less if the probe's held-out score is below this too"""

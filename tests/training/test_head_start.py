@@ -159,6 +159,7 @@ def test_who_gives_a_rate_gets_what_it_always_was(tiny_bert, toy_task):
 def test_settings_that_came_later_are_no_part_of_ids_where_a_rate_is_given(tiny_bert, toy_task):
     config = make(tiny_bert, toy_task(), lr=5e-4, epochs=3).config
     assert not {"head_start", "contrast", "blend", "keep"} & set(settled(config.train))
+    assert settled(config.train)["patience"] == settled(TrainConfig(lr=5e-4, patience=0))["patience"] == 0
 
 
 def test_pulled_together_and_pushed_apart_as_the_formula_says():
@@ -341,6 +342,29 @@ def test_the_epoch_of_the_least_loss_is_kept(tiny_bert, toy_task):
     assert kept == [1, 1, 3, 4]
     close_epoch(member, DevScores({"accuracy": math.nan}, math.nan, {}), 0.0, cohort.bank)
     assert member.progress.best_epoch == 4
+
+
+def test_where_the_loss_decides_patience_counts_from_the_least_loss(tiny_bert, toy_task):
+    run = make(tiny_bert, toy_task(num_rows=50), lr=1e-3, keep="loss", patience=2)
+    (member,) = (cohort := Cohort([run], tiny_bert, SETTINGS)).members
+    stopped = []
+    for accuracy, loss in ((0.7, 0.5), (0.8, 0.4), (0.9, 0.6), (0.95, 0.45)):  # the score rises to the end
+        close_epoch(member, DevScores({"accuracy": accuracy}, loss, {}), 0.0, cohort.bank)
+        stopped.append(not member.is_active)
+    assert stopped == [False, False, False, True]
+    assert member.progress.best_epoch == 2
+    assert member.progress.message == "no smaller dev loss for 2 epochs"
+
+
+def test_a_plateau_ends_a_run_whose_user_left_its_length_open(tiny_bert, toy_task):
+    def patience(num_rows, kind="classify", **train):
+        return make(tiny_bert, toy_task(kind=kind, num_rows=num_rows), **train).config.train.patience
+
+    assert patience(1000) == 2, "after a contrastive start"
+    assert patience(1000, contrast=0) == patience(1000, kind="multilabel") == 3
+    assert patience(20) == patience(30, kind="regress") == 0, "too few dev rows to tell"
+    assert patience(1000, epochs=7) == patience(1000, lr=1e-3) == patience(1000, head_start="fresh") == 0
+    assert patience(1000, patience=5) == patience(1000, patience=5, lr=1e-3) == 5
 
 
 def test_many_dev_rows_have_a_loss_at_the_likeliest_temperature(tiny_bert, toy_task):

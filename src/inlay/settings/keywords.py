@@ -82,7 +82,7 @@ class _CommonTrainingSettings(TypedDict, total=False):
     pooling: Literal["auto", "cls", "pooler", "mean", "text"]
     hidden: Literal["none", "tanh", "pooler"]
     features: Literal["last", "mix"]
-    patience: int
+    patience: int | None
     class_weights: Literal["none", "balanced"]
     label_smoothing: float | None
     beams: int | None

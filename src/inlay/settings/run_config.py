@@ -156,7 +156,11 @@ class TrainConfig:
     features: str = setting(
         "last", "what pooling reads: last (the last layer), or mix (a learned mix of all)", choices=("last", "mix")
     )
-    patience: int = setting(0, "stop after this many epochs without a better dev score; 0: never stop early")
+    patience: int | None = setting(
+        None,
+        "stop after this many epochs without a better dev score (with train.keep `loss`: without a smaller dev loss); "
+        "0: never stop early; default: 0, or by the recipe if `train.lr` and `train.epochs` are open",
+    )
     class_weights: str = setting(
         "none",
         "weights of the classes in the loss: none, or balanced (rare classes count more)",
@@ -357,8 +361,8 @@ class RunConfig:
 def settled(config: Any) -> dict[str, Any]:
     """Return the settings that are part of a run's id: all but those added later that are left open."""
     settings = dataclasses.asdict(config)
-    if isinstance(config, TrainConfig):  # ids have always had a number here; a recipe's is resolved before
-        settings["epochs"] = config.num_epochs
+    if isinstance(config, TrainConfig):  # ids have always had numbers here; a recipe's are resolved before
+        settings |= {"epochs": config.num_epochs, "patience": config.patience or 0}
     return leave_out_later(type(config), settings)
 
 

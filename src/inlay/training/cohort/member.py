@@ -75,7 +75,8 @@ class Progress:
     top_metric: float | None = None
     """the best score so far; a later epoch within chance of it may be kept instead"""
     last_gain: int = 0
-    """the last epoch with a better score than any before, which patience counts from; a tie is no gain"""
+    """the last epoch with a better score than any before; a tie is no gain. Patience counts from it, unless the loss
+    decides"""
     status: str = ""
     message: str = ""
     began: float = 0.0
@@ -400,14 +401,16 @@ def close_epoch(member: AnyMember, verdict: DevScores, seconds: float, bank: Ban
     if _is_kept(member, value, dev_loss):
         member.best_tensors = member.read(bank)
         progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
+    gained = progress.best_epoch if train.keep == "loss" else progress.last_gain
     if verdict.num_lost:
         reason = f"the outputs of {verdict.num_lost:,} dev rows are not finite"
         _end_diverged(member, f"diverged in epoch {progress.epoch}: {reason}")
     elif progress.step == member.num_steps and not progress.stage:
         progress.status = FINISHED
-    elif not stage and train.patience and progress.epoch - progress.last_gain >= train.patience:
+    elif not stage and train.patience and progress.epoch - gained >= train.patience:
         progress.status = STOPPED_EARLY
-        progress.message = f"no better dev {metric} for {train.patience} epochs"
+        what = "smaller dev loss" if train.keep == "loss" else f"better dev {metric}"
+        progress.message = f"no {what} for {train.patience} epochs"
     return record
 
 

@@ -14,6 +14,7 @@ file is the one place that knows the numbers; the usual rate of each method is i
 5. A run that began as a probe keeps the epoch of the least loss on dev rows: scores of few rows are mostly chance, and
    the loss tells sooner than they do when rows are learnt by heart. Others keep the best score, or on few dev rows a
    later epoch within chance of it. Where there are rows enough to tell, thresholds of labels are tuned on dev.
+6. It stops where `PATIENCE` epochs, fewer after a contrastive start, have brought no smaller loss on dev rows.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ STEPS, STEPS_AFTER_CONTRAST = 300, 150
 EPOCHS = (4, 10)
 FEWEST_DEV_ROWS = 20
 """fewest dev rows to judge a contrastive start by; with fewer it is kept, unless it is worse by more than chance"""
+PATIENCE, PATIENCE_AFTER_CONTRAST = 3, 2
+"""epochs without a smaller dev loss after which a run ends, if its dev rows are not too few to tell"""
 FEW_DEV_ROWS = 200
 """fewest dev rows to choose by score alone; with fewer, a later epoch within chance of the best is kept"""
 
@@ -54,16 +57,17 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     has_probe = head_start == "probe"
     contrast = _find_contrast(task, config, is_open=is_open, has_probe=has_probe)
     is_cut = KINDS[task.kind].has_cuts(len(task.labels))
+    keep = _or_auto(train.keep, _find_keep(len(task.dev), contrast, is_open=is_open, has_probe=has_probe))
     known: dict[str, Any] = {
         "head_start": head_start,
         "contrast": contrast,
         "blend": _find_blend(train, contrast),
-        "keep": _or_auto(train.keep, _find_keep(len(task.dev), contrast, is_open=is_open, has_probe=has_probe)),
+        "keep": keep,
         "thresholds": _or_auto(train.thresholds, "dev" if is_open and is_cut and not backbone.is_seq2seq else "none"),
     }
     rate = train.lr or method.find_lr(is_seq2seq=backbone.is_seq2seq, is_alone=config.joint.trained == "task")
     if not is_open:
-        return {**known, "lr": rate, "epochs": train.num_epochs}
+        return {**known, "lr": rate, "epochs": train.num_epochs, "patience": train.patience or 0}
     if not has_sources and not backbone.is_seq2seq and not method.is_finetuned:
         if contrast:
             rate *= FACTOR
@@ -76,7 +80,17 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
         steps = STEPS_AFTER_CONTRAST if contrast else STEPS
         epochs = 0 if has_probe and is_done else count_epochs(steps, len(task.train), train.batch_size)
         epochs = epochs if has_probe else max(epochs, train.num_epochs)  # a fresh head needs a higher rate
-    return {**known, "lr": rate, "epochs": epochs}
+    patience = _find_patience(train, contrast, len(task.dev), is_watched=has_probe and keep == "loss")
+    return {**known, "lr": rate, "epochs": epochs, "patience": patience}
+
+
+def _find_patience(train: TrainConfig, contrast: int, num_dev: int, *, is_watched: bool) -> int:
+    """Return the epochs without a smaller dev loss that end a run; 0 where its user gave a number of epochs."""
+    if train.patience is not None:
+        return train.patience
+    if not is_watched or train.epochs is not None or num_dev < FEWEST_DEV_ROWS:
+        return 0
+    return PATIENCE_AFTER_CONTRAST if contrast else PATIENCE
 
 
 def _find_keep(num_dev: int, contrast: int, *, is_open: bool, has_probe: bool) -> str:

@@ -75,6 +75,8 @@ class Record:
     num_test: int
     digest: str
     source: str
+    commit: str = ""
+    date: str = ""
 
     @property
     def cell(self) -> Cell:
@@ -260,6 +262,7 @@ def write_report(records: Sequence[Record], folder: Path) -> str:
             *_render_means(scores),
             *_render_pairs(scores),
             *_render_cpu(scores),
+            *_render_commits(records),
             *_render_failures(records),
             *_render_sets(scores),
         ]
@@ -292,9 +295,14 @@ def _render_means(scores: Scores) -> list[str]:
             shown_cells.append(cells)
             means = {name: scores.mean(name, cells) for name in systems}
             first = max((value for name, value in means.items() if name != "best"), default=100.0)
-            rows.append([f"{size:,}", _count_sets(cells), *(_bold(means.get(name), first) for name in scores.systems)])
-    heads = ["rows", "on", *(NAMES[name] for name in scores.systems)]
-    told = "Each row has the systems that were measured on the same sets and draws; the first but for `best` is bold."
+            own = [scores.records[(*cell, OURS)] for cell in cells if OURS in systems]
+            shown = [_bold(means.get(name), first) for name in scores.systems]
+            rows.append([f"{size:,}", _count_sets(cells), *shown, ", ".join(_list_commits(own))])
+    heads = ["rows", "on", *(NAMES[name] for name in scores.systems), "Inlay's commit"]
+    told = (
+        "Each row has the systems that were measured on the same sets and draws; the first but for `best` is bold. "
+        "Several commits in a row: its sets were not all measured with one recipe."
+    )
     return [
         "## Means",
         "",
@@ -343,6 +351,29 @@ def _render_cpu(scores: Scores) -> list[str]:
         "sets. Probe and TF-IDF are one process, which both columns show. `best` is the whole grid."
     )
     return ["## CPU seconds", "", told, "", *_table(["rows", *(NAMES[name] for name in scores.systems)], rows), ""]
+
+
+def _list_commits(records: Iterable[Record]) -> list[str]:
+    """The commits of records, the newest first."""
+    newest: dict[str, str] = {}
+    for record in records:
+        short = record.commit[:7]
+        newest[short] = max(newest.get(short, ""), record.date)
+    return sorted(newest, key=lambda commit: newest[commit], reverse=True)
+
+
+def _render_commits(records: Sequence[Record]) -> list[str]:
+    """Which code was measured when, and on how much."""
+    rows = []
+    for name in ORDER:
+        own = [record for record in records if record.system == name]
+        for commit in _list_commits(own):
+            here = [record for record in own if record.commit[:7] == commit]
+            days = sorted({record.date[:10] for record in here})
+            sizes = ", ".join(f"{size:,}" for size in sorted({record.size for record in here}))
+            rows.append([NAMES[name], commit, " to ".join(dict.fromkeys((days[0], days[-1]))), sizes, str(len(here))])
+    heads = ["system", "commit", "date", "rows", "lines"]
+    return ["## What was measured when", "", *_table(heads, rows), ""]
 
 
 def _render_failures(records: Sequence[Record]) -> list[str]:

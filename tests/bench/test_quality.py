@@ -253,3 +253,15 @@ def test_a_dear_system_is_shown_beside_the_others_on_what_they_share(tmp_path):
     assert "| 50 | 1 set, 1 draw | **70.0** | **70.0** | 60.0 |  |" in text
     assert "| 50 | 1 set, 2 draws | **70.0** | **70.0** |  |  |" in text
     assert "| 200 | 1 set, 1 draw | **70.0** | **70.0** |  | 50.0 |" in text
+
+
+def test_a_mixture_of_commits_is_said_in_the_table(tmp_path):
+    records = [
+        record("inlay", 80.0, "glue/sst2", size=50, commit="1111111aaaa", date="2026-01-01T10:00:00"),
+        record("inlay", 80.0, "glue/cola", size=50, commit="2222222bbbb", date="2026-01-03T10:00:00"),
+        record("inlay", 80.0, "glue/rte", size=50, commit="1111111aaaa", date="2026-01-02T10:00:00"),
+    ]
+    text = write_report(records, tmp_path)
+    assert "| 50 | 3 sets, 3 draws | **80.0** | 2222222, 1111111 |" in text
+    assert "| Inlay, no options | 1111111 | 2026-01-01 to 2026-01-02 | 50 | 2 |" in text
+    assert "| Inlay, no options | 2222222 | 2026-01-03 | 50 | 1 |" in text

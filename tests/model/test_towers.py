@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import SlotSpec, resolve_method
 from inlay.model.batch.route import Row, Segment, collate, pack
+from inlay.model.heads import inference
 from inlay.model.heads.heads import HeadSpec
 from inlay.model.heads.inference import batch_rows, batches_by_length, infer, infer_canonically
 from inlay.model.heads.readout import pair_features
@@ -297,3 +298,30 @@ def test_a_row_of_another_reading_than_its_head_is_noticed(tiny_bert):
     for row in (Row(TEXTS[0], 0), Row(TEXTS[0], 1, other=TEXTS[1])):
         with pytest.raises(AssertionError, match="reading of pairs"):
             infer(bank, [row])
+
+
+def test_texts_that_pairs_share_are_read_once_and_answered_as_the_formula_says(tiny_bert, monkeypatch):
+    """One text beside all others, as a question beside documents; rows of other slots are answered as ever."""
+    bank = fill(tiny_bert, tower_spec(), tower_spec("cls", num_outputs=5), single_spec())
+    rows = [Row(TEXTS[0], 0, other=text) for text in TEXTS[1:]] * 2
+    rows[3:3] = [Row(TEXTS[1], 2), Row(TEXTS[1], 1, other=TEXTS[2]), Row(TEXTS[3], 1, other=TEXTS[4])]
+    wanted = [infer(bank, [row])[0] for row in rows]
+    read, collate_all = [], type(tiny_bert).collate
+    monkeypatch.setattr(
+        type(tiny_bert),
+        "collate",
+        lambda self, rows: read.extend(t for r in rows for t in r.texts) or collate_all(self, rows),
+    )
+    counted: list[int] = []
+    for found, formula in zip(infer(bank, rows, on_batch=counted.append), wanted, strict=True):
+        torch.testing.assert_close(found, formula, atol=2e-5, rtol=1e-4)
+    assert len(read) == 6 + 1 + 4  # five texts of slot 0, the odd one beside itself; then the other rows
+    assert sum(counted) == len(rows)
+
+
+def test_pairs_of_different_texts_are_read_as_they_come(tiny_bert, monkeypatch):
+    bank = fill(tiny_bert, tower_spec())
+    rows = [Row(TEXTS[0], 0, other=TEXTS[1]), Row(TEXTS[2], 0, other=TEXTS[3])]
+    monkeypatch.setattr(inference, "_infer_sharing", lambda *_: pytest.fail("nothing is shared"))
+    assert len(infer(bank, rows)) == 2
+    assert len(infer(bank, [Row(TEXTS[0], 0, other=TEXTS[0])])) == 1, "one row has nothing to share with"

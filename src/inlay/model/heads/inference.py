@@ -10,17 +10,22 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.loading import load_backbone
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import SlotSpec
-from inlay.model.batch.route import CacheDepth, Row, collate
+from inlay.model.batch.route import CacheDepth, Row, TokenIds, collate
+from inlay.model.heads.readout import pair_features
+from inlay.model.parts import head as head_part
 from inlay.threads import single_thread
 
 TOKEN_BUDGET = {"cpu": 4096, "cuda": 65536}
 """Tokens of one forward pass, padding included: enough to fill the device, small enough to stay in its caches."""
+_MOST_DISTINCT = 0.75  # of a slot's texts that are read apart: with more of them, reading each once saves too little
+_PAIRED = 1024  # pairs whose features are there at a time
 
 
 def infer(
@@ -36,11 +41,17 @@ def infer(
     For a free text they are its letters, as numbers.
 
     `on_batch` is called with the number of rows just answered. Rows are packed where the family allows it, unless
-    `is_padded`. A forward pass has at most `token_budget` tokens.
+    `is_padded`. A forward pass has at most `token_budget` tokens. Where pairs are read apart and share texts, such as
+    one question with many documents, each text is read once.
     """
     backbone = bank.backbone
     answers: dict[int, Tensor] = {}
-    for indices in _batches(bank, rows, token_budget):
+    for slot, sharing in ({} if is_padded else _find_sharing(bank, rows)).items():
+        found = _infer_sharing(bank, slot, [rows[index] for index in sharing], on_batch, token_budget)
+        answers |= dict(zip(sharing, found, strict=True))
+    left = [index for index in range(len(rows)) if index not in answers]
+    for batched in _batches(bank, [rows[index] for index in left], token_budget):
+        indices = [left[position] for position in batched]
         chosen = [rows[index] for index in indices]
         with backbone.turn():  # the copies too: on a GPU they would spoil what another thread captures
             batch = collate(chosen, backbone.pad_id, backbone.device) if is_padded else backbone.collate(chosen)
@@ -53,6 +64,66 @@ def infer(
         if on_batch is not None:
             on_batch(len(indices))
     return [answers[index] for index in range(len(rows))]
+
+
+def _find_sharing(bank: Bank, rows: Sequence[Row]) -> dict[int, list[int]]:
+    """Find the slots whose rows are pairs that share enough texts: slot -> positions of its rows."""
+    by_slot: dict[int, list[int]] = {}
+    for index, row in enumerate(rows):
+        if row.other is not None:
+            by_slot.setdefault(row.slot, []).append(index)
+    # By slot, so that which other rows are asked for changes nothing.
+    distinct = {slot: len({_key(text) for index in own for text in rows[index].texts}) for slot, own in by_slot.items()}
+    return {
+        slot: own
+        for slot, own in by_slot.items()
+        if len(own) > 1 and distinct[slot] <= _MOST_DISTINCT * 2 * len(own) and not bank.head_of(slot).is_written
+    }
+
+
+def _key(text: TokenIds) -> bytes:
+    return np.asarray(text, dtype=np.int64).tobytes()
+
+
+def _infer_sharing(
+    bank: Bank, slot: int, rows: Sequence[Row], on_batch: Callable[[int], None] | None, token_budget: int | None
+) -> list[Tensor]:
+    """The logits of pairs of one slot, whose texts go through the backbone once each, however many pairs they are in.
+
+    They differ from those of pairs read one by one in rounding alone.
+    """
+    backbone = bank.backbone
+    # 1. every text once, two in a row as any pair, neighbours in length
+    texts = {_key(text): text for row in rows for text in row.texts}
+    order = sorted(texts, key=lambda key: len(texts[key]))
+    halves = list(zip(order[::2], [*order[1::2], *order[-1:]], strict=False))  # an odd one goes beside itself
+    singles = [Row(texts[first], slot, other=texts[second]) for first, second in halves]
+    vectors: dict[bytes, Tensor] = {}
+    for indices in _batches(bank, singles, token_budget):
+        with backbone.turn():
+            batch = backbone.collate([singles[index] for index in indices])
+            with torch.inference_mode(), bank.routed(batch.route):
+                (read,) = bank.logits(batch, as_vectors={slot})
+        both = read[:, : 2 * backbone.hidden_size].unflatten(1, (2, -1))
+        for position, (u_D, v_D) in zip(batch.order, both, strict=True):
+            first, second = halves[indices[position]]
+            vectors[first], vectors[second] = u_D, v_D
+        if on_batch is not None:
+            on_batch(0)
+    # 2. the head, on the vectors of both texts of every pair
+    num_outputs = bank.head_of(slot).num_outputs
+    names = (head_part.WEIGHT, head_part.BIAS, head_part.PAIR_WEIGHT)
+    answers: list[Tensor] = []
+    for start in range(0, len(rows), _PAIRED):
+        chosen = [row.texts for row in rows[start : start + _PAIRED]]
+        with backbone.turn(), torch.inference_mode():
+            weight, bias, pair_weight = (bank.stacks[name][slot][:num_outputs] for name in names)
+            u_BD, v_BD = (torch.stack([vectors[_key(pair[side])] for pair in chosen]) for side in (0, 1))
+            logits = F.linear(u_BD, weight, bias) + F.linear(pair_features(u_BD, v_BD), pair_weight)
+            answers += _to_cpu([logits])[0].unbind(0)
+        if on_batch is not None:
+            on_batch(len(chosen))
+    return answers
 
 
 def infer_vectors(bank: Bank, rows: Sequence[Row], *, token_budget: int | None = None) -> np.ndarray:

@@ -73,6 +73,17 @@ def test_rows_that_say_nothing_leave_the_temperature_at_one():
     assert calibration_error(np.zeros((0, 3)), np.zeros(0, dtype=int)) == 0.0
 
 
+@pytest.mark.parametrize("gap", [0.3, 3.0])
+def test_with_a_doubtful_row_rows_that_are_all_right_say_how_sure_so_many_make_one(gap):
+    logits, targets = np.array([[gap, 0.0], [0.0, gap]] * 20), np.array([0, 1] * 20)
+    wanted = pytest.approx((40 + 0.5) / 41, abs=1e-3)
+    assert 1 / (1 + np.exp(-gap / fit_temperature(logits, targets, num_doubtful=1))) == wanted
+    applies = np.array([[1, 0], [0, 1]] * 20)
+    temperature = fit_temperature(np.where(applies > 0, gap, -gap), applies, num_doubtful=1)
+    assert 1 / (1 + np.exp(-gap / temperature)) == wanted
+    assert fit_temperature(logits[:9], targets[:9], num_doubtful=1) == fit_temperature(logits, targets) == 1.0
+
+
 def test_a_likelier_temperature_that_is_worse_calibrated_is_not_kept():
     """99 rows of 100 are right and said with 0.99: as honest as can be, but for one that is wrong and very sure."""
     logits = np.zeros((100, 2))

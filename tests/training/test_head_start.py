@@ -344,6 +344,17 @@ def test_the_epoch_of_the_least_loss_is_kept(tiny_bert, toy_task):
     assert member.progress.best_epoch == 4
 
 
+@pytest.mark.parametrize(("head_start", "is_sure"), [("probe", True), ("fresh", False)])
+def test_a_head_that_began_as_a_probe_is_as_sure_as_its_dev_rows_allow(tiny_bert, toy_task, head_start, is_sure):
+    run = make(tiny_bert, toy_task(num_rows=50), lr=1e-3, head_start=head_start)
+    dev = run.task.dev
+    assert len(dev) >= 10
+    logits = list(torch.eye(len(run.task.labels))[dev.targets] * 0.1)  # all right, and sure of nothing
+    scores = score_dev(run, encode_split(tiny_bert.tokenizer, dev, run.reading), logits).scores
+    assert scores["ece_uncalibrated"] > 0.3
+    assert (scores["ece"] < 0.1) == is_sure
+
+
 def test_where_the_loss_decides_patience_counts_from_the_least_loss(tiny_bert, toy_task):
     run = make(tiny_bert, toy_task(num_rows=50), lr=1e-3, keep="loss", patience=2)
     (member,) = (cohort := Cohort([run], tiny_bert, SETTINGS)).members

@@ -21,33 +21,54 @@ from inlay.data.metrics import METRICS, Counts
 
 NUM_BINS = 15
 _RANGE = (1e-2, 1e2)
+_FEWEST_RIGHT = 10  # rows without a mistake that say how sure a model may be
 
 
-def fit_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
+def fit_temperature(logits: np.ndarray, targets: np.ndarray, *, num_doubtful: int = 0) -> float:
     """The temperature with the least negative log-likelihood; 1 where the rows say nothing about it.
 
     Also 1 where the likelier probabilities would be worse calibrated, as those of a model that says one class only.
+    Rows without a mistake say something only if `num_doubtful` rows more count, as in `likeliest_temperature`.
     """
     logits = np.asarray(logits, dtype=np.float64)
-    # Without a mistake the likeliest temperature is the coldest, which says nothing.
-    if not len(logits) or not np.isfinite(logits).all() or is_right(logits, targets).all():
+    if not len(logits) or not np.isfinite(logits).all():
         return 1.0
-    temperature = likeliest_temperature(logits, targets)
+    if is_right(logits, targets).all():
+        # Without doubt the likeliest temperature would be the coldest.
+        if not num_doubtful or len(logits) < _FEWEST_RIGHT:
+            return 1.0
+        temperature = likeliest_temperature(logits, targets, num_doubtful=num_doubtful)
+    else:
+        temperature = likeliest_temperature(logits, targets)
     likelihood = negative_log_likelihood(logits, targets, temperature)
     is_likelier = likelihood < negative_log_likelihood(logits, targets)
     is_nearer = calibration_error(logits, targets, temperature) < calibration_error(logits, targets)
     return temperature if is_likelier and is_nearer else 1.0
 
 
-def likeliest_temperature(logits: np.ndarray, targets: np.ndarray) -> float:
-    """The temperature with the least negative log-likelihood, whatever else it does."""
+def likeliest_temperature(logits: np.ndarray, targets: np.ndarray, *, num_doubtful: int = 0) -> float:
+    """The temperature with the least negative log-likelihood, whatever else it does.
+
+    `num_doubtful` rows more count, like these but as likely to have any label (as Platt 1999 counts one of each): rows
+    that are all right then say how sure so many rows can make one, and not that nothing ever goes wrong.
+    """
     from scipy.optimize import minimize_scalar
 
-    bounds = (np.log(_RANGE[0]), np.log(_RANGE[1]))
-    found = minimize_scalar(
-        lambda log: negative_log_likelihood(logits, targets, np.exp(log)), bounds=bounds, method="bounded"
-    )
-    return float(np.exp(found.x))
+    bounds, doubt = (np.log(_RANGE[0]), np.log(_RANGE[1])), num_doubtful / (len(logits) + num_doubtful)
+
+    def loss(log: float) -> float:
+        known = negative_log_likelihood(logits, targets, np.exp(log))
+        return (1 - doubt) * known + doubt * _expected_loss(logits / np.exp(log), targets.ndim) if doubt else known
+
+    return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
+
+
+def _expected_loss(scaled: np.ndarray, num_axes: int) -> float:
+    """The mean of -log p(target) of rows whose target is any label, or any set of labels."""
+    if num_axes == 2:
+        return float(np.mean(np.logaddexp(0.0, scaled) - scaled / 2))
+    largest = scaled.max(axis=-1, keepdims=True)
+    return float(np.mean(np.log(np.exp(scaled - largest).sum(axis=-1)) + (largest - scaled).mean(axis=-1)))
 
 
 def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, temperature: float = 1.0) -> float:

@@ -141,7 +141,8 @@ def score_dev(run: Run, encoded: Encoded, logits: Sequence[Tensor]) -> DevScores
         return DevScores(_score(kind, labels, outputs, split, head), math.nan, {}, num_lost=num_lost)
     # 1. Fit the head's settings to these rows. Thresholds are kept if they are better on rows that did not choose them.
     decisions = _decisions(kind, outputs, split, encoded)
-    fitted = _fit_head(head, outputs, split, decisions)
+    num_doubtful = int(run.config.train.head_start == "probe")  # such a head may be right, but sure of nothing
+    fitted = _fit_head(head, outputs, split, decisions, num_doubtful)
     calibrated = dataclasses.replace(head, **fitted)
     untuned: dict[str, float] = {}
     if run.config.train.thresholds == "dev" and decisions is not None and KINDS[kind].has_cuts(head.num_outputs):
@@ -189,11 +190,13 @@ def _mean_loss(head: HeadSpec, targets: Targets, logits: Sequence[Tensor]) -> fl
 Decisions = tuple[np.ndarray, np.ndarray]
 
 
-def _fit_head(head: HeadSpec, outputs: Sequence[Output], split: Split, decisions: Decisions | None) -> dict[str, Any]:
+def _fit_head(
+    head: HeadSpec, outputs: Sequence[Output], split: Split, decisions: Decisions | None, num_doubtful: int
+) -> dict[str, Any]:
     """Fit a head's settings on dev rows: its temperature, if it has probabilities, and its no-answer margin."""
     fitted: dict[str, Any] = {}
     if decisions is not None:
-        fitted["temperature"] = fit_temperature(*_take_known(head, decisions))
+        fitted["temperature"] = fit_temperature(*_take_known(head, decisions), num_doubtful=num_doubtful)
     if head.null_threshold is not None:
         assert split.targets is not None
         found = [find_output_passages(output, None) for output in outputs]

@@ -172,6 +172,23 @@ def _late_by_loss(epochs: Sequence[Epoch], num_dev: int) -> int:
     return max(index for index, epoch in enumerate(epochs) if epoch["dev_loss"] <= 1.01 * least)
 
 
+def _least_before_stop(patience: int) -> Callable[[Sequence[Epoch], int], int]:
+    """The rule of a run that ends where so many epochs have brought no smaller loss."""
+    return lambda epochs, num_dev: _least_plain_loss(epochs[: count_until_stop(epochs, patience)], num_dev)
+
+
+def count_until_stop(epochs: Sequence[Epoch], patience: int) -> int:
+    """How many epochs such a run has, epoch 0 among them."""
+    best = 0
+    for index, epoch in enumerate(epochs):
+        if epoch["plain_loss"] < epochs[best]["plain_loss"]:
+            best = index
+        if index - best >= patience:
+            return index + 1
+    return len(epochs)
+
+
+PATIENCES = {f"least loss, not calibrated, patience {number}": number for number in (1, 2, 3, 4)}
 RULES: dict[str, Callable[[Sequence[Epoch], int], int]] = {
     "epoch 0": lambda epochs, num_dev: 0,
     "epoch 1": lambda epochs, num_dev: 1,
@@ -182,6 +199,7 @@ RULES: dict[str, Callable[[Sequence[Epoch], int], int]] = {
     "last within chance": _late,
     "least loss": _least_loss,
     "least loss, not calibrated": _least_plain_loss,
+    **{name: _least_before_stop(number) for name, number in PATIENCES.items()},
     "last within 1% of the least loss": _late_by_loss,
     "best on test rows": lambda epochs, num_dev: int(np.argmax([epoch["test"] for epoch in epochs])),
 }
@@ -192,7 +210,8 @@ def make_report(lines: Sequence[Mapping[str, Any]]) -> str:
     said = [
         "# Which epoch to keep",
         "",
-        "Test scores × 100 beside those of epoch 0, the linear probe; means over sets.",
+        "Test scores × 100 beside those of epoch 0, the linear probe; means over sets. With a patience a run ends where "
+        "so many epochs have brought no smaller dev loss; its epochs are those it then takes, of all.",
     ]
     for size in sorted({line["size"] for line in lines}):
         for run in sorted({line["run"] for line in lines if line["size"] == size}):
@@ -202,8 +221,8 @@ def make_report(lines: Sequence[Mapping[str, Any]]) -> str:
                 "",
                 f"## {size:,} rows, {run}: {len(sets)} sets",
                 "",
-                "| rule | gain | worst | 2nd worst |",
-                "|---" * 4 + "|",
+                "| rule | gain | worst | 2nd worst | epochs |",
+                "|---" * 5 + "|",
             ]
             for name, rule in RULES.items():
                 gains = {}
@@ -217,8 +236,16 @@ def make_report(lines: Sequence[Mapping[str, Any]]) -> str:
                     )
                 worst = sorted((gain, one) for one, gain in gains.items())[:2]
                 shown = " | ".join(f"{gain:+.1f} {one}" for gain, one in worst)
-                said.append(f"| {name} | {np.mean(list(gains.values())):+.2f} | {shown} |")
+                taken = f"{_share_until_stop(own, PATIENCES[name]):.0%}" if name in PATIENCES else ""
+                said.append(f"| {name} | {np.mean(list(gains.values())):+.2f} | {shown} | {taken} |")
     return "\n".join(said) + "\n"
+
+
+def _share_until_stop(lines: Sequence[Mapping[str, Any]], patience: int) -> float:
+    """The share of the epochs after epoch 0 that runs take, in the mean."""
+    return float(
+        np.mean([(count_until_stop(line["epochs"], patience) - 1) / (len(line["epochs"]) - 1) for line in lines])
+    )
 
 
 if __name__ == "__main__":

@@ -188,6 +188,10 @@ def count_until_stop(epochs: Sequence[Epoch], patience: int) -> int:
     return len(epochs)
 
 
+_PATIENCE_TOLD = (
+    "With a patience a run ends where so many epochs have brought no smaller dev loss; its epochs are those it then "
+    "takes, of all."
+)
 PATIENCES = {f"least loss, not calibrated, patience {number}": number for number in (1, 2, 3, 4)}
 RULES: dict[str, Callable[[Sequence[Epoch], int], int]] = {
     "epoch 0": lambda epochs, num_dev: 0,
@@ -210,8 +214,7 @@ def make_report(lines: Sequence[Mapping[str, Any]]) -> str:
     said = [
         "# Which epoch to keep",
         "",
-        "Test scores × 100 beside those of epoch 0, the linear probe; means over sets. With a patience a run ends where "
-        "so many epochs have brought no smaller dev loss; its epochs are those it then takes, of all.",
+        f"Test scores × 100 beside those of epoch 0, the linear probe; means over sets. {_PATIENCE_TOLD}",
     ]
     for size in sorted({line["size"] for line in lines}):
         for run in sorted({line["run"] for line in lines if line["size"] == size}):

@@ -258,7 +258,7 @@ def write_report(records: Sequence[Record], folder: Path) -> str:
             "Written by `python bench/quality.py --report` from the lines in this folder; bench/quality.py says what "
             "is measured and how. Scores are each set's own metric × 100 on test rows.",
             "",
-            *_render_checks(make_checks(records)),
+            *_render_checks(make_checks(records), _list_commits([one for one in records if one.system == OURS])),
             *_render_means(scores),
             *_render_pairs(scores),
             *_render_cpu(scores),
@@ -275,10 +275,11 @@ def write_report(records: Sequence[Record], folder: Path) -> str:
     return text
 
 
-def _render_checks(checks: Sequence[Check]) -> list[str]:
+def _render_checks(checks: Sequence[Check], commits: Sequence[str]) -> list[str]:
     words = {True: "pass", False: "**fail**", None: "open"}
     rows = [[check.what, words[check.passes], check.found] for check in checks]
-    return ["## Checks", "", *_table(["what is asked for", "", "found"], rows), ""]
+    told = f"They are of Inlay at {', '.join(commits)}." if commits else "Inlay is not among what was measured."
+    return ["## Checks", "", told, "", *_table(["what is asked for", "", "found"], rows), ""]
 
 
 def _render_means(scores: Scores) -> list[str]:

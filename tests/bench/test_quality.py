@@ -262,6 +262,7 @@ def test_a_mixture_of_commits_is_said_in_the_table(tmp_path):
         record("inlay", 80.0, "glue/rte", size=50, commit="1111111aaaa", date="2026-01-02T10:00:00"),
     ]
     text = write_report(records, tmp_path)
+    assert "They are of Inlay at 2222222, 1111111." in text
     assert "| 50 | 3 sets, 3 draws | **80.0** | 2222222, 1111111 |" in text
     assert "| Inlay, no options | 1111111 | 2026-01-01 to 2026-01-02 | 50 | 2 |" in text
     assert "| Inlay, no options | 2222222 | 2026-01-03 | 50 | 1 |" in text

@@ -18,7 +18,7 @@ moto_server = pytest.importorskip("moto.server")
 from bucket_server import BUCKET, KEYS, FaultyProxy  # noqa: E402
 
 from inlay.errors import BadConfig, StoreDamaged, StoreUnreachable, UnknownName  # noqa: E402
-from inlay.store import Store, bucket, copy_store  # noqa: E402
+from inlay.store import Store, bucket, copy_store, object_storage  # noqa: E402
 
 _PREFIXES = count()
 
@@ -44,7 +44,7 @@ def proxy(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultyPro
     proxy = FaultyProxy(s3)
     for name, value in {**KEYS, "AWS_ENDPOINT_URL": proxy.address, "INLAY_LOCAL": str(tmp_path / "here")}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(bucket, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(object_storage, "_FIRST_PAUSE_S", 0.001)
     return proxy
 
 
@@ -183,8 +183,8 @@ def test_damaged_content_is_named_and_a_damaged_copy_here_is_fetched_again(
     version = store.publish("spam", make_tensors(), make_manifest())
     store.files._kept_object(version.digest).write_bytes(b"rot")
     assert store.load(version).manifest == make_manifest()
-    (key,) = (key for key, *_ in store.files._list("objects/"))
-    store.files._put(key, b"rot")
+    (key,) = (each.key for each in store.files.storage.list("objects/"))
+    store.files.storage.put(key, b"rot")
     store.load(version)  # what is kept here is good
     with pytest.raises(StoreDamaged, match="not the bytes that were published"):
         store.check(version)
@@ -218,7 +218,7 @@ def test_storage_that_cannot_hold_the_promises_is_refused_before_anything_is_wri
         store.publish("spam", make_tensors(), make_manifest())
     assert caught.value.hint
     proxy.fault = lambda method, path: None
-    assert {key for key, *_ in store.files._list("")} <= {"layout.json"}
+    assert {each.key for each in store.files.storage.list("")} <= {"layout.json"}
 
 
 def test_nobody_at_the_address_is_an_error_that_names_it(proxy, monkeypatch) -> None:

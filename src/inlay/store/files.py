@@ -11,7 +11,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -30,7 +30,13 @@ def write_atomically(path: Path, content: bytes | Sequence[bytes | memoryview]) 
 
     Content too large to be in memory twice is given in parts.
     """
-    with _draft_of(path, content) as draft:
+    parts = [content] if isinstance(content, bytes) else content
+    write_stream(path, parts, sum(map(len, parts)))
+
+
+def write_stream(path: Path, pieces: Iterable[bytes | memoryview], num_bytes: int) -> None:
+    """Write `path` from pieces that are in memory one at a time, as `write_atomically` does; they make `num_bytes`."""
+    with _draft_of(path, pieces, num_bytes) as draft:
         os.replace(draft, path)
     sync_directory(path.parent)
 
@@ -38,7 +44,7 @@ def write_atomically(path: Path, content: bytes | Sequence[bytes | memoryview]) 
 def write_once(path: Path, content: bytes) -> None:
     """Create `path` whole, or raise FileExistsError: of several processes exactly one succeeds."""
     # Not an exclusive open: that claims the name before the bytes are there, and a crash between leaves half a file.
-    with _draft_of(path, content) as draft:
+    with _draft_of(path, [content], len(content)) as draft:
         os.link(draft, path)
     sync_directory(path.parent)
 
@@ -155,18 +161,17 @@ def _release(descriptor: int) -> None:
 
 
 @contextmanager
-def _draft_of(path: Path, content: bytes | Sequence[bytes | memoryview]) -> Iterator[str]:
-    parts = [content] if isinstance(content, bytes) else content
+def _draft_of(path: Path, pieces: Iterable[bytes | memoryview], num_bytes: int) -> Iterator[str]:
     make_directory(path.parent)
     draft = f"{path.parent}/{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
-    with telling_full_disk(path, sum(map(len, parts))):
+    with telling_full_disk(path, num_bytes):
         try:
             # Not tempfile: it makes private files, and a shared store must stay readable. Here the umask decides.
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
                 with suppress(OSError):  # some file systems have no locks
                     lock_file(file, waits=True)  # until it has its name: see `is_abandoned`
-                for part in parts:
-                    file.write(part)
+                for piece in pieces:
+                    file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
                 try:

@@ -1,0 +1,194 @@
+"""Object storage (S3, Google, Azure, or a folder as `file://`), asked through obstore, with retries and clear errors.
+
+What always holds: a key has its whole content or is not there; a request that fails for the moment is sent again after
+a pause that doubles, a few times; what cannot succeed is an error that says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from inlay.errors import Missing, StoreUnreachable, Unsupported
+from inlay.store.files import write_stream
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+T = TypeVar("T")
+
+LAYOUT = 1
+_LAYOUT_KEY = "layout.json"
+_ATTEMPTS, _FIRST_PAUSE_S = 5, 0.2
+_NO_RETRIES = {"max_retries": 0}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A key, the size of its content, and when it was written, by the storage's clock."""
+
+    key: str
+    num_bytes: int
+    changed: datetime
+
+
+class ObjectStorage:
+    """The keys under one address. Nothing is asked of the storage before the first use."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._opened: ObjectStore | None = None
+        self._is_proved = False  # that the storage creates conditionally
+
+    def prove_conditions(self) -> None:
+        """Refuse storage that overwrites what is there when asked to create only, before anything depends on it."""
+        if self._is_proved:
+            return
+        layout = f'{{"layout": {LAYOUT}}}'.encode()
+        was_refused = False
+        for _ in range(2):  # the first creates it, unless another did; the second must be refused
+            try:
+                self.put_new(_LAYOUT_KEY, layout)
+                was_refused = False
+            except FileExistsError:
+                was_refused = True
+        if not was_refused:
+            raise StoreUnreachable(
+                f"`{self.address}` overwrites an object although it was asked to create it only if there is none",
+                "use storage with conditional writes (`If-None-Match: *`), or a folder as the store",
+            )
+        if (found := self.get(_LAYOUT_KEY)) != layout:
+            raise Unsupported(
+                f"`{self.address}` has the layout `{found[:50].decode(errors='replace')}`; this Inlay writes {LAYOUT}",
+                "use the newer Inlay that wrote it",
+            )
+        self._is_proved = True
+
+    def list(self, prefix: str) -> list[Entry]:
+        """Return the keys that begin with a prefix, with sizes and times."""
+        # Storage lists whole steps of a path: what follows the last slash is compared here.
+        folder = prefix.rpartition("/")[0]
+
+        def ask(storage: ObjectStore) -> list[Entry]:
+            batches = _obstore().list(storage, prefix=folder or None)
+            return [Entry(each["path"], each["size"], each["last_modified"]) for batch in batches for each in batch]
+
+        try:
+            return [each for each in self._ask(ask, prefix) if each.key.startswith(prefix)]
+        except FileNotFoundError:
+            raise StoreUnreachable(
+                f"there is no bucket at `{self.address}`", "create it, or correct the name"
+            ) from None
+
+    def get(self, key: str) -> bytes:
+        """Return the content of a key; FileNotFoundError if there is none."""
+        return bytes(self._ask(lambda storage: _obstore().get(storage, key).bytes(), key))
+
+    def get_file(self, key: str, path: Path) -> None:
+        """Write the content of a key to a file, whole or not at all; FileNotFoundError if there is none."""
+
+        def ask(storage: ObjectStore) -> None:
+            found = _obstore().get(storage, key)
+            write_stream(path, map(bytes, found.stream()), found.meta["size"])
+
+        self._ask(ask, key)
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        """Yield the content of a key in pieces. A connection that breaks in the middle is an error of its own."""
+        found = self._ask(lambda storage: _obstore().get(storage, key), key)
+        yield from map(bytes, found.stream())
+
+    def put(self, key: str, content: bytes) -> None:
+        """Give a key this content, in place of what it had."""
+        self._ask(lambda storage: _obstore().put(storage, key, content, use_multipart=False), key)
+
+    def put_file(self, key: str, path: Path) -> None:
+        """Give a key the content of a file; a large one is sent in parts, and appears once all are there."""
+        self._ask(lambda storage: _obstore().put(storage, key, path), key)
+
+    def put_new(self, key: str, content: bytes) -> None:
+        """Create a key; FileExistsError if it is there. After an answer that was lost, that may be this call's own."""
+        self._ask(lambda storage: _obstore().put(storage, key, content, mode="create", use_multipart=False), key)
+
+    def delete(self, key: str) -> None:
+        """Delete a key; one that is not there is no error."""
+        with suppress(FileNotFoundError):
+            self._ask(lambda storage: _obstore().delete(storage, key), key)
+
+    def _ask(self, ask: Callable[[ObjectStore], T], key: str) -> T:
+        """Ask the storage, again after a pause where it fails for the moment; say what to do where it refuses.
+
+        A request whose answer was lost may have been done: every caller takes "it is there already" for that, too.
+        """
+        failures = _obstore().exceptions
+        for attempt in range(_ATTEMPTS):
+            try:
+                return ask(self._open())
+            except failures.AlreadyExistsError as error:
+                if not _is_conflict(error):
+                    raise FileExistsError(f"{self.address}/{key}") from None
+                last = error
+            except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:
+                hint = "check the credentials (such as AWS_ACCESS_KEY_ID) and what they allow for this bucket"
+                raise StoreUnreachable(f"`{self.address}` refuses: {_first_line(error)}", hint) from None
+            except failures.BaseError as error:  # a key that is not there is Python's own FileNotFoundError
+                if re.search("NoSuchBucket|ContainerNotFound", str(error)):
+                    raise StoreUnreachable(f"no bucket at `{self.address}`", "create it, or correct its name") from None
+                last = error
+            if attempt + 1 < _ATTEMPTS:
+                time.sleep(_FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.5))
+        raise StoreUnreachable(
+            f"`{self.address}/{key}`: no answer after {_ATTEMPTS} attempts: {_first_line(last)}",
+            "check the address, the endpoint (such as AWS_ENDPOINT_URL) and the network; nothing half-written is left",
+        ) from None
+
+    def _open(self) -> ObjectStore:
+        if self._opened is None:
+            from_url, failures = _obstore().store.from_url, _obstore().exceptions
+            try:
+                if self.address.startswith("file:"):
+                    self._opened = from_url(self.address, mkdir=True)
+                else:
+                    # Failures of a moment are tried again here, by one rule for all of them.
+                    self._opened = from_url(self.address, client_options=_client_options(), retry_config=_NO_RETRIES)
+            except (failures.BaseError, ValueError) as error:
+                raise StoreUnreachable(
+                    f"cannot open `{self.address}`: {_first_line(error)}",
+                    "write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX or file:///FOLDER",
+                ) from None
+        return self._opened
+
+
+def _obstore() -> ModuleType:
+    try:
+        import obstore.exceptions
+        import obstore.store
+    except ImportError:
+        raise Missing(
+            "stores on object storage need obstore, which is not installed", "`pip install 'inlay[s3]'`"
+        ) from None
+    return obstore
+
+
+def _client_options() -> dict[str, Any]:
+    """Return how long to wait, and whether an endpoint without TLS was named by the user."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "") or os.environ.get("AWS_ENDPOINT", "")
+    return {"timeout": "60s", "connect_timeout": "5s", "allow_http": endpoint.startswith("http://")}
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Tell whether storage was asked for one key twice at the same time (409), and created nothing for this one."""
+    return "status code: 409" in str(error) and "BlobAlreadyExists" not in str(error)  # Azure's word for "it is there"
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

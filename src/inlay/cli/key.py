@@ -27,10 +27,10 @@ _DAY_S = 86400.0
 @contextmanager
 def open_database(store: Path | None) -> Iterator[Database]:
     """Give the database of the service whose store a user named; it is made if there is none. It may be running."""
-    from inlay.service import Database, check_extra, find_home
+    from inlay.service import Database, check_extra, find_place
 
     check_extra()
-    db = Database.open(find_home(store))
+    db = Database.open(find_place(store))
     try:
         yield db
     finally:

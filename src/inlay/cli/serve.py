@@ -112,12 +112,14 @@ def serve(
     if context.invoked_subcommand is not None:
         return
     from inlay.cli.stream import parse_duration
-    from inlay.service import Announcer, ServeSettings, check_extra, find_home
+    from inlay.service import Announcer, ServeSettings, check_extra, find_home, find_place
     from inlay.service import serve as run_service
 
     check_extra()
+    home, place = find_home(store), find_place(store)
     settings = ServeSettings(
-        home=find_home(store),
+        home=home,
+        store=None if place == str(home) else place,
         host=host,
         port=port,
         backbone=_full_name(backbone),
@@ -136,7 +138,7 @@ def serve(
         cluster=None if on is None else _parse_cluster(on, (engines, trainers), ray_cpus, ray_gpus),
     )
     settings.check()
-    screen.log(f"starting, with all files in {settings.home}", "dim")
+    screen.log(f"starting, with all files in {settings.place}", "dim")
     if not run_service(settings, Announcer(_show_ready, _show_progress)):
         raise typer.Exit(STOPPED)
     screen.log("stopped; what was under way is finished", "dim")
@@ -228,7 +230,7 @@ def _show_ready(ready: Readiness) -> None:
     about = {
         "tenants": "with keys" if ready.needs_key else local,
         "backbone": f"{engine.get('backbone', settings.backbone)} on {engine.get('device', 'cpu')}, {slots}, {threads}",
-        "store": str(settings.home),
+        "store": settings.place,
         "training": "on" if settings.train else "off",
     }
     for name, value in about.items():

@@ -13,7 +13,7 @@ from inlay.lazy_imports import import_lazily
 if TYPE_CHECKING:
     from inlay.service.home import read_status
     from inlay.service.settings import ClusterSettings, ServeSettings
-    from inlay.service.start_service import Announcer, Readiness, check_extra, find_home, serve
+    from inlay.service.start_service import Announcer, Readiness, check_extra, find_home, find_place, serve
     from inlay.service.state import (
         USUAL_SCOPES,
         BackupReport,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "inlay.service.home": ("read_status",),
-    "inlay.service.start_service": ("Announcer", "Readiness", "check_extra", "find_home", "serve"),
+    "inlay.service.start_service": ("Announcer", "Readiness", "check_extra", "find_home", "find_place", "serve"),
     "inlay.service.settings": ("ClusterSettings", "ServeSettings"),
     "inlay.service.state": (
         "USUAL_SCOPES",
@@ -67,6 +67,7 @@ __all__ = [
     "back_up",
     "check_extra",
     "find_home",
+    "find_place",
     "read_status",
     "remove_tenant",
     "restore",

@@ -6,13 +6,12 @@ What always holds: a file is whole and says its own checksum; a damaged one is a
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import msgspec
 
 from inlay.errors import StoreDamaged
 from inlay.reports import Evaluation
-from inlay.store import write_atomically
+from inlay.service.state import SharedFolder
 
 _FORMAT = 1
 
@@ -23,20 +22,20 @@ class _EvaluationFile(msgspec.Struct):
     evaluation: msgspec.Raw
 
 
-def write_evaluation(folder: Path, evaluation: Evaluation) -> None:
+def write_evaluation(folder: SharedFolder, evaluation: Evaluation) -> None:
     """Write an evaluation into the folder of its task, whole or not at all."""
     content = msgspec.json.encode(evaluation)
     sealed = _EvaluationFile(_FORMAT, hashlib.sha256(content).hexdigest(), msgspec.Raw(content))
-    write_atomically(_find_file(folder, evaluation.version, evaluation.rows_of), msgspec.json.encode(sealed))
+    folder.write(_find_name(evaluation.version, evaluation.rows_of), msgspec.json.encode(sealed))
 
 
-def read_evaluation(folder: Path, version: int, rows_of: int | None = None) -> Evaluation | None:
+def read_evaluation(folder: SharedFolder, version: int, rows_of: int | None = None) -> Evaluation | None:
     """Read a version's evaluation, on the dev rows of version `rows_of` if they are not its own; None if there is none.
 
     One that is damaged is a `StoreDamaged`.
     """
     try:
-        content = _find_file(folder, version, rows_of).read_bytes()
+        content = folder.read(_find_name(version, rows_of))
     except FileNotFoundError:
         return None
     try:
@@ -56,5 +55,5 @@ def read_evaluation(folder: Path, version: int, rows_of: int | None = None) -> E
     return evaluation
 
 
-def _find_file(folder: Path, version: int, rows_of: int | None) -> Path:
-    return folder / (f"{version}.json" if rows_of is None else f"{version}-on-{rows_of}.json")
+def _find_name(version: int, rows_of: int | None) -> str:
+    return f"{version}.json" if rows_of is None else f"{version}-on-{rows_of}.json"

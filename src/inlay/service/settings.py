@@ -59,7 +59,10 @@ class ServeSettings:
     """All that the processes of one service must agree on."""
 
     home: Path
-    """the store's folder; the service keeps its own files in `service/` under it"""
+    """the store's folder, or, for a store on object storage, what this machine needs of it; the service keeps its own
+    files in `service/` under it"""
+    store: str | None = None
+    """address of a store on object storage, which several machines share; None is the home itself"""
     host: str = "127.0.0.1"
     port: int = 8642
     """0 takes a free one"""
@@ -83,6 +86,11 @@ class ServeSettings:
     drain_s: float = 20.0
     cluster: ClusterSettings | None = None
     """where engines and trainers run; None is this machine"""
+
+    @property
+    def place(self) -> str:
+        """The store, as `Store` and `Database.open` take it: the address on object storage, or the home."""
+        return self.store or str(self.home)
 
     @property
     def folder(self) -> Path:

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import InlayError, Missing, Unsupported
+from inlay.errors import InlayError, Missing
 from inlay.service.home import HomeLock, prepare_home, write_status
 from inlay.service.logs import set_up_logs
 from inlay.service.settings import ROSTER_VARIABLE, VARIABLE, ServeSettings
@@ -154,7 +154,7 @@ def prepare_database(settings: ServeSettings) -> bool:
     """Bring the database up to date; return whether requests need a key. An open service without keys is refused."""
     from inlay.service.state import Database, Keys
 
-    with closing(Database.open(settings.home)) as database:
+    with closing(Database.open(settings.place)) as database:
         needs_key = Keys(database).exist()
     if not needs_key and settings.is_for_others:
         option = "--host " + settings.host if not settings.is_loopback else "--allow-host " + " ".join(settings.hosts)
@@ -188,7 +188,7 @@ def make_environment(settings: ServeSettings, role: str, own: Mapping[str, str] 
     threads = str(settings.threads_of(role))
     kept = {name: value for name, value in own.items() if name not in _OTHERS}
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
-    own_places = {"INLAY_HOME": str(settings.home), VARIABLE: settings.to_json()}
+    own_places = {"INLAY_HOME": settings.place, VARIABLE: settings.to_json()}
     if settings.cluster is not None:
         own_places[ROSTER_VARIABLE] = str(settings.roster_file)
     if role == "web" and settings.web_processes > 1:
@@ -204,12 +204,16 @@ def notify_systemd(message: str, own: Mapping[str, str] = os.environ) -> None:
             sender.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
-def find_home(folder: Path | None) -> Path:
-    """Return a service's home with all links followed, so that every process means the same folder."""
+def find_place(folder: Path | None) -> str:
+    """Return the store of a service: its address, or its folder with all links followed, the same in every process."""
     from inlay.store import Store
 
     store = Store(folder)
-    if store.is_remote:
-        hint = "give a folder with `--store DIR`; `inlay store copy` brings versions from one store to the other"
-        raise Unsupported(f"a service on `{store.place}`: it keeps its state and versions in a folder", hint)
-    return store.root.expanduser().resolve()
+    return store.place if store.is_remote else str(find_home(folder))
+
+
+def find_home(folder: Path | None) -> Path:
+    """Return a service's home on this machine, with all links followed, so that every process means the same folder."""
+    from inlay.store import Store
+
+    return Store(folder).root.expanduser().resolve()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from inlay.errors import BadConfig, Unsupported
@@ -25,6 +24,7 @@ from inlay.reports import (
     spell_row,
 )
 from inlay.service.evaluation_files import read_evaluation
+from inlay.service.state import SharedFolder
 from inlay.store import Manifest
 
 MOST_CHANGED = 100
@@ -87,7 +87,7 @@ def _describe_change(kind: str, before: EvaluatedRow, after: EvaluatedRow) -> di
 
 
 def find_comparison(
-    folder: Path, a: int, b: int, read_manifest: Callable[[int], Manifest]
+    folder: SharedFolder, a: int, b: int, read_manifest: Callable[[int], Manifest]
 ) -> tuple[Evaluation, Evaluation] | NeedsAnswers:
     """Find two versions' evaluations on the same rows, or the rows that one of the two has yet to answer.
 

@@ -31,9 +31,10 @@ from inlay.service.state import (
 )
 from inlay.service.state.paging import check_limit, cut_page, read_cursor
 from inlay.service.version_comparison import NeedsAnswers, compare, find_comparison
-from inlay.store import Manifest, Store, Version
+from inlay.store import Manifest, Version
 
 if TYPE_CHECKING:
+    from inlay.data import InputRow
     from inlay.service.state import Call
 
 _MOST_REPORTS = 512
@@ -148,7 +149,7 @@ def describe_errors(
 
 
 def _read(workspace: Workspace, place: VersionPlace) -> Evaluation | None:
-    folder = workspace.db.places.evaluations(workspace.name, place.task.name)
+    folder = workspace.db.files.evaluations(workspace.name, place.task.name)
     return read_evaluation(folder, place.row.number)
 
 
@@ -178,12 +179,12 @@ def _find_comparison(
 ) -> tuple[Evaluation, Evaluation] | NeedsAnswers:
     for number in numbers:
         find_version(workspace, name, number)
-    store = Store(workspace.db.places.home)
+    store = workspace.db.store
 
     def read_manifest(number: int) -> Manifest:
         return store.manifest(find_version(workspace, name, number).version)
 
-    folder = workspace.db.places.evaluations(workspace.name, name)
+    folder = workspace.db.files.evaluations(workspace.name, name)
     return find_comparison(folder, *numbers, read_manifest)
 
 
@@ -218,7 +219,7 @@ def _fill_in(
     answered: tuple[NeedsAnswers, Sequence[Mapping[str, Any]]],
 ) -> tuple[Evaluation, Evaluation]:
     needs, answers = answered
-    folder = workspace.db.places.evaluations(workspace.name, name)
+    folder = workspace.db.files.evaluations(workspace.name, name)
     write_evaluation(folder, needs.fill_in(answers))
     found = _find_comparison(workspace, name, numbers)
     assert not isinstance(found, NeedsAnswers)
@@ -243,7 +244,12 @@ async def suggest_from(
     dataset = await asyncio.to_thread(workspace.dataset, dataset_id)
     reading = dataset.found.reading or {}
     columns = DataConfig(text=reading.get("text"), pair=reading.get("pair"))
-    rows, _ = await asyncio.to_thread(draw_rows, dataset.path, columns, most=MOST_READ)
+
+    def draw() -> Sequence[InputRow]:
+        with workspace.db.files.reading(dataset.path) as path:
+            return draw_rows(path, columns, most=MOST_READ)[0]
+
+    rows = await asyncio.to_thread(draw)
     tenant = workspace.tenant
     caller = Caller(tenant.name, tenant.weight, tenant.limits.tokens_per_minute, "bulk")
     answers: list[Mapping[str, Any]] = []

@@ -16,14 +16,18 @@ from inlay.store.files import (
     write_once,
 )
 from inlay.store.format import HASHED, Manifest, Probe, TaskInfo, Version, VersionInfo, legal_name
+from inlay.store.object_storage import ObjectStorage
+from inlay.store.snapshots import FolderSnapshots
 from inlay.store.store import Loaded, Store
 
 __all__ = [
     "DRAFT_PREFIX",
     "HASHED",
     "CopyReport",
+    "FolderSnapshots",
     "Loaded",
     "Manifest",
+    "ObjectStorage",
     "Probe",
     "Store",
     "TaskInfo",

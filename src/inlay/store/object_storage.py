@@ -102,6 +102,14 @@ class ObjectStorage:
 
         self._ask(ask, key)
 
+    def has(self, key: str) -> bool:
+        """Tell whether a key is there."""
+        try:
+            self._ask(lambda storage: _obstore().head(storage, key), key)
+        except FileNotFoundError:
+            return False
+        return True
+
     def stream(self, key: str) -> Iterator[bytes]:
         """Yield the content of a key in pieces. A connection that breaks in the middle is an error of its own."""
         found = self._ask(lambda storage: _obstore().get(storage, key), key)

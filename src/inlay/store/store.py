@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from inlay.store.bucket import BucketFiles
+    from inlay.store.object_storage import ObjectStorage
 
 OnDamage = Callable[[Version, InlayError], None]
 """Called with a version whose reference cannot be read, its digest unknown, and why."""
@@ -92,6 +93,15 @@ class Store:
     def is_remote(self) -> bool:
         """Tell whether versions lie on object storage, and `root` has only what this machine needs."""
         return self.place != str(self.root)
+
+    @property
+    def storage(self) -> ObjectStorage | None:
+        """The object storage that versions lie on; None for a folder."""
+        return None if isinstance(self.files, FolderFiles) else self.files.storage
+
+    def names(self) -> list[str]:
+        """Return the tasks' names, sorted. A task whose versions were all removed is among them."""
+        return self.files.list_names()
 
     def __repr__(self) -> str:
         return f"Store({str(self.root)!r})"

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from inlay.training.cohort.cohort import Cohort
     from inlay.training.cohort.member import AnyMember
 
@@ -114,6 +116,13 @@ class EpochEnded(Event):
 
     member: AnyMember
     record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StateSaved(Event):
+    """The resume state of a cohort was written: what lies under `folder` is enough to go on from here."""
+
+    folder: Path
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def _load_engine(child: Child) -> Engine:
 
     settings = child.settings
     device = None if settings.device == "auto" else settings.device
-    store = Store(settings.home)
+    store = Store(settings.place)
     backbone = load_backbone(settings.backbone, device=device)
     if backbone.device.type == "cpu":
         set_threads(settings.threads_of("engine"))

@@ -46,7 +46,7 @@ def _distinct(rows: Iterable[EvaluatedRow]) -> list[EvaluatedRow]:
 
 def _read_live(workspace: Workspace, name: str) -> Evaluation | None:
     place = find_version(workspace, name)
-    return read_evaluation(workspace.db.places.evaluations(workspace.name, name), place.row.number)
+    return read_evaluation(workspace.db.files.evaluations(workspace.name, name), place.row.number)
 
 
 def _describe(row: EvaluatedRow) -> dict[str, Any]:

@@ -43,6 +43,7 @@ from inlay.service.state.places import Places
 from inlay.service.state.queued_cost import queued_seconds
 from inlay.service.state.served_tasks import LIVE, Alias, AliasMove, ResolvedTask, ServedTask, VersionRow
 from inlay.service.state.sessions import Sessions
+from inlay.service.state.shared_files import SharedFiles, SharedFolder
 from inlay.service.state.state_errors import (
     CallInFlight,
     Conflict,
@@ -116,6 +117,8 @@ __all__ = [
     "ResolvedTask",
     "ServedTask",
     "Sessions",
+    "SharedFiles",
+    "SharedFolder",
     "StaleLease",
     "StoredAnswer",
     "Tenant",

@@ -8,13 +8,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from inlay.errors import BadData, Unsupported
 from inlay.service.state.datasets import Dataset, DatasetDraft, Found
 from inlay.service.state.feedback import Correction
 from inlay.settings import ONE_CELL_KINDS, ONE_LABEL_KINDS
-from inlay.store import DRAFT_PREFIX, telling_full_disk
+from inlay.store import DRAFT_PREFIX, make_directory, telling_full_disk
 
 _MOST_LABELS = 1000  # labels that are listed with their counts
 _FIRST_ROWS = 10
@@ -33,8 +34,8 @@ class _Merge:
     num_left_out: int = 0
 
 
-def merge_corrections(dataset: Dataset, corrections: Sequence[Correction], task: str) -> DatasetDraft:
-    """Return the draft of a dataset whose rows have the corrected labels; corrected rows that are new are added.
+def merge_corrections(dataset: Dataset, corrections: Sequence[Correction], task: str, folder: Path) -> DatasetDraft:
+    """Write into `folder` the draft of a dataset whose rows have the corrected labels; new rows are added.
 
     Of several corrections of one row the last counts. The rows keep their other columns, and their order.
     """
@@ -44,7 +45,8 @@ def merge_corrections(dataset: Dataset, corrections: Sequence[Correction], task:
         raise Unsupported(f"corrections of kind `{kind}` are not merged by themselves", "upload a corrected dataset")
     wanted = {_key(item.text, item.pair): item.label for item in corrections}
     merge = _Merge(wanted, reading)
-    path = dataset.path.parent / f"{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}.jsonl"
+    make_directory(folder)
+    path = folder / f"{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}.jsonl"
     digest, size_bytes, num_rows = hashlib.sha256(), 0, 0
     first: list[Mapping[str, Any]] = []
     try:

@@ -26,6 +26,7 @@ from inlay.service.state import schema
 from inlay.service.state.metering import UsageMeter
 from inlay.service.state.places import Places
 from inlay.service.state.postgres import Postgres, PostgresWatch
+from inlay.service.state.shared_files import SharedFiles
 from inlay.service.state.sqlite import BUSY_S, Sqlite, busy
 from inlay.service.state.upgrade import bring_up_to_date
 from inlay.store import Store, write_atomically
@@ -42,9 +43,10 @@ _HOT_QUERY = f"SELECT value FROM revisions WHERE name = '{_HOT}'"
 class Database:
     """The database of one service. Safe to share between threads; every process opens its own."""
 
-    def __init__(self, places: Places, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, places: Places, store: Store, clock: Callable[[], float] = time.time) -> None:
         self.places = places
-        self.store = Store(places.home)
+        self.store = store
+        self.files = SharedFiles(places, store.storage)
         self._kind = find_kind_of_database(places)
         self._clock = clock
         self._pid = os.getpid()
@@ -59,20 +61,24 @@ class Database:
         self.meter = UsageMeter(self)
 
     @classmethod
-    def open(cls, home: Path | str, *, clock: Callable[[], float] = time.time) -> Database:
-        """Open the database below a store's root, made or brought up to date if need be.
+    def open(cls, place: Path | str, *, clock: Callable[[], float] = time.time) -> Database:
+        """Open the database of the service on a store, made or brought up to date if need be.
 
-        A newer schema is refused. Several processes may open at once.
+        `place` is the store's folder, or its address on object storage. A newer schema is refused. Several processes
+        may open at once.
         """
-        places = Places(Path(home).expanduser().resolve())
+        store = Store(place)
+        places = Places(store.root.expanduser().resolve())
         kind = find_kind_of_database(places)
-        _check_same_database(kind, places)
+        _check_same_database(kind, places, store)
+        if store.storage is not None:
+            store.storage.prove_conditions()
         with telling_sql_errors(kind):
             bring_up_to_date(kind, places, clock)
         if isinstance(kind, Postgres) and not places.postgres_note.exists():
             write_atomically(places.postgres_note, f"{kind.where}\n".encode())
         with telling_sql_errors(kind):
-            return cls(places, clock)
+            return cls(places, store if store.is_remote else Store(places.home), clock)
 
     def close(self) -> None:
         """Write what is waiting to be written (usage, last use of keys) and close all connections."""
@@ -189,9 +195,14 @@ def find_kind_of_database(places: Places) -> Sqlite | Postgres:
     return Postgres(address) if address else Sqlite(places)
 
 
-def _check_same_database(kind: Sqlite | Postgres, places: Places) -> None:
+def _check_same_database(kind: Sqlite | Postgres, places: Places, store: Store) -> None:
     """Refuse a home whose state lies in the other database: keys made there would be keys of nothing."""
     noted = places.postgres_note
+    if isinstance(kind, Sqlite) and store.is_remote:
+        raise BadConfig(
+            f"`${VARIABLE}` is not set: a service on `{store.place}` needs a database for all its machines",
+            "set it to postgresql://USER:PASSWORD@HOST/DATABASE, or give a folder with `--store DIR`",
+        )
     if isinstance(kind, Sqlite) and noted.exists():
         raise Missing(
             f"the state of the service in `{places.home}` lies in Postgres, and `${VARIABLE}` is not set",

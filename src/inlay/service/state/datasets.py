@@ -16,6 +16,7 @@ from inlay.service.state.audit import check_label
 from inlay.service.state.identifiers import make_id
 from inlay.service.state.paging import Page, check_limit, cut_page, read_cursor
 from inlay.service.state.places import Places
+from inlay.service.state.shared_files import SharedFiles
 from inlay.service.state.state_errors import OverLimit
 from inlay.service.state.tenants import Tenant, TenantLimits
 from inlay.service.state.timestamps import to_iso
@@ -100,7 +101,7 @@ def check_draft(draft: DatasetDraft, limits: TenantLimits) -> None:
             raise OverLimit(name, asked, allowed)
 
 
-def keep_file(draft: DatasetDraft, folder: Path) -> str:
+def keep_file(draft: DatasetDraft, folder: Path, files: SharedFiles) -> str:
     """Sync an upload and give it its name in the tenant's folder; return the id of the dataset it becomes."""
     dataset_id = make_id("ds")
     with telling_full_disk(folder, 0):
@@ -111,6 +112,7 @@ def keep_file(draft: DatasetDraft, folder: Path) -> str:
             os.close(descriptor)
         os.replace(draft.path, folder / file_name(dataset_id, draft.format))
         sync_directory(folder)
+    files.keep(folder / file_name(dataset_id, draft.format))
     return dataset_id
 
 

@@ -20,7 +20,7 @@ from inlay.service.state import schema
 from inlay.service.state.aliases import ERASING, TaskKey, find_task_row
 from inlay.service.state.claiming import forget_old_cohorts, is_busy
 from inlay.service.state.database import Database, bump
-from inlay.service.state.file_lock import deleting_files, remove_tree
+from inlay.service.state.file_lock import deleting_files
 from inlay.service.state.job_queue import HEARTBEAT_S, JobCohort, JobQueue, note_file
 from inlay.service.state.jobs import ERASE, FAILED, SUCCEEDED
 from inlay.service.state.metering import add_counts
@@ -103,10 +103,11 @@ def erase_tenant(db: Database, tenant: str, on_step: OnStep = lambda step: None)
             erased += erase_task(db, tenant, name, on_step)
         on_step("tenant")
         with deleting_files(db.places):
-            for path in sorted((db.places.home / "tasks").glob(f"{tenant}.*")):
-                erased += Erased(num_versions=_remove_versions(db, path.name))
+            for known in db.store.names():
+                if known.startswith(f"{tenant}."):
+                    erased += Erased(num_versions=_remove_versions(db, known))
             folders = ("datasets", "evaluations", "batches", "runs")
-            erased += Erased(num_files=sum(remove_tree(db.places.service / name / tenant) for name in folders))
+            erased += Erased(num_files=sum(db.files.remove(db.places.service / name / tenant) for name in folders))
         with db.writing() as connection:
             _delete_tenant_rows(connection, tenant)
     _empty_log(db)
@@ -203,7 +204,7 @@ def _remove_files(db: Database, task: TaskKey) -> int:
         paths = [db.places.home / path for path in connection.execute(below).scalars()]
         jobs = select(job.id).where(job.tenant == task.tenant, job.task == task.name)
         paths += [db.places.batch(task.tenant, job_id) for job_id in connection.execute(jobs).scalars()]
-    return sum(remove_tree(path) for path in (db.places.evaluations(*task), *paths))
+    return sum(db.files.remove(path) for path in (db.places.evaluations(*task), *paths))
 
 
 def _delete_task_rows(connection: Connection, task: TaskKey) -> None:

@@ -6,8 +6,9 @@ Only what is older than an hour is taken for left: an upload or a training may b
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 
 from sqlalchemy import Connection, exists, select
@@ -16,7 +17,7 @@ from inlay.errors import UnknownName
 from inlay.service.state import schema
 from inlay.service.state.aliases import ERASING
 from inlay.service.state.database import Database
-from inlay.service.state.file_lock import deleting_files, remove_tree
+from inlay.service.state.file_lock import deleting_files
 from inlay.service.state.jobs import ENDED, ERASE, JobRequest, insert_job
 from inlay.service.state.tenants import LOCAL, REMOVING, tenant_of
 from inlay.store import DRAFT_PREFIX
@@ -29,25 +30,20 @@ def sweep_leftovers(db: Database, *, old_s: float = _OLD_S) -> int:
     """Delete files and versions that no row knows, and queue erasures that failed again. Returns what was deleted."""
     with db.writing() as connection:
         _queue_failed(connection, db.now())
+    before = time.time() - old_s
     with db.reading() as connection:
-        files = [path for path in _stray_files(connection, db) if _is_old(path, old_s)]
-        versions = [name for name, path in _stray_versions(connection, db) if _is_old(path, old_s)]
+        files = [path for path, changed in _stray_files(connection, db) if changed <= before]
+        versions = [name for name, published in _stray_versions(connection, db) if published <= before]
     if not files and not versions:
         return 0
     with deleting_files(db.places):
-        count = sum(remove_tree(path) for path in files)
+        count = sum(db.files.remove(path) for path in files)
         for reference in versions:
             with suppress(UnknownName):
                 count += len(db.store.remove(reference))
         if versions:
             db.store.gc()
     return count
-
-
-def _is_old(path: Path, old_s: float) -> bool:
-    with suppress(OSError):
-        return time.time() - path.stat().st_mtime >= old_s
-    return False
 
 
 def _queue_failed(connection: Connection, now: float) -> None:
@@ -65,32 +61,33 @@ def _queue_failed(connection: Connection, now: float) -> None:
         insert_job(connection, tenant_of(row), JobRequest(ERASE, ""), _SWEEPER, now)
 
 
-def _stray_files(connection: Connection, db: Database) -> Iterator[Path]:
-    """Yield uploads, evaluations and batches without a row, and folders of tenants that are gone."""
+def _stray_files(connection: Connection, db: Database) -> Iterator[tuple[Path, float]]:
+    """Yield uploads, evaluations and batches without a row, and folders of tenants that are gone; with their times."""
     places = db.places
     tenants = set(connection.execute(select(schema.tenants.c.name)).scalars())
-    yield from (path for path in _entries(places.service) if path.name.startswith(DRAFT_PREFIX))
+    for path in places.service.glob(f"{DRAFT_PREFIX}*"):
+        with suppress(FileNotFoundError):
+            yield path, path.stat().st_mtime
     for kind in ("datasets", "evaluations", "batches"):  # in `runs` are cohorts, which the trainer sweeps itself
-        for folder in _entries(places.service / kind):
-            if folder.name not in tenants:
-                yield folder
+        yield from _entries(db, places.service / kind, tenants)
     dataset, job, task = schema.datasets.c, schema.jobs.c, schema.tasks.c
     for tenant in tenants:
         files = set(connection.execute(select(dataset.file).where(dataset.tenant == tenant)).scalars())
-        yield from (path for path in _entries(places.datasets(tenant)) if path.name not in files)
+        yield from _entries(db, places.datasets(tenant), files)
         jobs = set(connection.execute(select(job.id).where(job.tenant == tenant)).scalars())
-        yield from (path for path in _entries(places.batch(tenant, "").parent) if path.stem not in jobs)
+        outputs = {f"{job_id}{suffix}" for job_id in jobs for suffix in (".jsonl", ".parts")}
+        yield from _entries(db, places.batch(tenant, "").parent, outputs)
         names = set(connection.execute(select(task.name).where(task.tenant == tenant)).scalars())
-        evaluated = _entries(places.evaluations(tenant, "x").parent) if tenant != LOCAL else iter(())
-        yield from (path for path in evaluated if path.name not in names)
+        if tenant != LOCAL:
+            yield from _entries(db, places.evaluations(tenant, "x").parent, names)
 
 
-def _stray_versions(connection: Connection, db: Database) -> Iterator[tuple[str, Path]]:
+def _stray_versions(connection: Connection, db: Database) -> Iterator[tuple[str, float]]:
     """Yield versions of tenants that no row knows and no open job can enter: a zombie or a cancelled job made them."""
     task, version, job = schema.tasks.c, schema.versions.c, schema.jobs.c
     tenants = set(connection.execute(select(schema.tenants.c.name)).scalars()) - {LOCAL}
-    for folder in _entries(db.places.home / "tasks"):
-        tenant, dot, name = folder.name.partition(".")
+    for store_name in db.store.names():
+        tenant, dot, name = store_name.partition(".")
         if not dot or tenant not in tenants:
             continue
         mine = (version.tenant == tenant, version.task == name)
@@ -99,11 +96,12 @@ def _stray_versions(connection: Connection, db: Database) -> Iterator[tuple[str,
         is_erasing = exists().where(task.tenant == tenant, task.name == name, task.state == ERASING)
         if any(connection.execute(select(is_open, is_erasing)).one()):
             continue
-        for path in folder.glob("*.json"):
-            if path.stem.isdigit() and int(path.stem) not in numbers:
-                yield f"{folder.name}@{path.stem}", path
+        if not set(db.store.numbers(store_name)[0]) <= numbers:
+            for info in db.store.versions(store_name, on_damage=lambda version, error: None):
+                if info.version.number not in numbers:
+                    yield info.version.reference, datetime.fromisoformat(info.published_at).timestamp()
 
 
-def _entries(folder: Path) -> Iterator[Path]:
-    with suppress(FileNotFoundError, NotADirectoryError):
-        yield from sorted(folder.iterdir())
+def _entries(db: Database, folder: Path, known: Collection[str]) -> Iterator[tuple[Path, float]]:
+    """Yield the entries of a folder that are not known, with the times of their last change."""
+    yield from ((folder / name, changed) for name, changed in db.files.names(folder).items() if name not in known)

@@ -6,7 +6,6 @@ version. A name that begins with another tenant's name and a dot is that tenant'
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -88,10 +87,7 @@ def _is_in_store(connection: Connection, db: Database, task: TaskKey) -> bool:
         return False
     if _is_foreign(task.name, tenant_names(connection)):
         return False
-    folder = db.store.root / "tasks" / task.name
-    with suppress(OSError):
-        return any(name.endswith(".json") for name in os.listdir(folder))
-    return False
+    return bool(db.store.numbers(task.name)[0])
 
 
 def tenant_names(connection: Connection) -> set[str]:
@@ -207,10 +203,9 @@ def _names(connection: Connection, db: Database, tenant: str) -> Iterator[str]:
     yield from (name for name, state in rows if state == ACTIVE)
     if tenant == LOCAL:
         tenants = tenant_names(connection)
-        with suppress(OSError):
-            for name in os.listdir(db.store.root / "tasks"):
-                if name not in known and _ANY.fullmatch(name) and not _is_foreign(name, tenants):
-                    yield name
+        for name in db.store.names():
+            if name not in known and _ANY.fullmatch(name) and not _is_foreign(name, tenants):
+                yield name
 
 
 def resolve_task(db: Database, tenant: str, reference: str) -> ResolvedTask:

@@ -179,6 +179,4 @@ def tenant_of(row: Any) -> Tenant:
 
 def _owns_in_store(db: Database, name: str) -> bool:
     """Tell whether the store has versions under a tenant's prefix. What was removed leaves empty folders."""
-    folder = db.places.home / "tasks"
-    found = folder.glob(f"{name}.*/*.json") if folder.is_dir() else iter(())
-    return next(found, None) is not None
+    return any(db.store.numbers(known)[0] for known in db.store.names() if known.startswith(f"{name}."))

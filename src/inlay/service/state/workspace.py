@@ -7,12 +7,12 @@ Methods are synchronous and take about a millisecond; `resolve` and `tenant` tak
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from sqlalchemy import Connection, delete, select, update
 
-from inlay.errors import UnknownName
+from inlay.errors import InlayError, StoreUnreachable, UnknownName
 from inlay.service.state import aliases, datasets, feedback, idempotency, jobs, schema, task_lookup, usage
 from inlay.service.state.aliases import Reason, TaskKey
 from inlay.service.state.audit import check_label, write_audit
@@ -21,7 +21,6 @@ from inlay.service.state.database import Database
 from inlay.service.state.datasets import Dataset, DatasetDraft
 from inlay.service.state.erasing import mark_task
 from inlay.service.state.feedback import Correction, Feedback
-from inlay.service.state.file_lock import removing_file
 from inlay.service.state.idempotency import Call, StoredAnswer
 from inlay.service.state.jobs import Job, JobEvent, JobRequest
 from inlay.service.state.paging import Page, check_limit
@@ -84,7 +83,7 @@ class Workspace:
             calls = schema.calls.c
             connection.execute(delete(schema.calls).where(calls.tenant == self.name, calls.subject == dataset_id))
             self._note(connection, "dataset.delete", dataset_id)
-        removing_file(self.db.places, dataset.path)
+        self.db.files.drop(dataset.path)
 
     # jobs
 
@@ -264,7 +263,9 @@ class Workspace:
                 dataset = datasets.find_dataset(connection, self.db.places, self.name, live.dataset)
             except UnknownName:
                 raise Conflict(f"the dataset of the live version of `{task}` was deleted", _UPLOAD) from None
-        draft = merge_corrections(dataset, [item.correction for item in corrections], task)
+        with self.db.files.reading(dataset.path) as path:
+            given = [item.correction for item in corrections]
+            draft = merge_corrections(replace(dataset, path=path), given, task, self.db.places.datasets(self.name))
         return self._add_dataset(draft, None, made_by=task)
 
     # usage and limits
@@ -344,7 +345,7 @@ class Workspace:
         try:
             datasets.check_draft(draft, self.tenant.limits)
             folder = self.db.places.datasets(self.name)
-            dataset_id = datasets.keep_file(draft, folder)
+            dataset_id = datasets.keep_file(draft, folder, self.db.files)
         except BaseException:
             draft.path.unlink(missing_ok=True)
             raise
@@ -354,6 +355,9 @@ class Workspace:
                 datasets.insert_dataset(connection, tenant, dataset_id, draft, (self.db.now(), made_by))
                 idempotency.note_subject(connection, self.name, call, dataset_id)
                 return datasets.find_dataset(connection, self.db.places, self.name, dataset_id)
+        except StoreUnreachable:  # perhaps it was committed all the same: if not, a sweep deletes the file
+            raise
         except BaseException:
-            (folder / datasets.file_name(dataset_id, draft.format)).unlink(missing_ok=True)
+            with suppress(InlayError):
+                self.db.files.remove(folder / datasets.file_name(dataset_id, draft.format))
             raise

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from inlay.errors import InlayError, StoreDamaged
+from inlay.errors import InlayError, StoreDamaged, StoreUnreachable
 from inlay.service.logs import log_event
 from inlay.service.state import CANCELLED, FAILED, Conflict, Job, JobCohort, JobNote, StaleLease
+from inlay.service.trainer.attempts import KeptAttempts
 from inlay.service.trainer.going_live import GoingLive, list_numbers
 from inlay.service.trainer.job_data import PreparedJob, TrainerContext, describe_rows, pack_jobs, prepare_job
 from inlay.service.trainer.job_notes import (
@@ -48,6 +49,7 @@ from inlay.training import (
     RowsAnswered,
     RunEnded,
     RunEntered,
+    StateSaved,
     StepTaken,
     fit,
     list_stopped,
@@ -57,6 +59,7 @@ from inlay.training import (
 
 _PREFIX_BYTES = 256 * 2**20
 _CANCELLED = "cancelled"
+_NO_FAULT_OF_A_JOB = (StaleLease, StoreUnreachable)
 _IN_THE_LOOP = (StepTaken, RowsAnswered, EpochEnded, RunEnded, RunEntered)
 """events that come while a stop can save the resume state"""
 
@@ -99,10 +102,11 @@ class CohortWork:
         self._words: dict[str, PlainWords] = {}
         self._home = runs_folder(context) / cohort.id
         self.folder = self._home / f"attempt-{cohort.token}"
+        self._kept = KeptAttempts(context.db.files, self._home, cohort.token)
 
     def run(self) -> None:
         """Do the cohort's jobs, each to its end. StaleLease if the lease is lost, Interrupted if asked to stop."""
-        take_over(self._home, self.folder)
+        take_over(self._home, self.folder, self._kept)
         stopped = list_stopped(self.folder / "cohorts")
         members = self._cohort.jobs
         if stopped:  # those that have ended are needed to find the resume state
@@ -112,6 +116,7 @@ class CohortWork:
             self._train_pack(pack, stopped)
             self._jobs, self._ended = {}, set()
         shutil.rmtree(self._home, ignore_errors=True)
+        self._kept.drop()
 
     def _place(self, job: Job) -> int:
         return self._cohort.members.index(job.id)
@@ -165,7 +170,7 @@ class CohortWork:
                 self._finish(job, CANCELLED)
                 return None
             ready = prepare_job(job, self._context)
-        except StaleLease:
+        except _NO_FAULT_OF_A_JOB:
             raise
         except Exception as error:  # the border that isolates one job: whatever is wrong with it, the others go on
             if is_todo:
@@ -200,7 +205,7 @@ class CohortWork:
                 lambda event: self._hear(event, ids),
                 referee=Canceller(self._list_unwanted),
             )
-        except StaleLease:
+        except _NO_FAULT_OF_A_JOB:
             raise
         except StoreDamaged as error:
             if restart:
@@ -220,6 +225,9 @@ class CohortWork:
     def _hear(self, event: Event, ids: set[str]) -> None:
         """Pass on what happens in training, and stop it where the lease is lost or a stop is asked for."""
         self._lease.check()
+        if isinstance(event, StateSaved):
+            self._kept.save(event.folder)
+            return
         self._check_stop(is_step=isinstance(event, _IN_THE_LOOP))
         if isinstance(event, CohortStarted):
             is_resumed = event.cohort.num_steps > 0
@@ -274,7 +282,7 @@ class CohortWork:
                 assert result is not None, "a run that ended has its result"
                 way.run(result)
                 self._close(ready.job)
-            except StaleLease:
+            except _NO_FAULT_OF_A_JOB:
                 raise
             except Conflict:  # cancelled, or its task is being erased; or it has ended, in another trainer's hands
                 self._lease.confirm()
@@ -329,26 +337,26 @@ def runs_folder(context: TrainerContext) -> Path:
     return context.db.places.service / "runs"
 
 
-def take_over(home: Path, folder: Path) -> None:
+def take_over(home: Path, folder: Path, kept: KeptAttempts) -> None:
     """Give a cohort's files to this attempt: the folder of the last one gets this one's name.
 
-    Whoever still writes under the old name writes into nothing.
+    Whoever still writes under the old name writes into nothing. If the last one was another machine's, what it kept is
+    fetched.
     """
     make_directory(home)
-    earlier = sorted(home.glob("attempt-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    if earlier:
-        os.rename(earlier[-1], folder)
+    earlier = {int(path.name.rpartition("-")[2]): path for path in home.glob("attempt-*")}
+    latest = max(earlier, default=0)
+    if not kept.fetch(folder, latest) and latest:
+        os.rename(earlier[latest], folder)
     make_directory(folder)
 
 
 def sweep_runs(context: TrainerContext) -> int:
     """Delete the run folders of cohorts that are done, and what attempts that lost theirs have left."""
-    folder, number = runs_folder(context), 0
-    if not folder.is_dir():
-        return 0
-    alive = context.queue.open_cohorts()
-    for path in folder.iterdir():
-        if path.is_dir() and path.name not in alive and path.name.startswith("cohort_"):
-            shutil.rmtree(path, ignore_errors=True)
-            number += 1
-    return number
+    folder, files = runs_folder(context), context.db.files
+    names = [name for name in files.names(folder) if name.startswith("cohort_")]  # before: no new one is among them
+    alive = context.queue.open_cohorts() if names else set()
+    left = [name for name in names if name not in alive]
+    for name in left:
+        files.remove(folder / name)
+    return len(left)

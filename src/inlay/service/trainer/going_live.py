@@ -52,7 +52,7 @@ class GoingLive:
 
     def __init__(self, ready: PreparedJob, context: TrainerContext, lease: Lease, words: PlainWords) -> None:
         self._ready, self._context, self._lease, self._words = ready, context, lease, words
-        self._folder = context.db.places.evaluations(ready.job.tenant, ready.job.task)
+        self._folder = context.db.files.evaluations(ready.job.tenant, ready.job.task)
 
     def run(self, result: Result) -> None:
         """Judge, publish, prove and compare a trained run, and end its job."""

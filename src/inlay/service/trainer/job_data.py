@@ -81,16 +81,17 @@ def prepare_job(job: Job, context: TrainerContext) -> PreparedJob:
     reading = dataset.found.reading
     tree = make_tree(job.settings, reading, TRAIN_SETTINGS)
     tree |= {"task": job.task, "backbone": context.backbone.name}
-    tree["data"]["source"] = str(dataset.path)
     base = RunConfig()
     if start := job.settings.get("from"):
         found = workspace.resolve(start)  # a task of the tenant's own, or none
         tree["train"]["start"] = [f"{found.store_name}@{found.number}"]
         base = inherit(tree["train"]["start"], context.store)
-    config = overlay(base, tree)
     name = name_in_store(tenant, job.task)
     context.store.check_name(name)
-    task = load_task(config.data, job.task)
+    with context.db.files.reading(dataset.path) as path:
+        tree["data"]["source"] = str(path)
+        config = overlay(base, tree)
+        task = load_task(config.data, job.task)
     check_limits(task, tenant)
     run = make_run(task, config, context.backbone, context.store)
     return PreparedJob(job, tenant, dataset, PreparedRun(run, context.backbone, context.store))

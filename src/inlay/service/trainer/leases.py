@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +33,8 @@ def read_clock() -> float:
 class FencedStore(Store):
     """A store that asks, right before it adds a version, whether the cohort is still held."""
 
-    def __init__(self, root: Path, lease: Lease) -> None:
-        super().__init__(root)
+    def __init__(self, place: str, lease: Lease) -> None:
+        super().__init__(place)
         self._lease = lease
 
     def publish(
@@ -94,7 +93,7 @@ class Lease:
 
     def fence(self, store: Store) -> FencedStore:
         """Return the store for work that must publish nothing once the lease is lost."""
-        return FencedStore(store.root, self)
+        return FencedStore(store.place, self)
 
     def _renew(self) -> None:
         began = read_clock()

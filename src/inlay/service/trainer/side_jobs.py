@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.data import InputRow, stream_rows
-from inlay.errors import InlayError
+from inlay.errors import InlayError, StoreUnreachable
 from inlay.service.engine import Caller
 from inlay.service.logs import log_event
 from inlay.service.state import (
@@ -35,6 +35,7 @@ from inlay.service.state import (
     run_erasure,
 )
 from inlay.service.trainer.answering import CHUNK_ROWS, TextRow
+from inlay.service.trainer.attempts import KeptAttempts
 from inlay.service.trainer.job_data import TrainerContext, find_dataset, name_in_store
 from inlay.service.trainer.job_notes import PlainWords, describe_failure, make_words
 from inlay.service.trainer.job_settings import BATCH_SETTINGS, make_tree
@@ -45,6 +46,7 @@ from inlay.settings import DataConfig, from_tree
 from inlay.store import make_directory, sync_directory
 
 _NEWS_S = 5.0  # between two notes on how far a batch is
+_SAVE_S, _REST = 30.0, 10.0  # between two times that answers are kept for other machines; and in times of what it took
 
 
 class JobCancelled(Exception):
@@ -78,27 +80,32 @@ class BatchWork:
         self._words: PlainWords = make_words(context.db.places.home, None)
         self._output = context.db.places.batch(self._job.tenant, self._job.id)
         self._parts = self._output.with_suffix(".parts")
+        self._files = context.db.files
+        self._kept = KeptAttempts(self._files, self._parts, cohort.token)
         self._told_at = 0.0
+        self._save_at = time.monotonic() + _SAVE_S
 
     def run(self) -> None:
         """Answer every row and finish the job; StaleLease if the lease is lost, StopAsked if asked to stop."""
         job, queue = self._job, self._context.queue
         try:
-            if self._output.is_file():  # whole: the last attempt did not come to say so
+            if self._files.has(self._output):  # whole: the last attempt did not come to say so
                 self._succeed()
                 return
+            self._kept.fetch(self._parts, max(self._find_parts(), default=0))
             plan = self._plan()
             part = self._open_part(plan.number)
             self._answer(plan, part)
             self._check()
             os.replace(part, self._output)
             sync_directory(self._output.parent)
+            self._files.keep(self._output)
             self._succeed()
-        except (StaleLease, StopAsked):
+        except (StaleLease, StoreUnreachable, StopAsked):
             raise
         except Exception as error:  # the border that isolates one job
             self._lease.check()
-            shutil.rmtree(self._parts, ignore_errors=True)
+            self._drop_parts()
             if job.id in self._lease.cancelled:
                 queue.finish(self._cohort, job.id, CANCELLED)
             else:
@@ -125,16 +132,17 @@ class BatchWork:
 
     def _answer(self, plan: BatchPlan, part: Path) -> None:
         """Write a line for every row that has none yet."""
-        with part.open("r+b") as file:
+        with self._files.reading(plan.path) as rows_path, part.open("r+b") as file:
             num_done = _cut_torn(file)
             row, before = 0, self._context.answers.num_tokens
-            for chunk in stream_rows(plan.path, plan.config, chunk_size=CHUNK_ROWS, isolate=True):
+            for chunk in stream_rows(rows_path, plan.config, chunk_size=CHUNK_ROWS, isolate=True):
                 row += len(chunk)
                 left = chunk[max(0, len(chunk) - (row - num_done)) :] if row > num_done else []
                 if left:
                     self._check()
                     file.writelines(self._answer_chunk(plan, left))
                     file.flush()  # a kill costs one chunk
+                    self._save_part()
                     self._tell(row, plan)
             file.flush()
             os.fsync(file.fileno())
@@ -184,8 +192,11 @@ class BatchWork:
 
     def _list_parts(self) -> list[Path]:
         """Return the parts of earlier attempts, `NUMBER.TOKEN` each, the last one last."""
-        known = {int(path.suffix[1:]): path for path in self._parts.glob("*.*")}
+        known = self._find_parts()
         return [known[token] for token in sorted(known) if token < self._cohort.token]
+
+    def _find_parts(self) -> dict[int, Path]:
+        return {int(path.suffix[1:]): path for path in self._parts.glob("[0-9]*.*")}
 
     def _find_pinned(self) -> int | None:
         """Return the version that earlier attempts answered by."""
@@ -195,18 +206,30 @@ class BatchWork:
     def _succeed(self) -> None:
         num_rows = num_errors = 0
         version = None
-        with self._output.open("rb") as file:
+        with self._files.reading(self._output) as path, path.open("rb") as file:
             for line in file:
                 num_rows += 1
                 about = json.loads(line)
                 num_errors += "error" in about
                 version = version or about.get("version")
+            size_bytes = file.tell()
         number = None if version is None else int(version.rpartition("@")[2])
         result: dict[str, Any] = {"version": number, "rows": num_rows, "errors": num_errors}
-        result |= {"size_bytes": self._output.stat().st_size, "output": f"/v1/batches/{self._job.id}/output"}
+        result |= {"size_bytes": size_bytes, "output": f"/v1/batches/{self._job.id}/output"}
         self._lease.check()
-        shutil.rmtree(self._parts, ignore_errors=True)
+        self._drop_parts()
         self._context.queue.finish(self._cohort, self._job.id, SUCCEEDED, result=result)
+
+    def _save_part(self) -> None:
+        """Keep the answers so far for other machines, now and then: each time they are all sent again."""
+        began = time.monotonic()
+        if began >= self._save_at:
+            self._kept.save(self._parts)
+            self._save_at = time.monotonic() + max(_SAVE_S, _REST * (time.monotonic() - began))
+
+    def _drop_parts(self) -> None:
+        shutil.rmtree(self._parts, ignore_errors=True)
+        self._kept.drop()
 
     def _tell(self, num_rows: int, plan: BatchPlan) -> None:
         if time.monotonic() - self._told_at < _NEWS_S:

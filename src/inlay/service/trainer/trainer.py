@@ -13,8 +13,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, StoreUnreachable
 from inlay.service.child import Child
 from inlay.service.engine import SyncAnswering, SyncEngineClient, SyncFleetClient, find_roster
 from inlay.service.logs import log_event, log_failure
@@ -108,6 +109,10 @@ class Trainer:
             work()
         except StaleLease:
             log_event("dropped: the lease was lost", about, level=30)
+        except StoreUnreachable:  # database or storage: no fault of the jobs, which go on once it answers again
+            with suppress(InlayError):
+                self.context.queue.release(cohort)
+            raise
         except (KeyboardInterrupt, StopAsked):  # a stop that was asked for, with the resume state saved
             self.context.queue.release(cohort)
             log_event("given back", about)
@@ -163,7 +168,7 @@ def open_context(settings: ServeSettings) -> TrainerContext:
     num_threads = settings.threads_of("trainer")
     set_threads(num_threads)
     backbone = load_backbone(settings.backbone, device=None if settings.device == "auto" else settings.device)
-    db, store = Database.open(settings.home), Store(settings.home)
+    db, store = Database.open(settings.place), Store(settings.place)
     answers = Answerer(backbone, store, _make_client(settings))
     return TrainerContext(db, JobQueue(db), store, backbone, answers, num_threads)
 

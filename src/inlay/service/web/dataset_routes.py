@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
@@ -145,7 +146,9 @@ async def read_dataset_again(here: CurrentHere, dataset: str, body: ReadingBody)
 async def read_again(state: AppState, workspace: Workspace, dataset_id: str, columns: dict[str, str]) -> Dataset:
     """Look into a dataset again with chosen columns, and keep what was found."""
     dataset = await asyncio.to_thread(workspace.dataset, dataset_id)
-    looked = await state.inspector.look(dataset.path, dataset.format, workspace.tenant.limits, columns)
+    with ExitStack() as stack:
+        path = await asyncio.to_thread(stack.enter_context, workspace.db.files.reading(dataset.path))
+        looked = await state.inspector.look(path, dataset.format, workspace.tenant.limits, columns)
     return await asyncio.to_thread(workspace.set_reading, dataset_id, vars(looked.found))
 
 

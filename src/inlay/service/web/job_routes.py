@@ -199,17 +199,21 @@ def _encode(event: JobEvent) -> bytes:
 )
 def get_output(here: CurrentHere, job: str) -> Response:
     """Return the answers of a batch as JSON lines, in the order of the dataset's rows."""
-    return FileResponse(find_output(here, job), media_type="application/jsonl", filename=f"{job}.jsonl")
+    path, files = find_output(here, job), here.workspace.db.files
+    if not files.is_shared:
+        return FileResponse(path, media_type="application/jsonl", filename=path.name)
+    headers = {"content-disposition": f'attachment; filename="{path.name}"'}
+    return StreamingResponse(files.stream(path), media_type="application/jsonl", headers=headers)
 
 
 def find_output(here: Here, job_id: str) -> Path:
-    """Return the file with a batch's answers."""
+    """Return the path of a batch's answers."""
     workspace = here.workspace
     job = workspace.job(job_id)
     if job.kind != BATCH:
         raise Conflict(f"job `{job_id}` is no batch", "`GET /v1/jobs` lists the jobs with their kinds")
     path = workspace.db.places.batch(workspace.name, job_id)
-    if job.state != SUCCEEDED or not path.is_file():
+    if job.state != SUCCEEDED or not workspace.db.files.has(path):
         raise Conflict(f"job `{job_id}` is {job.state}: there is no output", "wait until it has succeeded")
     return path
 

@@ -36,6 +36,7 @@ from inlay.training.events import (
     RowsAnswered,
     RunEnded,
     RunEntered,
+    StateSaved,
     StepTaken,
     ignore,
 )
@@ -109,6 +110,7 @@ class CohortFiles:
         began = time.monotonic()
         if self.context.world.process.is_first:
             save_state(self.cohort_dir, cohort)
+            self.context.emit(StateSaved(self.context.runs_dir))
         self.saved_at = time.monotonic()
         took = self.saved_at - began
         self.rest_seconds = _REST * took if took > _QUICK_SECONDS else 0.0

@@ -45,12 +45,15 @@ class RunningService:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = home.with_name(f"{home.name}.log")
         self.process: subprocess.Popen[bytes] | None = None
+        self.environment: dict[str, str] = {}
+        """variables besides this process's own"""
+        self.patience_s = START_S
         self.killed: set[int] = set()
 
     def __enter__(self) -> RunningService:
         self.start()
         try:
-            self.wait_ready()
+            self.wait_ready(self.patience_s)
         except BaseException:
             self.__exit__()
             raise
@@ -63,7 +66,7 @@ class RunningService:
 
     def start(self) -> None:
         """Start the supervisor; nothing is waited for."""
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "INLAY_CACHE_BYTES": "0"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "INLAY_CACHE_BYTES": "0", **self.environment}
         with self.log.open("ab") as log:
             command = [sys.executable, "-P", "-m", "inlay", "serve", *self.flags]
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,11 +26,17 @@ from inlay.reports import (
     read_answer,
 )
 from inlay.service.evaluation_files import read_evaluation, write_evaluation
+from inlay.service.state import Places, SharedFiles, SharedFolder
 from inlay.service.version_comparison import NeedsAnswers, compare, find_comparison
 from inlay.serving import Answer, describe_answer
 from inlay.store import Manifest
 
 LABELS = ("billing", "delivery", "praise")
+
+
+def folder_of(path: Path) -> SharedFolder:
+    """A folder as the service has one."""
+    return SharedFolder(SharedFiles(Places(path)), path)
 
 
 def manifest_of(kind="classify", labels=LABELS, metric="accuracy", dev_digest="dev"):
@@ -225,30 +232,30 @@ def test_an_older_version_is_compared_on_the_newer_ones_rows(tmp_path):
     old = evaluate(["billing"] * 4, ["billing"] * 4, labels=LABELS[:2])
     new = evaluate(["praise", "billing", "delivery", "praise"], ["praise"] * 4, version=3, texts=list("abcd"))
     for evaluation in (old, new):
-        write_evaluation(tmp_path, evaluation)
-    needed = find_comparison(tmp_path, 1, 3, lambda number: pytest.fail("both were evaluated"))
+        write_evaluation(folder_of(tmp_path), evaluation)
+    needed = find_comparison(folder_of(tmp_path), 1, 3, lambda number: pytest.fail("both were evaluated"))
     assert isinstance(needed, NeedsAnswers)
     assert needed.owner.texts == [(text, None) for text in "abcd"]
     filled = needed.fill_in([say("billing", labels=LABELS[:2])] * 4)
     assert (filled.version, filled.rows_of, filled.unseen) == (1, 3, ("praise",))
     assert [row.is_right for row in filled.rows] == [False, True, False, False]
-    write_evaluation(tmp_path, filled)
-    pair = find_comparison(tmp_path, 1, 3, lambda number: pytest.fail("both were evaluated"))
+    write_evaluation(folder_of(tmp_path), filled)
+    pair = find_comparison(folder_of(tmp_path), 1, 3, lambda number: pytest.fail("both were evaluated"))
     assert pair == (filled, new)
     found = compare(*pair)
     assert (found["score_a"], found["score_b"], found["same_rows"]) == (0.25, 0.5, False)
-    backwards = find_comparison(tmp_path, 3, 1, lambda number: pytest.fail("both were evaluated"))
+    backwards = find_comparison(folder_of(tmp_path), 3, 1, lambda number: pytest.fail("both were evaluated"))
     assert backwards == (new, filled)
 
 
 def test_a_version_that_the_service_did_not_train_answers_the_others_rows(tmp_path):
     new = evaluate(["billing", "praise"], ["billing", "praise"], version=2)
-    write_evaluation(tmp_path, new)
-    needed = find_comparison(tmp_path, 1, 2, lambda number: manifest_of())
+    write_evaluation(folder_of(tmp_path), new)
+    needed = find_comparison(folder_of(tmp_path), 1, 2, lambda number: manifest_of())
     assert isinstance(needed, NeedsAnswers)
     assert needed.fill_in([say("praise")] * 2).rows_of == 2
     with pytest.raises(Unsupported, match="neither version 7 nor version 8"):
-        find_comparison(tmp_path, 7, 8, lambda number: manifest_of())
+        find_comparison(folder_of(tmp_path), 7, 8, lambda number: manifest_of())
 
 
 def test_other_kinds_and_other_levels_are_not_compared():
@@ -289,8 +296,8 @@ def every_evaluation():
 
 @pytest.mark.parametrize("evaluation", list(every_evaluation()), ids=lambda each: each.kind)
 def test_an_evaluation_of_every_kind_is_read_back_as_it_was(tmp_path, evaluation):
-    write_evaluation(tmp_path, evaluation)
-    again = read_evaluation(tmp_path, 1)
+    write_evaluation(folder_of(tmp_path), evaluation)
+    again = read_evaluation(folder_of(tmp_path), 1)
     assert again == evaluation
     assert make_report(again) == make_report(evaluation)
     assert list_errors(again) == list_errors(evaluation)
@@ -299,11 +306,11 @@ def test_an_evaluation_of_every_kind_is_read_back_as_it_was(tmp_path, evaluation
 
 
 def test_a_damaged_file_is_an_error_and_an_absent_one_is_none(tmp_path):
-    write_evaluation(tmp_path, evaluate(["billing"] * 3, ["billing", "praise", "billing"]))
+    write_evaluation(folder_of(tmp_path), evaluate(["billing"] * 3, ["billing", "praise", "billing"]))
     path = tmp_path / "1.json"
     content = path.read_bytes()
-    assert read_evaluation(tmp_path, 2) is None
-    assert read_evaluation(tmp_path, 1, rows_of=2) is None
+    assert read_evaluation(folder_of(tmp_path), 2) is None
+    assert read_evaluation(folder_of(tmp_path), 1, rows_of=2) is None
     for damaged in (
         b"",
         b"{}",
@@ -314,11 +321,11 @@ def test_a_damaged_file_is_an_error_and_an_absent_one_is_none(tmp_path):
         assert damaged != content
         path.write_bytes(damaged)
         with pytest.raises(StoreDamaged, match="version 1"):
-            read_evaluation(tmp_path, 1)
+            read_evaluation(folder_of(tmp_path), 1)
     path.rename(tmp_path / "2.json")
     (tmp_path / "2.json").write_bytes(content)
     with pytest.raises(StoreDamaged, match="another version's"):
-        read_evaluation(tmp_path, 2)
+        read_evaluation(folder_of(tmp_path), 2)
 
 
 def test_too_many_rows_are_drawn_the_same_each_time(monkeypatch):
@@ -332,14 +339,16 @@ def test_too_many_rows_are_drawn_the_same_each_time(monkeypatch):
 
 
 def test_reports_need_no_torch(tmp_path):
-    write_evaluation(tmp_path, evaluate(["billing"] * 3, ["billing", "praise", "billing"]))
+    write_evaluation(folder_of(tmp_path), evaluate(["billing"] * 3, ["billing", "praise", "billing"]))
     program = (
         "import sys; from pathlib import Path\n"
         "from inlay.service.evaluation_files import read_evaluation\n"
+        "from inlay.service.state import Places, SharedFiles, SharedFolder\n"
         "from inlay.service.version_comparison import compare\n"
         "from inlay.reports import list_errors, make_report\n"
         "assert 'numpy' not in sys.modules and 'pandas' not in sys.modules\n"
-        "found = read_evaluation(Path(sys.argv[1]), 1)\n"
+        "folder = Path(sys.argv[1])\n"
+        "found = read_evaluation(SharedFolder(SharedFiles(Places(folder)), folder), 1)\n"
         "make_report(found), list_errors(found), compare(found, found)\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )

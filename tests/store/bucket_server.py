@@ -5,12 +5,17 @@ from __future__ import annotations
 import http.client
 import random
 import threading
+import time
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 BUCKET = "models"
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+
+
+FAULTS = ("500", "lost", "503", "cut", "409", "slow", "412")
+"""what a proxy may do to a request that another attempt can mend"""
 
 
 class FaultyProxy:
@@ -41,21 +46,31 @@ class FaultyProxy:
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         what = self.fault(handler.command, handler.path)
         self.requests.append((handler.command, handler.path, what))
-        if what in ("500", "503", "409", "403"):  # refused before anything is done
+        if what == "412" and "If-None-Match" not in handler.headers:  # else it would be no fault
+            what = None
+        if what == "slow":
+            time.sleep(0.3)
+        if what == "412":  # as after an answer that was lost: it is there, and this request is told so
+            self._forward(handler, body, ())
+        if what in ("500", "503", "409", "412", "403"):  # refused
             self._send(handler, int(what), {}, b"<Error><Code>Fault</Code></Error>")
             return
-        upstream = http.client.HTTPConnection(self.target.hostname, self.target.port, timeout=30)
-        headers = {name: value for name, value in handler.headers.items() if name.lower() != "connection"}
-        if what == "unconditional":
-            headers = {name: value for name, value in headers.items() if name.lower() != "if-none-match"}
-        upstream.request(handler.command, handler.path, body, headers)
-        answer = upstream.getresponse()
-        content = answer.read()
+        answer, content = self._forward(handler, body, {"If-None-Match"} if what == "unconditional" else ())
         if what == "lost":  # done, but nobody hears of it
             handler.close_connection = True
             handler.connection.close()
             return
         self._send(handler, answer.status, dict(answer.headers), content, cut=what == "cut")
+
+    def _forward(
+        self, handler: BaseHTTPRequestHandler, body: bytes, left_out: Collection[str]
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        upstream = http.client.HTTPConnection(self.target.hostname, self.target.port, timeout=30)
+        dropped = {"connection", *map(str.lower, left_out)}
+        headers = {name: value for name, value in handler.headers.items() if name.lower() not in dropped}
+        upstream.request(handler.command, handler.path, body, headers)
+        answer = upstream.getresponse()
+        return answer, answer.read()
 
     def _send(
         self, handler: BaseHTTPRequestHandler, status: int, headers: dict[str, str], content: bytes, cut: bool = False

@@ -6,7 +6,7 @@ import hashlib
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("obstore")
 moto_server = pytest.importorskip("moto.server")
 
-from bucket_server import BUCKET, KEYS, FaultyProxy  # noqa: E402
+from bucket_server import BUCKET, FAULTS, KEYS, FaultyProxy  # noqa: E402
 
 from inlay.errors import BadConfig, StoreDamaged, StoreUnreachable, UnknownName  # noqa: E402
 from inlay.store import Store, bucket, copy_store, object_storage  # noqa: E402
@@ -194,11 +194,11 @@ def test_damaged_content_is_named_and_a_damaged_copy_here_is_fetched_again(
 
 def test_nothing_is_lost_or_doubled_through_failing_requests(proxy, make_manifest, make_tensors) -> None:
     store = Store(f"s3://{BUCKET}/{next(_PREFIXES)}")
-    faults = ["500", "503", "409", "lost", "cut", *[None] * 15]
-    proxy.fault = lambda method, path: proxy.random.choice(faults)
+    faults = cycle([fault for each in FAULTS for fault in (None, each, None, None)])
+    proxy.fault = lambda method, path: next(faults)
     versions = [store.publish("spam", make_tensors(seed), make_manifest()) for seed in range(12)]
     proxy.fault = lambda method, path: None
-    assert {what for *_, what in proxy.requests} >= {"500", "503", "409", "lost"}
+    assert {what for *_, what in proxy.requests} >= set(FAULTS)
     assert [version.number for version in versions] == list(range(1, 13))
     assert store.numbers("spam") == (list(range(1, 13)), [])
     for version in versions:
@@ -267,3 +267,54 @@ def test_copy_refuses_a_number_that_is_another_version_there(store, make_manifes
     with pytest.raises(BadConfig, match="`spam@1` is another version"):
         copy_store(folder, store)
     assert [task.name for task in store.ledger()] == ["spam"]
+
+
+def test_erased_content_is_gone_at_once_and_what_another_task_needs_stays(
+    store, make_manifest, make_tensors, tmp_path, monkeypatch
+) -> None:
+    shared = store.publish("mail", make_tensors(0), make_manifest())
+    store.publish("spam", make_tensors(0), make_manifest(), {"host": "here"})
+    own = store.publish("spam", make_tensors(1), make_manifest(), {"host": "here"})
+    there = elsewhere(store, tmp_path, monkeypatch)
+    there.load(own)
+    there.ledger()
+    assert store.erase("spam") == 2
+    assert store.erase("spam") == 0
+    assert not [each for each in store.storage.list("") if own.digest in each.key]
+    there.check(shared)
+    assert there.forget_gone() == 3  # the content and two references
+    assert not [path for path in there.root.rglob("*") if own.digest in path.name]
+    there.check(shared)
+    assert store.publish("spam", make_tensors(1), make_manifest()).number == 3
+
+
+def test_content_published_again_while_it_is_erased_is_put_back(
+    store, make_manifest, make_tensors, monkeypatch
+) -> None:
+    store.publish("spam", make_tensors(), make_manifest())
+    live = Store._live_digests
+
+    def publish_meanwhile(mine: Store, besides: str = "") -> set[str]:
+        found = live(mine, besides)
+        monkeypatch.setattr(Store, "_live_digests", live)
+        Store(store.place).publish("mail", make_tensors(), make_manifest())
+        return found
+
+    monkeypatch.setattr(Store, "_live_digests", publish_meanwhile)
+    store.erase("spam")
+    Store(store.place).check(Store(store.place).resolve("mail"))
+
+
+def test_a_publisher_whose_content_was_erased_under_it_puts_it_back(
+    store, make_manifest, make_tensors, monkeypatch
+) -> None:
+    add = bucket.BucketFiles.add_object
+
+    def erased_meanwhile(files: bucket.BucketFiles, digest: str, content: bytes) -> None:
+        add(files, digest, content)
+        monkeypatch.setattr(bucket.BucketFiles, "add_object", add)
+        Store(store.place).files.erase_object(digest, set)
+
+    monkeypatch.setattr(bucket.BucketFiles, "add_object", erased_meanwhile)
+    version = store.publish("spam", make_tensors(), make_manifest())
+    elsewhere(store, Path(store.root).parent, monkeypatch).check(version)

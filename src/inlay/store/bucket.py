@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -27,7 +27,7 @@ from pathlib import Path
 
 from inlay.errors import InlayError, StoreUnreachable
 from inlay.store import format as form
-from inlay.store.files import write_atomically
+from inlay.store.files import DRAFT_PREFIX, write_atomically
 from inlay.store.folder import Unneeded
 from inlay.store.format import Version
 from inlay.store.object_storage import ObjectStorage
@@ -55,6 +55,7 @@ class BucketFiles:
         self.storage = ObjectStorage(address)
         self._entries: dict[str, tuple[float, list[str]]] = {}  # of a task, and when they were listed
         self._uploaded: dict[str, float] = {}  # digest -> when this process uploaded it
+        self._last_upload = "", b""
 
     def is_there(self) -> bool:
         """Tell whether anything may have been written."""
@@ -120,6 +121,8 @@ class BucketFiles:
         self.storage.put_new(_reference_key(name, number), content)
         if f"{number}.removed" in [key.rpartition("/")[2] for key in self._keys(f"tasks/{name}/{number}.")]:
             raise FileExistsError(self.place_of_reference(name, number))
+        if not self._keys(f"{_object_prefix(version.digest)}/"):  # another task with this content was erased meanwhile
+            self.add_object(*self._last_upload)
 
     def retire_reference(self, name: str, number: int) -> None:
         """Make a version's number one that was removed."""
@@ -141,7 +144,7 @@ class BucketFiles:
         if not fresh and path.is_file() and _sha256(path.read_bytes()) == digest:
             return path
         content = None
-        for key in self._keys(f"objects/{digest[:2]}/{digest}/"):
+        for key in self._keys(f"{_object_prefix(digest)}/"):
             with suppress(FileNotFoundError):  # deleted since: `gc` keeps one of them
                 content = self.storage.get(key)
                 if _sha256(content) == digest:
@@ -157,8 +160,38 @@ class BucketFiles:
         """Keep a version's content, under a key of its own."""
         self.storage.prove_conditions()
         self._uploaded[digest] = time.monotonic()
-        self.storage.put(f"objects/{digest[:2]}/{digest}/{secrets.token_hex(8)}.safetensors", content)
+        self._last_upload = digest, content
+        self.storage.put(f"{_object_prefix(digest)}/{secrets.token_hex(8)}.safetensors", content)
         write_atomically(self._kept_object(digest), content)
+
+    def erase_object(self, digest: str, list_live: Callable[[], Collection[str]]) -> None:
+        """Delete content at once, without the day that `gc` waits; put it back if a version came to need it meanwhile.
+
+        Whoever publishes it looks for it after its reference is there, so one of the two puts it back.
+        """
+        content = None
+        with suppress(FileNotFoundError):
+            content = self.find_object(digest).read_bytes()
+        for key in (*self._keys(f"{_object_prefix(digest)}/"), f"sidecars/{digest}.json"):
+            self.delete(f"{self.address}/{key}")
+        if content is not None and digest in list_live():
+            self.add_object(digest, content)
+
+    def forget_gone(self, live: Collection[str]) -> int:
+        """Delete what is kept on this machine of versions that are gone; return the number of files."""
+        there = set(self._keys("tasks/"))
+        left = [
+            path
+            for path in self._cache.rglob("*")
+            if path.is_file()
+            and (path.stem not in live if path.suffix == ".safetensors" else not self._is_there(path, there))
+        ]
+        for path in left:
+            path.unlink(missing_ok=True)
+        return len(left)
+
+    def _is_there(self, path: Path, keys: Collection[str]) -> bool:
+        return path.name.startswith(DRAFT_PREFIX) or path.relative_to(self._cache).as_posix() in keys
 
     def read_note(self, key: str) -> bytes:
         """Return a sidecar or what is known of a backbone; FileNotFoundError if there is none."""
@@ -218,6 +251,10 @@ class BucketFiles:
         """Return the storage's time: that of this machine may be wrong."""
         self.storage.put("clock", b"")
         return next(each.changed for each in self.storage.list("clock") if each.key == "clock")
+
+
+def _object_prefix(digest: str) -> str:
+    return f"objects/{digest[:2]}/{digest}"
 
 
 def _reference_key(name: str, number: int) -> str:

@@ -242,6 +242,29 @@ class Store:
                 self.files.retire_reference(name, number)
         return removed
 
+    def erase(self, name: str) -> int:
+        """Remove a task with all its bytes that no other needs, at once; return how many versions it had.
+
+        It may be stopped and begun again: what is gone is no error.
+        """
+        numbers, files = self.numbers(name)[0], self.files
+        if not isinstance(files, FolderFiles):
+            mine = {self._readable_or_blank(name, number).digest for number in numbers} - {""}
+            for digest in mine - self._live_digests(besides=name):  # while their references still tell of them
+                files.erase_object(digest, lambda: self._live_digests(besides=name))
+        if numbers:
+            self.remove(name)
+        self.gc()
+        return len(numbers)
+
+    def forget_gone(self) -> int:
+        """Delete what is kept on this machine of versions on object storage that are gone; return how many files."""
+        return 0 if isinstance(self.files, FolderFiles) else self.files.forget_gone(self._live_digests())
+
+    def _live_digests(self, besides: str = "") -> set[str]:
+        tasks = (task for task in self.ledger(lambda version, error: None) if task.name != besides)
+        return {info.version.digest for task in tasks for info in task.versions}
+
     def gc(self, *, dry_run: bool = False) -> GcReport:
         """Delete the files that no reference needs: objects, sidecars, and the drafts that crashes left."""
         if not self.files.is_there():

@@ -144,7 +144,7 @@ def test_a_backup_says_what_is_in_it_and_leaves_no_links_behind(db, workspace, t
     go_live(workspace)
     report = back_up(db.places.home, tmp_path / "backup")
     listed = json.loads((tmp_path / "backup" / "backup.json").read_text())
-    assert listed["schema"] == "0002"
+    assert listed["schema"] == "0003"
     assert len(listed["files"]) == report.num_files
     assert not list(db.places.service.glob(".draft-backup*"))
     names = {

@@ -222,7 +222,7 @@ def test_a_task_trained_by_hand_can_be_erased(db):
 def test_an_erasure_that_failed_is_queued_again(db, queue, filled, monkeypatch):
     job = filled.erase_task("mail")
     with monkeypatch.context() as patch:
-        patch.setattr("inlay.service.state.erasure._remove_versions", lambda db, name: (_ for _ in ()).throw(damaged()))
+        patch.setattr("inlay.store.Store.erase", lambda store, name: (_ for _ in ()).throw(damaged()))
         with pytest.raises(StoreDamaged):
             run_erasure(db, queue, queue.claim("trainer", kinds=("erase",)))
     assert filled.job(job.id).state == "failed"

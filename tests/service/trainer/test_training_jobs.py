@@ -61,7 +61,7 @@ def test_a_job_becomes_a_live_version(bench):
 def test_its_answers_to_the_dev_rows_are_kept(bench):
     job = bench.submit(make_rows(100), settings={"dev_share": 0.3})
     bench.train()
-    evaluation = read_evaluation(bench.db.places.evaluations("acme", "mail"), 1)
+    evaluation = read_evaluation(bench.db.files.evaluations("acme", "mail"), 1)
     assert evaluation is not None
     assert len(evaluation.rows) == evaluation.num_dev == 30
     right = sum(row.is_right for row in evaluation.rows)
@@ -260,7 +260,7 @@ def test_the_live_version_answers_the_new_dev_rows(bench):
     bench.train()
     compare = bench.see(second).result["compare"]
     assert (compare["a"], compare["b"], compare["same_rows"], compare["num_rows"]) == (1, 2, False, 30)
-    folder = bench.db.places.evaluations("acme", "mail")
+    folder = bench.db.files.evaluations("acme", "mail")
     moved = read_evaluation(folder, 1, rows_of=2)
     assert moved is not None
     assert [row.text for row in moved.rows] == [row.text for row in read_evaluation(folder, 2).rows]

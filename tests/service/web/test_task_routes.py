@@ -25,7 +25,7 @@ def evaluate(bench, number, answers, tenant="acme", task="mail", texts=None):
         number, "classify", ("ham", "spam"), (), "accuracy", {"dev": {"accuracy": 0.5}}, "dev", len(rows), rows,
         digest_rows("classify", ["another row"], None),
     )  # fmt: skip
-    write_evaluation(bench.db.places.evaluations(tenant, task), about)
+    write_evaluation(bench.db.files.evaluations(tenant, task), about)
     return about
 
 

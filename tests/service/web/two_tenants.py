@@ -69,4 +69,4 @@ def _evaluate(bench: WebBench, task: str) -> None:
         for line in range(2, 30)
     )
     about = Evaluation(1, "classify", ("ham", "spam"), (), "accuracy", {"dev": {"accuracy": 0.5}}, "dev", 28, rows)
-    write_evaluation(bench.db.places.evaluations("acme", task), about)
+    write_evaluation(bench.db.files.evaluations("acme", task), about)

@@ -24,6 +24,7 @@ from sqlalchemy import exc as sql_errors
 from inlay.errors import BadConfig, InlayError, Missing
 from inlay.service.state import schema
 from inlay.service.state.metering import UsageMeter
+from inlay.service.state.one_store import has_store, set_store
 from inlay.service.state.places import Places
 from inlay.service.state.postgres import Postgres, PostgresWatch
 from inlay.service.state.shared_files import SharedFiles
@@ -78,7 +79,22 @@ class Database:
         if isinstance(kind, Postgres) and not places.postgres_note.exists():
             write_atomically(places.postgres_note, f"{kind.where}\n".encode())
         with telling_sql_errors(kind):
-            return cls(places, store if store.is_remote else Store(places.home), clock)
+            opened = cls(places, store if store.is_remote else Store(places.home), clock)
+        if isinstance(kind, Postgres):
+            opened._check_store()
+        return opened
+
+    def _check_store(self) -> None:
+        """Refuse a store that is not the one of the other machines."""
+        try:
+            with self.reading() as connection:
+                is_set = has_store(connection, self.places, self.store)
+            if not is_set:
+                with self.writing() as connection:
+                    set_store(connection, self.places, self.store)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Write what is waiting to be written (usage, last use of keys) and close all connections."""

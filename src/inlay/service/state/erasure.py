@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, or_, select
 
-from inlay.errors import InlayError, UnknownName
+from inlay.errors import InlayError
 from inlay.service.state import schema
 from inlay.service.state.aliases import ERASING, TaskKey, find_task_row
 from inlay.service.state.claiming import forget_old_cohorts, is_busy
@@ -70,7 +70,7 @@ def erase_task(db: Database, tenant: str, task: str, on_step: OnStep = lambda st
     if row is not None:
         with deleting_files(db.places):
             on_step("versions")
-            erased += Erased(num_versions=_remove_versions(db, store_name(key)))
+            erased += Erased(num_versions=db.store.erase(store_name(key)))
             on_step("files")
             erased += Erased(num_files=_remove_files(db, key))
         on_step("rows")
@@ -105,7 +105,7 @@ def erase_tenant(db: Database, tenant: str, on_step: OnStep = lambda step: None)
         with deleting_files(db.places):
             for known in db.store.names():
                 if known.startswith(f"{tenant}."):
-                    erased += Erased(num_versions=_remove_versions(db, known))
+                    erased += Erased(num_versions=db.store.erase(known))
             folders = ("datasets", "evaluations", "batches", "runs")
             erased += Erased(num_files=sum(db.files.remove(db.places.service / name / tenant) for name in folders))
         with db.writing() as connection:
@@ -167,15 +167,6 @@ def _beating(queue: JobQueue, cohort: JobCohort) -> Iterator[None]:
     finally:
         ending.set()
         thread.join()
-
-
-def _remove_versions(db: Database, name: str) -> int:
-    """Remove a task's versions from the store, with the bytes that no other version needs."""
-    removed = 0
-    with suppress(UnknownName):
-        removed = len(db.store.remove(name))
-    db.store.gc()  # also if they were removed before: the gc may have been cut off
-    return removed
 
 
 def _give_up_datasets(connection: Connection, db: Database, task: TaskKey) -> int:

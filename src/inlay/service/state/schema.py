@@ -23,7 +23,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-HEAD = "0002"
+HEAD = "0003"
 """the newest migration: a database at this revision needs none"""
 metadata = MetaData()
 _Number = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only what is called INTEGER
@@ -33,6 +33,13 @@ revisions = Table(
     metadata,
     Column("name", String(32), primary_key=True),
     Column("value", _Number, nullable=False),
+)
+
+facts = Table(
+    "facts",  # what all machines of a service must agree on: `store`, the store that the files of the rows lie in
+    metadata,
+    Column("name", String(32), primary_key=True),
+    Column("value", Text, nullable=False),
 )
 
 tenants = Table(

@@ -7,6 +7,7 @@ What always holds: a file that `keep` or `write` has returned from is whole, and
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ class SharedFiles:
         if self._storage is None:
             yield path
             return
-        folder = self._places.run / "fetched" / secrets.token_hex(8)
+        folder = self._places.run / "fetched" / f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
             self._storage.get_file(self._key(path), folder / path.name)
             yield folder / path.name
@@ -114,9 +115,12 @@ class SharedFiles:
         """Return the snapshots of a folder of this machine; None where no other machine needs them."""
         return None if self._storage is None else FolderSnapshots(self._storage, self._key(path))
 
-    def clear_fetched(self) -> None:
-        """Delete the copies that processes which were killed had for reading. Only while none of them runs."""
-        shutil.rmtree(self._places.run / "fetched", ignore_errors=True)
+    def sweep_fetched(self) -> int:
+        """Delete the copies that processes had for reading and did not delete, because they were killed."""
+        left = [path for path in (self._places.run / "fetched").glob("*-*") if not _is_alive(path.name)]
+        for path in left:
+            shutil.rmtree(path, ignore_errors=True)
+        return len(left)
 
     def _key(self, path: Path) -> str:
         return path.relative_to(self._places.home).as_posix()
@@ -136,3 +140,9 @@ class SharedFolder:
     def write(self, name: str, content: bytes) -> None:
         """Write a file, whole, in place of what was there."""
         self.files.write(self.path / name, content)
+
+
+def _is_alive(name: str) -> bool:
+    """Tell whether the process whose id begins a name is there."""
+    pid = name.partition("-")[0]
+    return pid.isdigit() and Path(f"/proc/{pid}").exists()

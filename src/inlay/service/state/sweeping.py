@@ -34,10 +34,11 @@ def sweep_leftovers(db: Database, *, old_s: float = _OLD_S) -> int:
     with db.reading() as connection:
         files = [path for path, changed in _stray_files(connection, db) if changed <= before]
         versions = [name for name, published in _stray_versions(connection, db) if published <= before]
+    kept = db.files.sweep_fetched() + db.store.forget_gone()
     if not files and not versions:
-        return 0
+        return kept
     with deleting_files(db.places):
-        count = sum(db.files.remove(path) for path in files)
+        count = kept + sum(db.files.remove(path) for path in files)
         for reference in versions:
             with suppress(UnknownName):
                 count += len(db.store.remove(reference))

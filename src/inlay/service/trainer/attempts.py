@@ -1,4 +1,4 @@
-"""What an attempt at some work keeps for the next one, where that may be another machine's.
+"""Attempts at some work, kept on object storage for the next one, which may be another machine's.
 
 Every attempt keeps its folder under its own number, so one that lost its lease and goes on all the same disturbs
 nobody. The next attempt goes on from its own machine's files or from those that were kept, whichever are later.

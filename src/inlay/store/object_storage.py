@@ -33,7 +33,7 @@ _NO_RETRIES = {"max_retries": 0}
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredKey:
     """A key, the size of its content, and when it was written, by the storage's clock."""
 
     key: str
@@ -73,14 +73,14 @@ class ObjectStorage:
             )
         self._is_proved = True
 
-    def list(self, prefix: str) -> list[Entry]:
+    def list(self, prefix: str) -> list[StoredKey]:
         """Return the keys that begin with a prefix, with sizes and times."""
         # Storage lists whole steps of a path: what follows the last slash is compared here.
         folder = prefix.rpartition("/")[0]
 
-        def ask(storage: ObjectStore) -> list[Entry]:
+        def ask(storage: ObjectStore) -> list[StoredKey]:
             batches = _obstore().list(storage, prefix=folder or None)
-            return [Entry(each["path"], each["size"], each["last_modified"]) for batch in batches for each in batch]
+            return [StoredKey(each["path"], each["size"], each["last_modified"]) for batch in batches for each in batch]
 
         try:
             return [each for each in self._ask(ask, prefix) if each.key.startswith(prefix)]

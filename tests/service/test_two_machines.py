@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from bucket_server import BUCKET, KEYS
 from postgres_server import IS_POSTGRES, drop_database, make_database, url_of
 
 pytest.importorskip("obstore")
-moto_server = pytest.importorskip("moto.server")
+pytest.importorskip("moto.server")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_POSTGRES, reason="`make postgres` runs it")]
 
 PLACE = f"s3://{BUCKET}/service"
@@ -31,17 +30,10 @@ ENDED = {"succeeded", "failed", "cancelled"}
 @pytest.fixture(scope="module")
 def shared() -> Iterator[dict[str, str]]:
     """The variables that all machines have: one bucket, one database."""
-    server = moto_server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    connection = http.client.HTTPConnection(host, port)
-    signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=id/x/us-east-1/s3/x"}
-    connection.request("PUT", f"/{BUCKET}", headers=signed)
-    assert connection.getresponse().status == 200
     name = make_database()
-    yield {**KEYS, "AWS_ENDPOINT_URL": f"http://{host}:{port}", "INLAY_DATABASE": url_of(name)}
+    with serve_bucket() as address:
+        yield {**KEYS, "AWS_ENDPOINT_URL": address, "INLAY_DATABASE": url_of(name)}
     drop_database(name)
-    server.stop()
 
 
 def machine(name: str, shared: dict[str, str], folder: Path, backbone: Path, *flags: str) -> RunningService:

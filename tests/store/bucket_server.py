@@ -7,11 +7,28 @@ import random
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 BUCKET = "models"
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+
+
+@contextmanager
+def serve_bucket() -> Iterator[str]:
+    """Run moto's server with an empty bucket; give its address."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    connection = http.client.HTTPConnection(host, port)
+    signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=id/x/us-east-1/s3/x"}
+    connection.request("PUT", f"/{BUCKET}", headers=signed)
+    assert connection.getresponse().status == 200
+    yield f"http://{host}:{port}"
+    server.stop()
 
 
 FAULTS = ("500", "lost", "503", "cut", "409", "slow", "412")

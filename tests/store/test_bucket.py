@@ -13,30 +13,20 @@ import pytest
 import torch
 
 pytest.importorskip("obstore")
-moto_server = pytest.importorskip("moto.server")
+pytest.importorskip("moto.server")
 
-from bucket_server import BUCKET, FAULTS, KEYS, FaultyProxy  # noqa: E402
+from bucket_server import BUCKET, FAULTS, KEYS, FaultyProxy, serve_bucket
 
-from inlay.errors import BadConfig, StoreDamaged, StoreUnreachable, UnknownName  # noqa: E402
-from inlay.store import Store, bucket, copy_store, object_storage  # noqa: E402
+from inlay.errors import BadConfig, StoreDamaged, StoreUnreachable, UnknownName
+from inlay.store import Store, bucket, copy_store, object_storage
 
 _PREFIXES = count()
 
 
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
-    server = moto_server.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    import http.client
-
-    connection = http.client.HTTPConnection(host, port)
-    connection.request(
-        "PUT", f"/{BUCKET}", headers={"Authorization": "AWS4-HMAC-SHA256 Credential=id/x/us-east-1/s3/x"}
-    )
-    assert connection.getresponse().status == 200
-    yield f"http://{host}:{port}"
-    server.stop()
+    with serve_bucket() as address:
+        yield address
 
 
 @pytest.fixture

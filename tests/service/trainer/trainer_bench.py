@@ -39,7 +39,7 @@ def make_rows(num_rows: int = 60, *, seed: int = 0, labels: tuple[str, ...] = LA
 class Bench:
     """Everything a test of the trainer needs."""
 
-    home: Path
+    home: Path | str
     db: Database
     queue: JobQueue
     store: Store
@@ -87,9 +87,10 @@ class Bench:
         return [event.kind for event in self.workspace(job.tenant).events(job.id)]
 
 
-def open_bench_at(home: Path, backbone: Any, client: Any = None) -> Bench:
+def open_bench_at(home: Path | str, backbone: Any, client: Any = None) -> Bench:
     """Open the state below a folder, with a trainer; `client` asks a real or fake engine."""
-    home.mkdir(exist_ok=True)
+    if isinstance(home, Path):
+        home.mkdir(exist_ok=True)
     db, store = Database.open(home), Store(home)
     queue = JobQueue(db)
     context = TrainerContext(db, queue, store, backbone, Answerer(backbone, store, client, patience_s=0.5), 1)

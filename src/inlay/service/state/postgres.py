@@ -24,6 +24,7 @@ BELIEVED_S = 0.05
 _LOCK, _UPGRADE_LOCK = 713_021, 713_022
 _BUSY_MS = 10_000
 _LOST = ("08", "57P")  # connection failures, and a server that is shutting down
+_REFUSED = re.compile(r"authentication failed|no password supplied|FATAL: .* does not exist|no pg_hba.conf entry")
 _FULL, _NO_LOCK, _BAD_TEXT, _NO_ENTRY = ("53100",), ("55P03",), ("22021", "22P05"), ("28", "3D")
 
 
@@ -44,7 +45,7 @@ class Postgres:
             hint = "write postgresql://USER:PASSWORD@HOST/DATABASE"
             raise Missing("`$INLAY_DATABASE` is no address of a database", hint) from None
         self.url = parsed.render_as_string(hide_password=False)
-        self.where = parsed.render_as_string(hide_password=True)
+        self.where = parsed.set(drivername="postgresql").render_as_string(hide_password=True)
 
     def prepare(self, engine: Engine) -> None:
         """Set up the transactions of an engine."""
@@ -95,16 +96,22 @@ class Postgres:
             if state is None and type(raised).__name__ not in ("OperationalError", "ConnectionTimeout"):
                 return None
             reason = next(iter(str(raised).strip().splitlines()), "it closed the connection")
+            if _REFUSED.search(reason):  # psycopg keeps no code of a connection that was refused
+                return self._refuse(reason)
             hint = "check that it runs and that $INLAY_DATABASE is its address; then send the request again"
             return StoreUnreachable(f"the database `{self.where}` does not answer: {reason[:300]}", hint)
         if state.startswith(_NO_ENTRY):
-            hint = "check the user, password and database in $INLAY_DATABASE"
-            return StoreUnreachable(f"the database `{self.where}` refuses: {str(raised).splitlines()[0][:300]}", hint)
+            return self._refuse(str(raised).splitlines()[0])
         if state in _NO_LOCK:
             return busy()
         if state in _FULL:
             return DiskFull("no room on the disk of the service's database", "make room there; nothing was changed")
         return None
+
+    def _refuse(self, reason: str) -> InlayError:
+        said = reason.rpartition("FATAL:")[2].strip()[:300]
+        hint = "check the user, password and database in $INLAY_DATABASE; `createdb` makes a database"
+        return StoreUnreachable(f"the database `{self.where}` refuses: {said}", hint)
 
     def _plain_engine(self) -> Engine:
         """Return an engine without a pool, whose statements are transactions of their own."""

@@ -13,7 +13,7 @@ from inlay.store import Store
 from running_service import RunningService, wait_until
 
 sys.path += [str(Path(__file__).parent / "state"), str(Path(__file__).parents[1] / "store")]
-from bucket_server import BUCKET, KEYS
+from bucket_server import BUCKET, KEYS, serve_bucket
 from postgres_server import IS_POSTGRES, drop_database, make_database, url_of
 
 pytest.importorskip("obstore")

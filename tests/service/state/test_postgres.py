@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from postgres_server import IS_POSTGRES, end_connections
+from postgres_server import IS_POSTGRES, end_connections, url_of
 from state_makers import START, make_dataset, train
 
 from inlay.errors import BadConfig, Missing, StoreUnreachable
@@ -26,6 +26,15 @@ def test_nobody_at_the_address_is_an_error_that_says_what_to_do(tmp_path, monkey
         Database.open(tmp_path)
     assert "secret" not in str(refused.value)
     assert "INLAY_DATABASE" in str(refused.value.hint)
+
+
+@needs_postgres
+def test_a_wrong_user_or_database_is_an_error_that_says_so(tmp_path, monkeypatch):
+    for address, said in (("postgresql://nobody-at-all:secret@/inlay", "nobody-at-all"), (url_of("nix"), "nix")):
+        monkeypatch.setenv("INLAY_DATABASE", address)
+        with pytest.raises(StoreUnreachable, match=f"refuses: .*{said}") as refused:
+            Database.open(tmp_path)
+        assert "check the user, password and database" in refused.value.hint
 
 
 def test_an_address_that_is_none_is_refused(tmp_path, monkeypatch):

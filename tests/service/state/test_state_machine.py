@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from postgres_server import IS_POSTGRES, drop_database, end_connections, make_database, url_of
+from sqlalchemy import event
 from state_makers import DIGEST, START, Clock, publication
 
-from inlay.errors import InlayError
+from inlay.errors import InlayError, StoreUnreachable
 from inlay.service.state import (
     Conflict,
     Database,
@@ -120,6 +121,29 @@ class ServiceState(RuleBasedStateMachine):
     def connections_end(self) -> None:
         """A server that fails over, or an administrator, ends every connection; nobody notices."""
         end_connections(DATABASES["own"])
+
+    @precondition(lambda self: IS_POSTGRES)
+    @rule(tenant=NAMES, task=TASKS)
+    def connection_ends_in_the_middle(self, tenant: str, task: str) -> None:
+        """A write that loses its connection is refused and leaves nothing; the next one gets through."""
+        lost: list[int] = []
+
+        def lose(connection: object) -> None:
+            lost.append(end_connections(DATABASES["own"]))
+
+        engine = self.db._engine
+        event.listen(engine, "commit", lose)
+        try:
+            with pytest.raises(StoreUnreachable):
+                self.of(tenant).audit("lost", task)
+        finally:
+            event.remove(engine, "commit", lose)
+        assert lost
+        self.of(tenant).audit("kept", task)
+        with self.db.reading() as connection:
+            actions = set(connection.exec_driver_sql("SELECT action FROM audit").scalars())
+        assert "lost" not in actions
+        assert "kept" in actions
 
     def of(self, tenant: str) -> Workspace:
         return Workspace(self.db, tenant, "key:model")

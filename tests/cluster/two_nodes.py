@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 STORE_BYTES = 100 * 2**20
+_ATTEMPTS = 4
 
 
 @contextmanager
@@ -27,5 +28,12 @@ def run_two_nodes() -> Iterator[Any]:
         nodes.shutdown()
 
 
-def add_node(nodes: Any) -> Any:
-    return nodes.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+def add_node(nodes: Any) -> None:
+    """Add a node of one processor; again, where a busy machine took longer to start it than the 30 s that Ray waits."""
+    for attempt in range(_ATTEMPTS):
+        try:
+            nodes.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+            return
+        except Exception as error:
+            if attempt + 1 == _ATTEMPTS or "timed out" not in str(error):
+                raise

@@ -98,16 +98,20 @@ class Visitor:
                 continue
             seen_at, pauses = time.monotonic(), 0
             self._take(report)
-            if report.state == "ready" and not child.is_ready:
-                child.ready(self._describe(report))
-            elif not child.is_ready:
+            if report.state == "ready":
+                if not child.is_ready:
+                    child.ready(self._describe(report))
+                continue
+            if not child.is_ready:  # else the keeper was started again, and finds its members
+                if report.failure is not None:
+                    raise FleetFailed(report.failure)
                 if time.monotonic() - began > START_S:
                     raise self._too_late(report)
                 words = f"waiting for {', '.join(report.waiting)}" if report.waiting else "waiting for the cluster"
                 if words != told:
                     child.progress(words)
                     told = words
-                child.stopping.wait(_PAUSES_S[0])
+            child.stopping.wait(_PAUSES_S[0])
 
     def leave(self) -> None:
         """Tell the keeper that this service ends; with the last one its engines and trainers do."""
@@ -124,8 +128,6 @@ class Visitor:
         revision = -1 if self._known is None else self._known.revision
         visit = FleetVisit(self._service, self._order.identity, self._settings.cluster, revision, self._count_work())
         report: FleetReport = self._ray.get(self._keeper.visit.remote(visit), timeout=_VISIT_PATIENCE_S)
-        if report.failure is not None:
-            raise FleetFailed(report.failure)
         if report.state == "ending":
             self._keeper = None
         return report
@@ -143,7 +145,9 @@ class Visitor:
         return make.remote(self._order, self._namespace)
 
     def _take(self, report: FleetReport) -> None:
-        if report.roster != self._known and report.state != "ending":
+        # A keeper that was started again has not found its engines yet, and they go on answering.
+        is_known = bool(report.roster.replicas) or report.state == "ready" or self._known is None
+        if report.roster != self._known and is_known:
             self._file.write(report.roster)
             self._known = report.roster
         members = [_describe_member(each, report) for each in report.members]

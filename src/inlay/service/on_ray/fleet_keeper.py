@@ -236,7 +236,8 @@ class FleetKeeper:
 
         while not member.is_leaving:
             try:
-                member.report = await _within(_SILENT_S, lambda: member.actor.describe.remote(self._roster))
+                roster = self._roster if self._was_ready else None
+                member.report = await _ask_member(member.actor, roster)
             except (TimeoutError, RayError) as error:
                 member.report = member.stats = None
                 if isinstance(error, ActorDiedError):  # it could not be made, or was ended: Ray will not start it again
@@ -257,6 +258,7 @@ class FleetKeeper:
             await self._ask_engine(member, TcpAddress(report.facts["host"], report.facts["port"], self._order.token))
         else:
             member.stats = None
+            member.num_unanswered = 0
 
     async def _ask_engine(self, member: _Watched, address: TcpAddress) -> None:
         """Ask an engine for its counters, and now and then for an answer."""
@@ -340,6 +342,11 @@ class FleetKeeper:
 
         with suppress(Exception):
             ray.kill(ray.get_actor(KEEPER, namespace=self._namespace))
+
+
+async def _ask_member(actor: Any, roster: Roster | None) -> MemberReport:
+    report: MemberReport = await _within(_SILENT_S, lambda: actor.describe.remote(roster))
+    return report
 
 
 async def _within(patience_s: float, ask: Callable[[], Any]) -> Any:

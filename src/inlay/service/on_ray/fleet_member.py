@@ -66,9 +66,9 @@ class FleetMember:
         except InlayError as error:
             self._failure = describe_failure(error)
 
-    def describe(self, roster: Roster) -> MemberReport:
-        """Return how the process is; `roster` is the latest, for a trainer."""
-        if roster.revision != self._revision:
+    def describe(self, roster: Roster | None) -> MemberReport:
+        """Return how the process is; `roster` is the latest, for a trainer, if it is known."""
+        if roster is not None and roster.revision != self._revision:
             self._roster.write(roster)
             self._revision = roster.revision
         found = self._supervisor.describe()[0] if self._supervisor is not None else {}

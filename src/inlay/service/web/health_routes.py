@@ -12,7 +12,7 @@ from fastapi import Request, Response
 from starlette.responses import JSONResponse
 
 from inlay.errors import InlayError
-from inlay.service.home import read_status
+from inlay.service.home import read_fleet, read_status
 from inlay.service.state import JobQueue
 from inlay.service.web.app_state import AppState
 from inlay.service.web.counters import MEDIA_TYPE
@@ -113,6 +113,12 @@ def _collect_facts(state: AppState) -> dict[str, float]:
         "inlay_event_streams": float(sum(state.streams.values())),
         "inlay_web_start_time_seconds": state.started_at,
     }
+    if state.settings.cluster is not None:
+        up = [member["name"].partition("-")[0] for member in read_fleet(state.settings) if member["is_up"]]
+        facts |= {
+            "inlay_cluster_engines": float(up.count("engine")),
+            "inlay_cluster_trainers": float(up.count("trainer")),
+        }
     restarts = [
         process.get("restarts")
         for process in read_status(state.settings).get("processes", ())

@@ -147,8 +147,9 @@ def draw(found: dict[str, Any], path: Path) -> None:
     parts = found["parts"]
     for placement in PLACEMENTS:
         draw_line(one, parts, "scale", placement)
-        if placement != "random":
+        if placement not in ("random", "rendezvous"):
             draw_line(two, parts, "slots", placement)
+            write_hit_rates(two, parts, placement)
     for target_ms, colour in zip((15, 30, 60, 120, 240), plt.cm.viridis([0.0, 0.22, 0.44, 0.66, 0.88]), strict=True):
         some = [part for name, part in parts.items() if name.startswith(f"batch {target_ms} ")]
         some = [part for part in some if not part["is_overloaded"]]
@@ -156,8 +157,11 @@ def draw(found: dict[str, Any], path: Path) -> None:
         three.plot(xs, [part["p99_ms"] for part in some], "o-", color=colour, label=f"{target_ms} ms")
     for placement in FEW:
         draw_line(four, parts, "failures", placement, "p999_ms")
+    for axis in (one, two):
+        axis.set_ylim(80, 1500)
+    one.text(0.99, 0.97, "rendezvous is overloaded\nbeyond the picture", transform=one.transAxes, ha="right", va="top")
     label(one, "replicas", "p99, ms", "Placement, at 60% load", base=10)
-    label(two, "slots of a replica", "p99, ms", f"Slots ({NUM_REPLICAS} replicas, a million tasks)", base=4)
+    label(two, "slots of a replica", "p99, ms", f"Slots ({NUM_REPLICAS} replicas, a million tasks), hit rates", base=4)
     label(three, "replicas (cores) for 1,000 rows a second", "p99, ms", "Batch time: p99 against cost")
     label(four, "seconds until a lost replica is noticed", "p99.9, ms", "Failures (12 an hour, each replica)", base=10)
     for kind in ("png", "svg"):
@@ -173,6 +177,18 @@ def draw_line(axis: Any, parts: dict[str, Any], axis_name: str, placement: str, 
     over = [(x, y) for x, y, (_, part) in zip(xs, ys, named, strict=True) if part["is_overloaded"]]
     if over:
         axis.plot(*zip(*over, strict=True), "x", color="black", markersize=9)
+
+
+def write_hit_rates(axis: Any, parts: dict[str, Any], placement: str) -> None:
+    """Write the hit rate beside each point of a placement's line."""
+    below = placement == "bounded"
+    for name, part in parts.items():
+        if is_of(name, "slots", placement):
+            place = (float(name.split()[1]), part["p99_ms"])
+            text, offset = f"{part['hit_rate']:.0%}", (0, -11 if below else 6)
+            axis.annotate(
+                text, place, offset, textcoords="offset points", ha="center", fontsize=7, color=COLOURS[placement]
+            )
 
 
 def is_of(name: str, axis_name: str, placement: str) -> bool:

@@ -1,11 +1,15 @@
 """The simulator beside the engine's own process, in slow motion: the same rows at the same times, the same work.
 
-    python bench/fleet_check.py --replica results/fleet/replica.json --out results/fleet/check.json
+    python bench/fleet_check.py --out results/fleet/check.json                                       one engine
+    python bench/fleet_check.py --engines 4 --slow 30 --seconds 15 --out results/fleet/check-4.json
 
 The process is the real one: socket, intake, fair queue, batches, slots, loader. Its backbone is tiny, and a batch or a
 load then sleeps until it has taken what the replica's would (`fleet_replica.py`), `--slow` times slower. So the machine
 may do other things meanwhile: what is compared is how rows wait, not how fast this machine is. The rows of all cells
 are sent at the times that the simulator has drawn, and all cells run at once. Nothing is fitted.
+
+With `--engines` there are several, which listen at ports, and the service's own `FleetClient` places the rows: on any
+engine while the tasks fit the slots of one, else on a task's own (`inlay.service.engine.placement`).
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +34,18 @@ from fleet_simulator import Fleet
 from random_tasks import publish_tasks
 
 from inlay.model import load_backbone
-from inlay.service.engine import EngineClient
+from inlay.service.engine import EngineClient, FleetClient, Roster, RosterFile
 from inlay.service.engine.engine_process import EngineLimits, EngineProcess
+from inlay.service.engine.placement import count_engines, order_for
+from inlay.service.engine.roster import Replica
 from inlay.serving import Answer, EncodedRequest, Engine
 from inlay.serving.hot_versions import HotVersion, HotVersions
 from inlay.store import Store
 from inlay.threads import set_threads
 
 WARM_SHARE = 0.1
+LOADS_OF_SEVERAL = (0.5, 0.7)
+TOKEN = "a token for engines of this process"
 
 
 def main() -> None:
@@ -44,49 +53,101 @@ def main() -> None:
     parser.add_argument("--replica", type=Path, default=report.ROOT / "results" / "fleet" / "replica.json")
     parser.add_argument("--slow", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load, in the replica's time")
+    parser.add_argument("--engines", type=int, default=1)
     report.add_options(parser)
     options = parser.parse_args()
     replica = json.loads(options.replica.read_text(encoding="utf8"))
     set_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         checks = asyncio.run(check_all(replica, options, Path(folder)))
-    report.finish(options, replica=replica["commit"], slow=options.slow, checks=checks, error=summarise(checks))
+    about = {"replica": replica["commit"], "slow": options.slow, "engines": options.engines}
+    report.finish(options, **about, checks=checks, error=summarise(checks))
 
 
 async def check_all(replica: dict[str, Any], options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Return what rows waited in the process and in the simulation, for every load and number of tasks."""
-    times, spread = ServiceTimes(**replica["times"]), tuple(replica["spread"])
     texts, _ = make_texts("tiny", folder)
     names = [f"t.task-{index:03d}" for index in range(max(tasks for tasks, _ in CHECKS.values()))]
     store = Store(folder / "store")
     publish_tasks(store, load_backbone(str(folder / "backbones" / "tiny"), device="cpu"), names, {"name": "head"})
-    cells = {
-        (label, load): dataclasses.replace(
-            make_cell(times, replica["lengths"], num_tasks, num_slots, load, options.seconds),
-            service="spread",
-            spread=spread,
-        )
-        for label, (num_tasks, num_slots) in CHECKS.items()
-        for load in LOADS
-    }
+    cells = plan_cells(replica, options)
+    fleets = [SlowFleet(folder, store, cell, options.slow, number) for number, cell in enumerate(cells.values())]
+    begun = [await fleet.listen(names, Fleet(fleet.cell).popularity) for fleet in fleets]  # before any row is sent
     found = await asyncio.gather(
-        *(
-            check(SlowReplica(folder, store, cell, options.slow, number), names, texts)
-            for number, cell in enumerate(cells.values())
-        )
+        *(check(fleet, plan, client, names, texts) for fleet, (plan, client) in zip(fleets, begun, strict=True))
     )
     return [{"tasks": label, "load": load} | one for (label, load), one in zip(cells, found, strict=True)]
 
 
-class SlowReplica:
-    """The engine's process of a cell, on a socket of its own."""
+def plan_cells(replica: dict[str, Any], options: argparse.Namespace) -> dict[tuple[str, float], Cell]:
+    """Return the cells that are checked: some loads, for tasks that fit the slots of an engine and that do not."""
+    times, cells = ServiceTimes(**replica["times"]), {}
+    for label, (num_tasks, num_slots) in CHECKS.items():
+        for load in LOADS if options.engines == 1 else LOADS_OF_SEVERAL:
+            cell = make_cell(times, replica["lengths"], num_tasks, num_slots, load, options.seconds)
+            is_crowded = num_tasks > num_slots
+            cells[label, load] = dataclasses.replace(
+                cell,
+                service="spread",
+                spread=tuple(replica["spread"]),
+                num_replicas=options.engines,
+                rows_per_s=cell.rows_per_s * options.engines,
+                num_rows=cell.num_rows * options.engines,
+                placement="replicated" if is_crowded else "two-choices",
+            )
+    return cells
+
+
+class SlowFleet:
+    """The engines of a cell, and a client that places rows on them."""
 
     def __init__(self, folder: Path, store: Store, cell: Cell, slow: float, number: int) -> None:
-        self.cell, self.slow, self.path = cell, slow, folder / f"{number}.sock"
+        self.cell, self.slow, self._folder = cell, slow, folder / f"cell-{number}"
+        self.engines = [self._make_engine(folder, store) for _ in range(cell.num_replicas)]
+        limits = EngineLimits(1000 * TARGET_S * slow, most_queue_s=20 * slow)
+        self._processes = [EngineProcess(engine, limits) for engine in self.engines]
+        self._folder.mkdir()
+
+    def _make_engine(self, folder: Path, store: Store) -> SlowEngine:
         backbone = load_backbone(str(folder / "backbones" / "tiny"), device="cpu")
-        self.engine = SlowEngine(backbone, store, num_slots=cell.num_slots)
-        self.engine.play(cell, slow)
-        self.process = EngineProcess(self.engine, EngineLimits(1000 * TARGET_S * slow, most_queue_s=20 * slow))
+        engine = SlowEngine(backbone, store, num_slots=self.cell.num_slots)
+        engine.play(self.cell, self.slow)
+        return engine
+
+    async def listen(self, names: list[str], popularity: np.ndarray) -> tuple[Fleet, EngineClient | FleetClient]:
+        """Begin, with the slots filled; return the simulated fleet, and the client that asks."""
+        if len(self.engines) == 1:
+            await self._processes[0].listen(self._folder / "engine.sock")
+            plan = Fleet(self.cell)
+            self._fill([range(self.cell.num_tasks)], names)
+            return plan, EngineClient(self._folder / "engine.sock")
+        ports = [await process.listen_on_port("127.0.0.1", TOKEN) for process in self._processes]
+        replicas = tuple(Replica(f"engine-{place}", "127.0.0.1", port) for place, port in enumerate(ports))
+        is_crowded = self.cell.num_tasks > self.cell.num_slots
+        roster = Roster(1, TOKEN, replicas, is_crowded)
+        file = RosterFile(self._folder / "roster.json")
+        file.write(roster)
+        orders = [
+            [replicas.index(replica) for replica in order_for(name, roster)] for name in names[: self.cell.num_tasks]
+        ]
+        own: list[list[int]] = [[] for _ in replicas]
+        for task, order in enumerate(orders):
+            spread = count_engines(float(popularity[task]), len(replicas)) if is_crowded else len(replicas)
+            for place in order[:spread]:
+                own[place].append(task)
+        self._fill(own, names)
+        return Fleet(self.cell, orders), FleetClient(file)
+
+    def _fill(self, own: Sequence[Sequence[int]], names: list[str]) -> None:
+        """Put the busiest tasks of each engine into its slots, the busiest last."""
+        for engine, tasks in zip(self.engines, own, strict=True):
+            for task in reversed(tasks[: self.cell.num_slots]):
+                engine.load(engine.find_version(names[task]).version)
+
+    async def close(self) -> None:
+        """End the engines."""
+        for process in self._processes:
+            await process.close()
 
 
 class SlowEngine(Engine):
@@ -129,14 +190,11 @@ def sleep_until(when: float) -> None:
     time.sleep(max(0.0, when - time.perf_counter()))
 
 
-async def check(replica: SlowReplica, names: list[str], texts: dict[int, list[str]]) -> dict[str, Any]:
+async def check(
+    fleet: SlowFleet, plan: Fleet, client: EngineClient | FleetClient, names: list[str], texts: dict[int, list[str]]
+) -> dict[str, Any]:
     """Send the rows of a cell; return measured latencies, in the replica's time, beside the simulated ones."""
-    cell, slow = replica.cell, replica.slow
-    plan = Fleet(cell)
-    await replica.process.listen(replica.path)
-    for name in reversed(names[: min(cell.num_tasks, cell.num_slots)]):
-        replica.engine.load(replica.engine.find_version(name).version)
-    client = EngineClient(replica.path)
+    cell, slow = fleet.cell, fleet.slow
     ms = np.full(cell.num_rows, np.nan)
 
     async def send(row: int, due: float) -> None:
@@ -148,15 +206,16 @@ async def check(replica: SlowReplica, names: list[str], texts: dict[int, list[st
     began = time.perf_counter() + 1.0
     await asyncio.gather(*(send(row, began + slow * at) for row, at in enumerate(plan.arrivals.tolist())))
     await client.close()
-    await replica.process.close()
+    await fleet.close()
     run = plan.run().summarise(WARM_SHARE)
     measured = np.percentile(ms[int(WARM_SHARE * cell.num_rows) :], (50, 90, 99))
     return {
+        "placement": cell.placement,
         "rows_per_s": round(cell.rows_per_s, 1),
         "num_rows": cell.num_rows,
         "measured_ms": [round(float(value), 1) for value in measured],
         "simulated_ms": [round(run[name], 1) for name in ("p50_ms", "p90_ms", "p99_ms")],
-        "measured_rows_per_batch": round(cell.num_rows / replica.engine.num_batches, 2),
+        "measured_rows_per_batch": round(cell.num_rows / sum(engine.num_batches for engine in fleet.engines), 2),
         "simulated_rows_per_batch": run["rows_per_batch"],
         "simulated_hit_rate": run["hit_rate"],
     }

@@ -32,7 +32,7 @@ from fleet_cell import Cell, ServiceTimes
 from random_tasks import publish_tasks
 from workload import glue_lengths, make_workload
 
-from inlay.service.engine import Caller, EngineClient, SyncEngineClient, WireAnswer, WireRow
+from inlay.service.engine import Caller, EngineClient, FleetClient, SyncEngineClient, WireAnswer, WireRow
 from inlay.service.settings import ServeSettings
 
 METHOD = {"name": "pfeiffer", "size": 64}
@@ -267,7 +267,7 @@ def make_row(name: str, text: str) -> tuple[Caller, list[WireRow]]:
     return Caller("all"), [WireRow(name.partition(".")[2], name, 1, text)]
 
 
-async def ask(client: EngineClient, name: str, text: str) -> Any:
+async def ask(client: EngineClient | FleetClient, name: str, text: str) -> Any:
     caller, rows = make_row(name, text)
     reply = await client.predict(caller, rows)
     assert isinstance(reply.answers[0], WireAnswer), reply.answers[0]

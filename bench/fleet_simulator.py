@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +53,8 @@ class Replica:
 class Fleet:
     """One run of one cell."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, orders: Sequence[Sequence[int]] | None = None) -> None:
+        """Draw what will happen. `orders` has the replicas of every task in its order, if not by our own hash."""
         if cell.placement not in PLACEMENTS:
             raise ValueError(f"no placement named `{cell.placement}`")
         if cell.placement == "pull" and cell.num_tasks > cell.num_slots:
@@ -69,7 +71,8 @@ class Fleet:
         self._open = 0
         self._is_hashed = cell.placement in ("rendezvous", "bounded", "replicated")
         self._num_usual = min(cell.num_tasks, 2 * cell.num_slots * cell.num_replicas)
-        self._orders: dict[int, list[int]] = {}
+        self._has_orders = orders is not None
+        self._orders: dict[int, list[int]] = {task: list(order) for task, order in enumerate(orders or ())}
         self._draw_rows()
         self._version_of = list(range(cell.num_tasks))  # by task; a publication gives it a new number
         self._task_of_new: list[int] = []
@@ -104,7 +107,10 @@ class Fleet:
         # The busiest tasks too, as their replicas' slots are filled with them before the first row.
         asked = np.union1d(self.tasks, np.arange(self._num_usual))
         homes = np.empty(cell.num_tasks, dtype=np.int32)
-        homes[asked] = find_homes(asked, cell.num_replicas)
+        if self._has_orders:
+            homes[:] = [self._orders[task][0] for task in range(cell.num_tasks)]
+        else:
+            homes[asked] = find_homes(asked, cell.num_replicas)
         mean = sum(cell.lengths) / len(cell.lengths)
         spreads = np.ones(cell.num_tasks, dtype=np.int32)
         if cell.placement == "replicated":

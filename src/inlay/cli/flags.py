@@ -64,9 +64,9 @@ def _option(kind: Any, *words: str, **settings: Any) -> Any:
     return Annotated[kind, typer.Option(*words, **settings)]
 
 
-_FILES = "CSV, TSV, JSON, Parquet, .xlsx or .txt file, packed or not, CoNLL columns, SQuAD JSON"
+FILES = "CSV, TSV, JSON, Parquet, .xlsx or .txt file, packed or not, CoNLL columns, SQuAD JSON"
 _DATA = typer.Argument(
-    metavar="DATA", help=f"{_FILES}, folder, glue/NAME, extra/NAME, hub:NAME, https://…, or - for stdin"
+    metavar="DATA", help=f"{FILES}, folder, glue/NAME, extra/NAME, hub:NAME, https://…, or - for stdin"
 )
 _BACKBONES = "built-in name, folder or hub name  [default: minilm]"
 _RECIPES = f"all settings of a published recipe: {', '.join(PRESETS)}"

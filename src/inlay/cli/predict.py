@@ -41,7 +41,7 @@ def predict(
     text: flags.TextOption = None,
     file: Annotated[
         str | None,
-        typer.Option("--input", metavar="FILE", help="a file of any format and length, https://…, or - for stdin"),
+        typer.Option("--input", metavar="FILE", help=f"{flags.FILES}, of any length, https://…, or - for stdin"),
     ] = None,
     format: flags.FormatOption = "auto",
     header: flags.HeaderOption = None,

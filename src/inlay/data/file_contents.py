@@ -47,6 +47,8 @@ class FileQuestion:
     columns: Mapping[str, str] = field(default_factory=dict)
     most_rows: int | None = None
     most_labels: int | None = None
+    most_bytes: int | None = None
+    """bytes that a packed file may hold"""
 
     def config(self, source: str | Path = "") -> DataConfig:
         """The settings by which training reads the file, or another with its rows."""
@@ -91,7 +93,7 @@ class FileScan:
     def run(self) -> None:
         """Read the file to its end."""
         question = self.question
-        stream = open_file(question.path, question.config())
+        stream = open_file(question.path, question.config(), most_bytes=question.most_bytes)
         self.notes = stream.notes
         for name in stream.header.names:
             self._add_column(name)

@@ -133,7 +133,7 @@ def _is_workbook(file: RawFile) -> bool:
 
 
 def _is_text(start: bytes) -> bool:
-    if not start or b"\0" in start:
+    if not start or b"\0" in start or start.startswith((b"PK", b"PAR1")):
         return False
     try:
         codecs.getincrementaldecoder("utf-8")().decode(start)

@@ -73,10 +73,13 @@ def strip_packing(name: str) -> str:
     return name[: len(name) - len(packing)]
 
 
-def unpack(file: RawFile, packing: str | None = None) -> RawFile:
-    """The file that a packed one holds; `packing` is the suffix of its packing where its own does not say it."""
+def unpack(file: RawFile, packing: str | None = None, most_bytes: int | None = None) -> RawFile:
+    """The file that a packed one holds; `packing` is the suffix of its packing where its own does not say it.
+
+    It has no more than `most_bytes`, and no more than the file's own size allows.
+    """
     packing = packing or file.suffix
-    inside = _unpack_zip(file) if packing == ".zip" else _unpack_stream(file, packing)
+    inside = _unpack_zip(file, most_bytes) if packing == ".zip" else _unpack_stream(file, packing, most_bytes)
     if inside.suffix in PACKINGS:
         raise BadData("a packed file inside a packed file", "unpack it once yourself", path=file.name)
     if inside.suffix == ".tar" or file.name.lower().endswith((".tgz", ".tbz")):
@@ -84,23 +87,23 @@ def unpack(file: RawFile, packing: str | None = None) -> RawFile:
     return inside
 
 
-def _unpack_stream(file: RawFile, packing: str) -> RawFile:
+def _unpack_stream(file: RawFile, packing: str, most_bytes: int | None) -> RawFile:
     try:
         with file.open() as raw:
-            spool = _spool(file, _OPENERS[packing](raw))
+            spool = _spool(file, _OPENERS[packing](raw), most_bytes)
     except _UNREADABLE as error:
         raise _refuse(file, packing, error) from None
     return replace(file, suffix=inner_suffix(file.name, packing), content=spool)
 
 
-def _unpack_zip(file: RawFile) -> RawFile:
+def _unpack_zip(file: RawFile, most_bytes: int | None) -> RawFile:
     try:
         with file.open() as raw, open_archive(raw, _MOST_ENTRIES_BYTES) as archive:
             members = [item for item in archive.infolist() if not _is_aside(item)]
             if len(members) != 1:
                 raise _not_one(file, members)
             with archive.open(members[0]) as content:
-                spool = _spool(file, content)
+                spool = _spool(file, content, most_bytes)
     except (*_UNREADABLE, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
         raise _refuse(file, ".zip", error) from None
     inside = PurePosixPath(members[0].filename)
@@ -124,8 +127,8 @@ def _not_one(file: RawFile, members: list[zipfile.ZipInfo]) -> BadData:
     return BadData(f"the zip has {len(members):,} files: {shown}", hint, path=file.name)
 
 
-def _spool(file: RawFile, content: Any) -> Spool:
-    growth, spool = Growth(file, "bytes"), Spool()
+def _spool(file: RawFile, content: Any, most_bytes: int | None) -> Spool:
+    growth, spool = Growth(file, "bytes", most_bytes), Spool()
     while piece := content.read(CHUNK_BYTES):
         growth.add(len(piece))
         spool.write(piece)

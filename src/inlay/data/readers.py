@@ -32,16 +32,20 @@ _PEEKED_LINES = 100
 
 
 def open_file(
-    place: str | Path, config: DataConfig = DataConfig(), names: Names = None, *, suffix: str | None = None
+    place: str | Path,
+    config: DataConfig = DataConfig(),
+    names: Names = None,
+    *,
+    suffix: str | None = None,
+    most_bytes: int | None = None,
 ) -> Stream:
     """A file as a stream of records, read by the reader of its suffix, or of `suffix` where its name has none.
 
     `place` may be a packed file, `-` for stdin, or a URL. `names` are the columns of a file without a header. Plain
-    text of a `tag` task is columns of words, whatever its suffix.
+    text of a `tag` task is columns of words, whatever its suffix. A packed file may hold `most_bytes`.
     """
-    file = find_content(
-        find_file(place, download), suffix or (None if config.format == "auto" else f".{config.format}")
-    )
+    suffix = suffix or (None if config.format == "auto" else f".{config.format}")
+    file = find_content(find_file(place, download), suffix, most_bytes)
     reader = READERS.get(file.suffix)
     if config.kind in KINDS and KINDS[config.kind].reads_conll and reader in (None, _open_txt, _open_tsv):
         reader = _open_conll
@@ -68,12 +72,12 @@ def open_file(
     return replace(stream, notes=(*file.notes, *found.notes, *stream.notes))
 
 
-def find_content(file: RawFile, suffix: str | None) -> RawFile:
+def find_content(file: RawFile, suffix: str | None, most_bytes: int | None = None) -> RawFile:
     """The file unpacked, with the suffix of its format: the one given, its own, or the one its first bytes show."""
     if file.suffix in PACKINGS:
-        file = unpack(file)
+        file = unpack(file, most_bytes=most_bytes)
     elif not file.suffix and (packing := guess_suffix(file)) in PACKINGS:
-        file = unpack(file, packing)
+        file = unpack(file, packing, most_bytes)
     if suffix is not None:
         return replace(file, suffix=suffix)
     if file.suffix:

@@ -50,9 +50,10 @@ class Stream:
 class Growth:
     """The size of what a file unpacks to: a few kB may be made to hold many GB."""
 
-    def __init__(self, file: RawFile, unit: str = "letters") -> None:
+    def __init__(self, file: RawFile, unit: str = "letters", most: int | None = None) -> None:
         self._file, self._unit, self._seen = file, unit, 0
-        self._most = max(FREE_LETTERS, MOST_GROWTH * file.size_bytes)
+        own = max(FREE_LETTERS, MOST_GROWTH * file.size_bytes)
+        self._most = own if most is None else min(own, most)
 
     def add(self, number: int) -> None:
         self._seen += number

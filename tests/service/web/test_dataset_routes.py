@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import subprocess
@@ -95,6 +96,42 @@ def test_every_format_is_read_from_its_type_and_from_its_name(shared, asker, nam
         assert about["first_rows"][0] == ["win number 0", "spam"]
         assert about["columns"][1] == {"name": "label", "examples": ["spam", "ham"], "num_empty": 0}
     assert form.json()["name"] == f"rows.{name}"
+
+
+def zip_of(name, content):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["rows.csv.gz", "Rows.JSONL.GZ", "rows.csv.zst", "rows.zip", "rows.json", "rows.txt"])
+def test_packed_files_and_documents_are_read(asker, name):
+    content = {
+        "rows.csv.gz": lambda: gzip.compress(as_csv()),
+        "Rows.JSONL.GZ": lambda: gzip.compress(as_jsonl()),
+        "rows.csv.zst": lambda: pyarrow.compress(as_csv(), codec="zstd", asbytes=True),
+        "rows.zip": lambda: zip_of("rows.csv", as_csv()),
+        "rows.json": lambda: json.dumps(ROWS, indent=1).encode(),
+        "rows.txt": lambda: as_csv("\t"),
+    }[name]()
+    answer = upload(asker, content, f"/v1/datasets?name={name}")
+    assert answer.status_code == 201, answer.text
+    about = answer.json()
+    assert (about["format"], about["num_rows"]) == (name.lower().removeprefix("rows."), 24)
+    assert {item["label"]: item["count"] for item in about["reading"]["labels"]} == {"spam": 12, "ham": 12}
+
+
+@pytest.mark.parametrize("name", ["a.csv.gz", "a.zip"])
+def test_the_limit_of_bytes_holds_for_what_a_file_unpacks_to(bench, name):
+    client = bench.add_tenant("small", TenantLimits(dataset_bytes=50_000))
+    content = b"text,label\n" + b"a text,x\nb text,y\n" * 10_000
+    packed = gzip.compress(content) if name.endswith("gz") else zip_of("a.csv", content)
+    assert len(packed) < 5_000
+    refused = upload(client, packed, f"/v1/datasets?name={name}")
+    assert refused.status_code == 400, refused.text
+    assert "unpacks to more than 50,000 bytes" in refused.json()["detail"]
+    assert files_of(bench, "small") == []
 
 
 def test_notes_say_which_lines_are_odd(asker):

@@ -23,7 +23,13 @@ from inlay.service.state.timestamps import to_iso
 from inlay.store import sync_directory, telling_full_disk
 
 MOST_DATASET_NAME = 255
-FORMATS = ("csv", "tsv", "jsonl", "parquet", "xlsx", "json", "conll")
+_TEXT_FORMATS = ("csv", "tsv", "jsonl", "json", "txt")
+_PACKINGS = ("gz", "bz2", "xz", "zst")
+FORMATS = (
+    *("csv", "tsv", "jsonl", "parquet", "xlsx", "json", "conll", "txt", "zip"),
+    *(f"{kind}.{packing}" for kind in _TEXT_FORMATS for packing in _PACKINGS),
+)
+"""The formats of a dataset, by which its file is named; a packed one may hold as many bytes as one that is not."""
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Inspector:
             "columns": {name: value for name, value in (columns or {}).items() if value is not None},
             "most_rows": limits.dataset_rows,
             "most_labels": limits.labels,
+            "most_bytes": limits.dataset_bytes,
         }
         if self._num_waiting >= MOST_WAITING:
             raise RequestRefused("too many uploads at once", "try again in a moment", code="busy", status=503)

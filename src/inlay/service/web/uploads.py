@@ -49,6 +49,8 @@ _SUFFIXES = {
     ".conll": "conll",
     ".iob": "conll",
     ".bio": "conll",
+    ".txt": "txt",
+    ".zip": "zip",
 }
 _TYPES = {
     b"text/csv": "csv",
@@ -208,8 +210,11 @@ def _over(limit: str, most: int, num_bytes: int) -> RequestRefused:
 
 def _find_format(name: str, content_type: bytes) -> str:
     """Return the format of a file from its name, or from the type of its content."""
-    suffix = PurePosixPath(name).suffix.lower()
-    found = _SUFFIXES.get(suffix) or _TYPES.get(content_type.split(b";")[0].strip().lower())
+    suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes[-2:]]
+    packed = "".join(suffixes).removeprefix(".")
+    if len(suffixes) == 2 and packed in FORMATS:
+        return packed
+    found = _SUFFIXES.get(suffixes[-1] if suffixes else "") or _TYPES.get(content_type.split(b";")[0].strip().lower())
     if found is None:
         hint = f"send one of the types {', '.join(TYPES)}; or say `format`, or a `name` with a suffix such as .csv"
         raise RequestRefused("the format of the file is not known", hint, code="wrong-content-type", status=415)

@@ -65,7 +65,8 @@ def _explain(parts: Parts) -> list[str]:
         f"Drawn by `python bench/over_http.py --report`. Hardware: {hardware['processor']}, {hardware['cores']} cores, "
         f"no GPU. All servers answer the same LoRA tasks on MiniLM in float32 (bench/http_tasks.py), rows of real "
         "lengths (mean 38 tokens). Servers of a table's line were measured in turns within one run; a ratio is the "
-        "median of the turns' ratios, with their range.",
+        "median of the turns' ratios, with their range. CPU-ms a row is what all processes of a server used: it holds "
+        "on a machine that others use too, where rows a second say who came onto the cores.",
         "",
         "![rows a second and memory](report.png)",
         "",
@@ -108,9 +109,10 @@ def _list_rates(pairs: Parts, load: str) -> list[str]:
         row = [count, peer, *(_tell(spread(_values(records, load, one, "rows_per_s"), 1)) for one in (*OURS, peer))]
         row += [_tell(_ratio(records, load, ours, peer)) for ours in OURS]
         row += [_median(records, load, one, "cpu_ms_row") for one in (*OURS, peer)]
+        row.append(_tell(_ratio(records, load, peer, OURS[0], "cpu_ms_row")))
         rows.append(row)
     words = ["tasks", "beside", "Inlay", "Inlay, 2 threads", "it", "Inlay / it", "2 threads / it"]
-    return _table([*words, "CPU-ms a row: Inlay", "2 threads", "it"], rows)
+    return _table([*words, "CPU-ms a row: Inlay", "2 threads", "it", "CPU of it / Inlay"], rows)
 
 
 def _list_latencies(pairs: Parts) -> list[str]:
@@ -203,8 +205,10 @@ def _values(records: Sequence[Record], load: str, server: str, key: str) -> list
     return [one[key] for one in sorted(found, key=lambda one: one["turn"]) if key in one]
 
 
-def _ratio(records: Sequence[Record], load: str, ours: str, peer: str) -> dict[str, float] | None:
-    first, second = (_values(records, load, one, "rows_per_s") for one in (ours, peer))
+def _ratio(
+    records: Sequence[Record], load: str, one: str, other: str, key: str = "rows_per_s"
+) -> dict[str, float] | None:
+    first, second = (_values(records, load, server, key) for server in (one, other))
     return compare(first, second) if first and len(first) == len(second) else None
 
 

@@ -38,7 +38,7 @@ ARROWS = {
     "studies": LEAVES | ROOMS | {"training", "serving", "explore"},
     "reports": LEAVES | ROOMS | {"training", "serving"},
     "cluster": LEAVES | ROOMS | {"training"},
-    "pipeline": LEAVES | ROOMS | {"training", "serving", "explore", "cluster", "terminal"},
+    "pipeline": LEAVES | ROOMS | {"training", "serving", "explore", "reports", "cluster", "terminal"},
     "estimators": LEAVES | ROOMS | {"training", "serving", "pipeline", "terminal"},
     "api": LEAVES | ROOMS | {"training", "serving", "explore", "exchange", "reports", "pipeline", "terminal"},
     "client": LEAVES,

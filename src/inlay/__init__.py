@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         plan,
         predict,
         publish,
+        report,
         suggest,
         sweep,
         train,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from inlay.estimators import InlayClassifier, InlayRegressor, InlaySearchCV, InlayTagger
     from inlay.model import Backbone, load_backbone
     from inlay.pipeline import EvaluationReport, SweepReport, TrainReport
+    from inlay.reports import TaskReport
     from inlay.serving import Answer, Request
     from inlay.settings.fit_settings import FitSettings
     from inlay.settings.joint_config import JointConfig
@@ -88,6 +90,7 @@ _HOMES = {
         "plan",
         "predict",
         "publish",
+        "report",
         "suggest",
         "sweep",
         "train",
@@ -97,6 +100,7 @@ _HOMES = {
     "inlay.estimators": ("InlayClassifier", "InlayRegressor", "InlaySearchCV", "InlayTagger"),
     "inlay.model": ("Backbone", "load_backbone"),
     "inlay.pipeline": ("EvaluationReport", "SweepReport", "TrainReport"),
+    "inlay.reports": ("TaskReport",),
     "inlay.serving": ("Answer", "Request"),
     "inlay.store": ("Store", "Version"),
     "inlay.training": ("Result", "Run"),
@@ -142,6 +146,7 @@ __all__ = [
     "RunConfig",
     "Store",
     "SweepReport",
+    "TaskReport",
     "TrainConfig",
     "TrainReport",
     "Trained",
@@ -164,6 +169,7 @@ __all__ = [
     "plan",
     "predict",
     "publish",
+    "report",
     "suggest",
     "sweep",
     "train",

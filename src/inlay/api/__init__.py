@@ -18,7 +18,7 @@ from inlay.api.commands import (
     sweep,
     train,
 )
-from inlay.api.insight import drift, explain, learn_curve, pick
+from inlay.api.insight import drift, explain, learn_curve, pick, report
 from inlay.api.steps import Engine, fit, load_task, make_joint_run, make_run, materialize, publish, verify
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "plan",
     "predict",
     "publish",
+    "report",
     "suggest",
     "sweep",
     "train",

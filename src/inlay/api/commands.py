@@ -48,6 +48,7 @@ def train(
     folds: int | None = None,
     publish: bool = True,
     probes: str = "rows",
+    report: bool = True,
     store: Store | str | Path | None = None,
     device: str = "auto",
     fit: FitSettings | None = None,
@@ -61,8 +62,9 @@ def train(
     named after its file. `backbone` is a name, or one that is loaded. `settings` are those of `DataConfig`,
     `MethodConfig` and `TrainConfig` by name, over those of `preset` (a published recipe), over `config`. `budget`
     (`"5m"`) tries candidates for so long; `folds` cross-validates first. `publish=False` leaves the store as it is, and
-    `probes` says what the version keeps of dev rows: `rows`, `hashed` or `none`. `store` is a folder, `device` `cpu` or
-    `cuda`, `fit` how memory is used; `progress=False` says nothing.
+    `probes` says what the version keeps of dev rows: `rows`, `hashed` or `none`. `report` writes a page
+    and a model card into the run's folder. `store` is a folder, `device` `cpu` or `cuda`, `fit` how memory is used;
+    `progress=False` says nothing.
 
     A run that was finished before is read back, and one that was stopped goes on.
 
@@ -76,7 +78,8 @@ def train(
         asked = find_config(data, task, backbone, config, preset, opened, settings)
         ready = prepare(asked, opened, device, backbone, data, dev, test)
         pipeline.describe_run(ready.run, ready.backbone)
-        wishes = pipeline.TrainWishes(None, publish, probes, folds, fit or FitSettings(), "inlay.baseline(…)")
+        told: dict[str, Any] = {"lister": "inlay.baseline(…)", "writes_report": report}
+        wishes = pipeline.TrainWishes(None, publish, probes, folds, fit or FitSettings(), **told)
         return of_first(pipeline.train_and_publish(ready, asked, wishes, spend))
 
 

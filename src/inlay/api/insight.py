@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
 
-from inlay import explore, pipeline, terminal
+from inlay import explore, pipeline, reports, terminal
 from inlay.api.arguments import find_config, load, open_backbone, open_store, open_trained_on
 from inlay.data import InputRow, RowsGiven, Task
 from inlay.errors import InlayError, speaking_python
 from inlay.explore import DriftReport, Explanation, LearningCurve, Picked, PickSettings, VersionReader
 from inlay.model import Backbone
+from inlay.reports import TaskReport
 from inlay.settings import DataConfig, FitSettings, RunConfig, TaskSettings
 from inlay.store import Store
 
@@ -165,6 +166,38 @@ def drift(
         train = explore.find_training_rows(reader.version, reader.manifest, kept, _source(data)).train
         rows = explore.split_of(_read_texts(new))
         return explore.find_drift(reader, rows, train, on_rows=lambda number: meter.advance(number, "rows"))
+
+
+@speaking_python()
+def report(
+    task: str,
+    *,
+    html: str | Path | None = None,
+    card: str | Path | None = None,
+    rows: bool = True,
+    data: str | Path | Task | None = None,
+    backbone: str | Backbone | None = None,
+    store: Store | str | Path | None = None,
+    device: str = "auto",
+    progress: bool = True,
+) -> TaskReport:
+    """Report on a `task`: its data, scores with intervals, mistakes, cost and use, as `inlay report` does.
+
+    `html` and `card` are files to write the page and the model card to; the result has both too, as `to_html()` and
+    `to_markdown()`. `rows=False` leaves out the rows it got wrong. The rows it was trained on are read from `data` (a
+    file, or the task itself), or from where they lay then. `backbone`, `store`, `device` and `progress` are those of
+    `evaluate`.
+
+    >>> found = inlay.report("mood", data=task, progress=False)
+    >>> found.num_errors <= 8, found.main_scores.side
+    (True, 'dev')
+    """
+    with terminal.silenced(not progress):
+        kept, reader = _open(task, backbone, store, device)
+        trained_on = explore.find_training_rows(reader.version, reader.manifest, kept, _source(data))
+        found = reports.report_version(kept, reader.version, trained_on, reader.backbone, shows_rows=rows)
+        reports.write_reports(found, None if html is None else Path(html), None if card is None else Path(card))
+        return found
 
 
 def _open(

@@ -55,6 +55,7 @@ COMMANDS = {
     "predict": Command("Use", "Answer texts, lines from stdin, or a file of any length."),
     "evaluate": Command("Use", "Score a task on labelled rows."),
     "explain": Command("Use", "Show which words moved an answer, and the training rows nearest to it."),
+    "report": Command("Use", "Write a page and a model card on a task: scores, mistakes, cost, how to use it."),
     "drift": Command("Use", "Tell whether new rows look like those a task was trained on."),
     "serve": Command("Serve", "Serve the tasks of a store over HTTP, and train new ones."),
     "tenant": Command("Serve", "Add, list, limit and remove the tenants of a service."),

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from inlay.lazy_imports import LazyModule
 
 if TYPE_CHECKING:
-    from inlay import data, exchange, explore, model, pipeline, training
+    from inlay import data, exchange, explore, model, pipeline, reports, training
 else:
-    data, exchange, explore, model, pipeline, training = (
-        LazyModule(f"inlay.{room}") for room in ("data", "exchange", "explore", "model", "pipeline", "training")
+    data, exchange, explore, model, pipeline, reports, training = (
+        LazyModule(f"inlay.{room}")
+        for room in ("data", "exchange", "explore", "model", "pipeline", "reports", "training")
     )
 
-__all__ = ["data", "exchange", "explore", "model", "pipeline", "training"]
+__all__ = ["data", "exchange", "explore", "model", "pipeline", "reports", "training"]

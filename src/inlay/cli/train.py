@@ -29,6 +29,9 @@ ProbesOption = Annotated[
 ResumeOption = Annotated[
     bool, typer.Option("--resume/--restart", help="go on where a stopped run left off, or begin it anew")
 ]
+ReportOption = Annotated[
+    bool, typer.Option("--report/--no-report", help="write a report and a model card into the run's folder")
+]
 FoldsOption = Annotated[
     int | None,
     typer.Option("--folds", metavar="K", min=2, help="cross-validate too: train K times, score the rows left out"),
@@ -54,6 +57,7 @@ def train(
     probes: ProbesOption = "rows",
     name: NameOption = None,
     resume: ResumeOption = True,
+    report: ReportOption = True,
     device: flags.DeviceOption = "auto",
     store: flags.StoreOption = None,
     json: flags.JsonOption = False,
@@ -73,7 +77,7 @@ def train(
     pipeline.describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     fit = dataclasses.replace(effort, restart=not resume)
-    wishes = pipeline.TrainWishes(name, publish, probes, folds, fit, _name_lister(run))
+    wishes = pipeline.TrainWishes(name, publish, probes, folds, fit, _name_lister(run), writes_report=report)
     finished = pipeline.train_and_publish(ready, asked, wishes, spend)
     if finished is None:  # the first process reports
         return
@@ -153,7 +157,8 @@ def put_report(finished: pipeline.TrainReport, store: Path | None) -> None:
         pairs["published"] = f"{report['reference']} ({screen.size(report['size_bytes'])})"
         if report["best"] not in (None, report["reference"]):
             pairs["better"] = f"{report['best']}, on the same dev rows: `{name}@best` means it, `{name}` the new one"
-    pairs |= {"run": report["folder"], **({} if report["curve"] is None else {"curve": report["curve"]})}
+    pairs["run"] = report["folder"]
+    pairs |= {name: report[name] for name in ("curve", "report") if report[name] is not None}
     if report["reference"] is not None:
         second = ' --pair "the second text"' if ready.run.task.train.pairs is not None else ""
         pairs["next"] = screen.repeat_store(f'`inlay predict {name} "a text"{second}`', store).strip("`")

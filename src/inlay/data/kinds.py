@@ -101,6 +101,8 @@ class Kind:
     """the way the logits of an ONNX graph are read; None: they are not one row, and no graph has them"""
     head_type: str | None = None
     """AdapterHub's name for such a head; None: other libraries have none"""
+    hub_task: str = "text-classification"
+    """the `pipeline_tag` that model cards have"""
 
 
 @dataclass(frozen=True)
@@ -373,6 +375,7 @@ KINDS: dict[str, Kind] = {
         shapes=("words", "spans"),
         reads_conll=True,
         raises_fresh_rate=True,
+        hub_task="token-classification",
     ),
     "span": Kind(
         targets=PassageTargets(),
@@ -384,6 +387,7 @@ KINDS: dict[str, Kind] = {
         shapes=("questions",),
         groups_by_pair=True,
         labels_note="none: it answers with a passage",
+        hub_task="question-answering",
     ),
     "text": Kind(
         targets=TextTargets(),
@@ -395,6 +399,7 @@ KINDS: dict[str, Kind] = {
             lambda outcome, target, labels, text: _mistake_of_answer(outcome, ((0, target),), is_squad2=True)
         ),
         labels_note="none: it writes its answer",
+        hub_task="text2text-generation",
         spell_answers=lambda task: (),
     ),
 }

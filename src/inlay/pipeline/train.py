@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from inlay import data, explore, terminal, training
+from inlay.errors import InlayError
 from inlay.notebook import show_html, show_metrics
 from inlay.pipeline.folds import CrossValidated, cross_validate
 from inlay.pipeline.progress import fit_runs
+from inlay.pipeline.run_report import write_run_report
 from inlay.pipeline.time_budget import Budget
 from inlay.settings import FitSettings, RunConfig
 from inlay.store import Version
@@ -33,6 +35,8 @@ class TrainWishes:
     """the call or command that lists rows which may be labelled wrongly, for a note"""
     cluster: RaySettings | None = None
     """where the runs of a sweep are trained, if not here"""
+    writes_report: bool = True
+    """whether the run's folder gets a report and a model card"""
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ def train_and_publish(
         terminal.detail(note)
     about = report.about | ({} if validated is None else validated.to_json())
     known: dict[str, Any] = {"was_finished": was_finished, "validated": validated, "notes": tuple(found)}
-    return dataclasses.replace(report, about=about, **known)
+    return _add_report(dataclasses.replace(report, about=about, **known), wishes)
 
 
 def finish_run(
@@ -193,4 +197,17 @@ def sweep_and_publish(
     ranking = explore.rank(runs, results, tuple(axes))
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)
-    return SweepReport(ranking, finish_run(chosen, best, wishes))
+    return SweepReport(ranking, _add_report(finish_run(chosen, best, wishes), wishes))
+
+
+def _add_report(finished: TrainReport, wishes: TrainWishes) -> TrainReport:
+    """Write the report and the model card into the run's folder, if wished; what it cannot be written of is said."""
+    page = None
+    if wishes.writes_report:
+        try:
+            with terminal.working("writing the report"):
+                test = finished.metrics.get("test")
+                page = write_run_report(finished.ready, finished.result, finished.version, finished.all_notes, test)
+        except InlayError as error:
+            terminal.detail(f"no report was written: {error.message}")
+    return dataclasses.replace(finished, about={**finished.about, "report": None if page is None else str(page)})

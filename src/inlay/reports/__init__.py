@@ -18,8 +18,10 @@ if TYPE_CHECKING:
         check_comparable,
         choose_rows,
         decide_rows,
+        describe_outputs,
         describe_version,
         digest_rows,
+        evaluate_rows,
         evaluate_version,
         find_trained,
         has_same_rows,
@@ -28,7 +30,24 @@ if TYPE_CHECKING:
         make_judged,
         read_answer,
     )
-    from inlay.reports.version_reports import list_errors, make_report, spell_row
+    from inlay.reports.snippets import write_client, write_curl
+    from inlay.reports.task_report import (
+        TaskReport,
+        TrainedTensors,
+        TrainingFacts,
+        report_on,
+        report_version,
+        write_reports,
+    )
+    from inlay.reports.version_reports import (
+        SHOWN_LABELS,
+        choose_labels,
+        list_errors,
+        list_unsure,
+        make_report,
+        score_rows,
+        spell_row,
+    )
     from inlay.reports.wording import (
         duration,
         first_large,
@@ -46,10 +65,25 @@ _HOMES = {
     "inlay.reports.diagrams": ("draw_calibration",),
     "inlay.reports.evaluations": (
         *("EvaluatedRow", "Evaluation", "answer_again", "check_comparable", "choose_rows", "decide_rows"),
-        *("describe_version", "digest_rows", "evaluate_version", "find_trained", "has_same_rows", "leave_out"),
+        *(
+            "describe_outputs",
+            "describe_version",
+            "digest_rows",
+            "evaluate_rows",
+            "evaluate_version",
+            "find_trained",
+            "has_same_rows",
+            "leave_out",
+        ),
         *("list_labels", "make_judged", "read_answer"),
     ),
-    "inlay.reports.version_reports": ("list_errors", "make_report", "spell_row"),
+    "inlay.reports.snippets": ("write_client", "write_curl"),
+    "inlay.reports.task_report": (
+        *("TaskReport", "TrainedTensors", "TrainingFacts", "report_on", "report_version", "write_reports"),
+    ),
+    "inlay.reports.version_reports": (
+        *("SHOWN_LABELS", "choose_labels", "list_errors", "list_unsure", "make_report", "score_rows", "spell_row"),
+    ),
     "inlay.reports.wording": (
         *("duration", "first_large", "is_share", "level", "metric_words", "percent", "plural"),
         *("show_bytes", "show_number", "show_score"),
@@ -58,16 +92,23 @@ _HOMES = {
 __getattr__ = import_lazily(__name__, _HOMES)
 
 __all__ = [
+    "SHOWN_LABELS",
     "EvaluatedRow",
     "Evaluation",
+    "TaskReport",
+    "TrainedTensors",
+    "TrainingFacts",
     "answer_again",
     "check_comparable",
+    "choose_labels",
     "choose_rows",
     "decide_rows",
+    "describe_outputs",
     "describe_version",
     "digest_rows",
     "draw_calibration",
     "duration",
+    "evaluate_rows",
     "evaluate_version",
     "find_trained",
     "first_large",
@@ -77,14 +118,21 @@ __all__ = [
     "level",
     "list_errors",
     "list_labels",
+    "list_unsure",
     "make_judged",
     "make_report",
     "metric_words",
     "percent",
     "plural",
     "read_answer",
+    "report_on",
+    "report_version",
+    "score_rows",
     "show_bytes",
     "show_number",
     "show_score",
     "spell_row",
+    "write_client",
+    "write_curl",
+    "write_reports",
 ]

@@ -20,6 +20,7 @@ from inlay.store import Manifest
 
 if TYPE_CHECKING:
     from inlay.data import Judged, Split
+    from inlay.training import SplitOutputs
 
 MOST_ROWS = 5000
 """dev rows of an evaluation; of more, so many are drawn"""
@@ -71,6 +72,26 @@ class Evaluation:
         return [(row.text, row.pair) for row in self.rows]
 
 
+def describe_outputs(found: SplitOutputs, rows: Split, labels: Sequence[str], name: str = "") -> list[dict[str, Any]]:
+    """Return described answers from a head's outputs on rows; refuse answers that are not finite."""
+    from inlay.serving import Answer, describe_answer
+    from inlay.training import read_outcomes
+
+    answers, lost = [], []
+    for row, outcome in enumerate(read_outcomes(found, labels)):
+        if outcome is None:
+            lost.append(row)
+        else:
+            answers.append(describe_answer(Answer(name, "", outcome)))
+    if lost:
+        raise NotFinite(
+            f"the answers to {len(lost):,} of {len(rows):,} rows are not finite, the first on line "
+            f"{rows.lines[lost[0]]}",
+            "train again with a smaller `--lr`",
+        )
+    return answers
+
+
 def choose_rows(split: Split, num_labels: int) -> Split:
     """Return the rows of a split that an evaluation keeps: all of them, or as many as it may, drawn by a fixed seed."""
     most = MOST_ROWS
@@ -92,18 +113,23 @@ def evaluate_version(
     version: int, manifest: Manifest, dev: Split, answers: Sequence[Mapping[str, Any]], train: Split
 ) -> Evaluation:
     """Return the evaluation of a version on `dev`, chosen rows of its dev rows, from described answers to each."""
+    found = evaluate_rows(describe_version(version, manifest), dev, answers)
+    return dataclasses.replace(found, trained=digest_rows(manifest.kind, train.texts, train.pairs))
+
+
+def evaluate_rows(empty: Evaluation, rows: Split, answers: Sequence[Mapping[str, Any]]) -> Evaluation:
+    """Return the evaluation on some labelled rows, from described answers to each."""
     from inlay.data import KINDS
 
-    form, labels = KINDS[manifest.kind].targets, (*manifest.labels, *dev.unseen)
-    assert dev.targets is not None
-    pairs: Sequence[str | None] = dev.pairs or [None] * len(dev)
-    rows = [
+    form, labels = KINDS[empty.kind].targets, (*empty.labels, *rows.unseen)
+    assert rows.targets is not None
+    pairs: Sequence[str | None] = rows.pairs or [None] * len(rows)
+    found = [
         EvaluatedRow(line, text, pair, form.make_cell(target, labels), None, None, None)
-        for line, text, pair, target in zip(dev.lines, dev.texts, pairs, dev.targets, strict=True)
+        for line, text, pair, target in zip(rows.lines, rows.texts, pairs, rows.targets, strict=True)
     ]
-    trained = digest_rows(manifest.kind, train.texts, train.pairs)
-    about: dict[str, Any] = {"unseen": dev.unseen, "num_dev": len(dev), "rows": tuple(rows), "trained": trained}
-    return _fill_in(dataclasses.replace(describe_version(version, manifest), **about), answers)
+    filled = dataclasses.replace(empty, unseen=rows.unseen, num_dev=len(rows), rows=tuple(found))
+    return _fill_in(filled, answers)
 
 
 def describe_version(version: int, manifest: Manifest) -> Evaluation:

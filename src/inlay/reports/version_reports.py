@@ -6,7 +6,7 @@ All of it is computed from evaluations, so that it takes no backbone and no engi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inlay.reports.evaluations import EvaluatedRow, Evaluation, decide_rows, list_labels, make_judged
@@ -14,16 +14,31 @@ from inlay.reports.evaluations import EvaluatedRow, Evaluation, decide_rows, lis
 if TYPE_CHECKING:
     import numpy as np
 
+    from inlay.data import Report
 
-def make_report(evaluation: Evaluation) -> dict[str, Any]:
-    """Return the report on a version: intervals, scores of labels, confusion and calibration, as the API shows it."""
-    from inlay.data import KINDS, bin_confidences, evaluate_report
+SHOWN_LABELS = 20
+"""labels of a confusion matrix that a page shows at most"""
+
+
+def score_rows(evaluation: Evaluation) -> Report:
+    """Return every metric of an evaluation with its interval, the scores of labels, and the confusion."""
+    from inlay.data import evaluate_report
 
     labels = list_labels([evaluation])
     judged = make_judged(evaluation.kind, labels, evaluation.rows)
     decisions = decide_rows(judged, evaluation.rows)
     unseen = labels[len(evaluation.labels) :]
-    report = evaluate_report(evaluation.kind, evaluation.labels, judged.targets, decisions, unseen=unseen)
+    return evaluate_report(evaluation.kind, evaluation.labels, judged.targets, decisions, unseen=unseen)
+
+
+def make_report(evaluation: Evaluation, scored: Report | None = None) -> dict[str, Any]:
+    """Return the report on a version: intervals, scores of labels, confusion and calibration, as the API shows it.
+
+    `scored` is what `score_rows` gives, where that is known already.
+    """
+    from inlay.data import KINDS, bin_confidences
+
+    report = score_rows(evaluation) if scored is None else scored
     found = report.metrics.get(evaluation.metric)
     sure = [row for row in evaluation.rows if row.confidence is not None and row.is_right is not None]
     bins = bin_confidences(_as_array([row.confidence for row in sure]), _as_array([row.is_right for row in sure]))
@@ -36,12 +51,26 @@ def make_report(evaluation: Evaluation) -> dict[str, Any]:
         "num_rows": len(evaluation.rows),
         "num_dev": evaluation.num_dev,
         "labels": [dataclasses.asdict(label) for label in report.labels],
-        "confusion": None
-        if report.confusion is None
-        else {"labels": list(labels), "counts": [list(row) for row in report.confusion]},
+        "confusion": _find_confusion(evaluation, report),
         "calibration": [dataclasses.asdict(each) for each in bins],
         "has_errors": not KINDS[evaluation.kind].is_number,
     }
+
+
+def _find_confusion(evaluation: Evaluation, report: Report) -> dict[str, Any] | None:
+    """Return how often each label was taken for each; None where a row has not one label."""
+    from inlay.data import KINDS
+
+    labels = list_labels([evaluation])
+    if report.confusion is not None:
+        return {"labels": list(labels), "counts": [list(row) for row in report.confusion]}
+    form = KINDS[evaluation.kind].targets
+    if not (form.is_one_label and form.is_ordered and len(labels) <= SHOWN_LABELS):
+        return None
+    place, counts = {label: number for number, label in enumerate(labels)}, [[0] * len(labels) for _ in labels]
+    for row in evaluation.rows:  # levels, whose metrics are of distances and need no confusion
+        counts[place[row.target]][place[row.given]] += 1
+    return {"labels": list(labels), "counts": counts}
 
 
 def _as_array(values: Sequence[Any]) -> np.ndarray:
@@ -71,6 +100,13 @@ def list_errors(
     else:
         found.sort(key=lambda item: -(item[1].confidence or 0.0))
     return [_describe_row(evaluation.kind, number, row) for number, row in found]
+
+
+def list_unsure(evaluation: Evaluation, most: int) -> list[dict[str, Any]]:
+    """Return the rows whose answers a version was least sure of, each with whether it was right."""
+    rows = [(number, row) for number, row in enumerate(evaluation.rows) if row.confidence is not None]
+    rows.sort(key=lambda item: item[1].confidence or 0.0)
+    return [_describe_row(evaluation.kind, number, row) | {"is_right": row.is_right} for number, row in rows[:most]]
 
 
 def _has(cell: Any, label: str | None) -> bool:
@@ -105,3 +141,14 @@ def spell_row(kind: str, row: EvaluatedRow) -> tuple[str, str]:
         words = [[start, end, tag] for (start, end, _), tag in zip(row.target, row.given, strict=True)]
         return form.spell(row.target, text), form.spell(words, text)
     return form.spell(row.target, text), row.given
+
+
+def choose_labels(report: Mapping[str, Any]) -> list[str]:
+    """Return the labels of a confusion that are shown: all, or those most confused, then most frequent, in order."""
+    labels, counts = report["confusion"]["labels"], report["confusion"]["counts"]
+    if len(labels) <= SHOWN_LABELS:
+        return list(labels)
+    rows = {label: sum(counts[n]) + sum(row[n] for row in counts) for n, label in enumerate(labels)}
+    wrong = {label: rows[label] - 2 * counts[n][n] for n, label in enumerate(labels)}
+    kept = set(sorted(labels, key=lambda label: (-wrong[label], -rows[label]))[:SHOWN_LABELS])
+    return [label for label in labels if label in kept]

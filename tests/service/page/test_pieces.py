@@ -12,15 +12,25 @@ import pytest
 from page_bench import OWN
 
 from inlay.errors import BadConfig, UnknownName
-from inlay.reports import draw_calibration, duration, first_large, level, plural, show_bytes, show_number, show_score
+from inlay.reports import (
+    choose_labels,
+    draw_calibration,
+    duration,
+    first_large,
+    level,
+    plural,
+    show_bytes,
+    show_number,
+    show_score,
+    write_curl,
+)
 from inlay.service.page.drawings import draw_days, draw_difference, draw_spark
 from inlay.service.page.explaining import explain, explain_problem, plain_note
 from inlay.service.page.new_task_screens import show_cell
 from inlay.service.page.rendering import ago, nth, ticked
 from inlay.service.page.sign_in import safe_path
-from inlay.service.page.snippets import write_curl
 from inlay.service.page.task_screens import say_labels
-from inlay.service.page.version_screens import _look_of, choose_labels
+from inlay.service.page.version_screens import _look_of
 
 
 def test_numbers_read_as_people_write_them():

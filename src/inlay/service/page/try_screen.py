@@ -8,10 +8,9 @@ from typing import Any
 from starlette.responses import Response
 
 from inlay.errors import InlayError
-from inlay.reports import first_large, percent, plural, show_number
+from inlay.reports import first_large, percent, plural, show_number, write_client, write_curl
 from inlay.service.page.explaining import Explained, explain_problem
 from inlay.service.page.screens import PageCall
-from inlay.service.page.snippets import write_curl, write_python
 from inlay.service.page.task_screens import head_of
 
 MOST_VERSIONS = 6
@@ -68,7 +67,7 @@ async def ask_versions(call: PageCall) -> Response:
         "answers": shown,
         "older": f"{plural(more, 'older version')} left out." if more > 0 else "",
         "curl": write_curl(address, task["name"], text, pair, needs_key=needs_key),
-        "python": write_python(address, task["name"], text, pair, needs_key=needs_key),
+        "python": write_client(address, task["name"], text, pair, needs_key=needs_key),
     }
     return call.show("try.html", "Tasks", context)
 

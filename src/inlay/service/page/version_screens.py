@@ -10,12 +10,21 @@ from starlette.responses import Response
 
 from inlay.errors import InlayError
 from inlay.explore import MOST_WORDS, leave_out, measure_effects, place_words
-from inlay.reports import draw_calibration, first_large, level, metric_words, plural, show_number, show_score
+from inlay.reports import (
+    SHOWN_LABELS,
+    choose_labels,
+    draw_calibration,
+    first_large,
+    level,
+    metric_words,
+    plural,
+    show_number,
+    show_score,
+)
 from inlay.service.page.explaining import Explained, explain_problem
 from inlay.service.page.screens import PageCall, task_path
 from inlay.service.page.task_screens import head_of
 
-_SHOWN_LABELS = 20
 _HIDDEN = ("ece_uncalibrated",)
 _STRONG, _CLEAR, _SLIGHT = 0.2, 0.05, 0.01
 """changes of a probability that a word's mark tells apart"""
@@ -61,9 +70,9 @@ def _show_version(call: PageCall, moved: Mapping[str, Any] | None) -> Response:
     }
     if report is not None and report["confusion"]:
         num_labels = len(report["confusion"]["labels"])
-        if num_labels > _SHOWN_LABELS:
+        if num_labels > SHOWN_LABELS:
             context["left_out"] = (
-                f"The {_SHOWN_LABELS} of {num_labels} labels that it confuses most; all are in the table below."
+                f"The {SHOWN_LABELS} of {num_labels} labels that it confuses most; all are in the table below."
             )
             context["report"] = {**report, "confusion": {"labels": choose_labels(report)}}
     return call.show("version.html", "Tasks", context)
@@ -87,17 +96,6 @@ def _list_scores(
         shown += [(first_large(metric_words(name)), show_score(scores[name], name), "") for name in names]
         found.append((words, shown))
     return found
-
-
-def choose_labels(report: Mapping[str, Any]) -> list[str]:
-    """Return the labels of a confusion that are shown: all, or those most confused, then most frequent, in order."""
-    labels, counts = report["confusion"]["labels"], report["confusion"]["counts"]
-    if len(labels) <= _SHOWN_LABELS:
-        return list(labels)
-    rows = {label: sum(counts[n]) + sum(row[n] for row in counts) for n, label in enumerate(labels)}
-    wrong = {label: rows[label] - 2 * counts[n][n] for n, label in enumerate(labels)}
-    kept = set(sorted(labels, key=lambda label: (-wrong[label], -rows[label]))[:_SHOWN_LABELS])
-    return [label for label in labels if label in kept]
 
 
 def _look_at_confusion(call: PageCall, report: Mapping[str, Any], number: int) -> list[list[dict[str, Any]]]:

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from inlay.data import describe_unpredicted
-from inlay.errors import InlayError, NotFinite
+from inlay.errors import InlayError
 from inlay.reports import (
     Evaluation,
     answer_again,
     choose_rows,
+    describe_outputs,
     evaluate_version,
     has_same_rows,
     leave_out,
@@ -30,9 +31,8 @@ from inlay.service.trainer.job_data import PreparedJob, TrainerContext
 from inlay.service.trainer.job_notes import PlainWords, note_notes
 from inlay.service.trainer.leases import Lease
 from inlay.service.version_comparison import NeedsAnswers, compare, find_comparison
-from inlay.serving import Answer, describe_answer
 from inlay.store import Manifest, Version
-from inlay.training import Result, check_trained, judge_split, publish_result, read_outcomes, report_run
+from inlay.training import Result, check_trained, judge_split, publish_result, report_run
 
 _MOST_MOVES = 5  # of what is live, while a version is being compared with it
 
@@ -104,15 +104,7 @@ class GoingLive:
         run = self._ready.prepared.run
         dev = choose_rows(run.task.dev, len(run.task.labels))
         found = judge_split(result.spec(run), result.tensors, self._context.backbone, dev, run.reading)
-        outcomes = read_outcomes(found, run.task.labels)
-        lost = [row for row, outcome in enumerate(outcomes) if outcome is None]
-        if lost:
-            raise NotFinite(
-                f"the answers to {len(lost):,} of {len(dev):,} dev rows are not finite, the first on line "
-                f"{dev.lines[lost[0]]}",
-                "train again with a smaller `--lr`",
-            )
-        return [describe_answer(Answer(run.task.name, "", outcome)) for outcome in outcomes], dev
+        return describe_outputs(found, dev, run.task.labels, run.task.name), dev
 
     def _report(self, result: Result, version: Version) -> dict[str, Any]:
         """Return the scores of a trained run as a job shows them: no paths, and the task's own name."""

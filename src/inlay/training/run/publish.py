@@ -64,6 +64,33 @@ def publish(
     Scores the test rows, where there are some, and answers the probe rows on the canonical path. `folds` is what the
     run's cross-validation came to, which the version keeps. `probes` is one of `PROBES`.
     """
+    manifest = make_manifest(run, result, backbone, folds=folds, probes=probes)
+    sidecar = {
+        "published_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": platform.node(),
+        "seconds": round(result.seconds, 3),
+        "peak_memory_bytes": result.peak_memory_bytes,
+        "commit": current_commit(),
+        "environment": canonical_environment(),
+    }
+    if backbone.name not in BUILT_IN:
+        store.register_backbone(backbone.name)
+    return store.publish(name or run.task.name, result.tensors, manifest, sidecar)
+
+
+def make_manifest(
+    run: Run,
+    result: Result,
+    backbone: Backbone,
+    *,
+    folds: FoldScores | None = None,
+    probes: str = "rows",
+    test: dict[str, float] | None = None,
+) -> Manifest:
+    """Return what a version of a run's best weights says of itself; the rows of its probes are answered for it.
+
+    `test` has the scores of the test rows, where they are known already.
+    """
     check_probes(probes)
     if not result.tensors:
         raise Diverged(
@@ -72,7 +99,7 @@ def publish(
         )
     metrics = {"dev": result.dev_metrics}
     if run.task.test is not None and run.task.test.targets is not None:
-        metrics["test"] = score_split(run, result, backbone, run.task.test)
+        metrics["test"] = score_split(run, result, backbone, run.task.test) if test is None else test
     extra: dict[str, Any] = {"pairs": run.task.train.pairs is not None}
     if find_layout(run.reading.kind).overlaps:
         extra["stride"] = run.reading.stride
@@ -90,7 +117,7 @@ def publish(
             {"row": probe.hash_row(run.id), "logits": [value.hex() for value in probe.logits]} for probe in kept
         ]
     spec = result.spec(run)
-    manifest = Manifest(
+    return Manifest(
         kind=run.task.kind,
         labels=run.task.labels,
         metric=run.task.metric,
@@ -108,17 +135,6 @@ def publish(
         config=dataclasses.asdict(run.config.train),
         extra=extra,
     )
-    sidecar = {
-        "published_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": platform.node(),
-        "seconds": round(result.seconds, 3),
-        "peak_memory_bytes": result.peak_memory_bytes,
-        "commit": current_commit(),
-        "environment": canonical_environment(),
-    }
-    if backbone.name not in BUILT_IN:
-        store.register_backbone(backbone.name)
-    return store.publish(name or run.task.name, result.tensors, manifest, sidecar)
 
 
 def check_probes(probes: str) -> None:

@@ -1,9 +1,12 @@
-"""Snippets: the same request as a person made on the page, for a shell and for Python. What was typed is quoted."""
+"""Snippets: the same request for a shell, for Python and for a service. What was typed is quoted."""
 
 from __future__ import annotations
 
 import json
 import shlex
+
+LOCAL_SERVICE = "http://localhost:8642"
+"""where `inlay serve` listens by default, and wants no key"""
 
 
 def write_curl(address: str, task: str, text: str, pair: str | None, *, needs_key: bool) -> str:
@@ -17,12 +20,24 @@ def write_curl(address: str, task: str, text: str, pair: str | None, *, needs_ke
     return " \\\n  ".join(lines)
 
 
-def write_python(address: str, task: str, text: str, pair: str | None, *, needs_key: bool) -> str:
-    """Return the Python program that asks a task about a text."""
+def write_client(address: str, task: str, text: str, pair: str | None, *, needs_key: bool) -> str:
+    """Return the Python program that asks a service's task about a text."""
     row = _literal(text) if pair is None else f'{{"text": {_literal(text)}, "pair": {_literal(pair)}}}'
     head = "import os\n\nimport inlay\n\n" if needs_key else "import inlay\n\n"
     key = ', key=os.environ["INLAY_KEY"]' if needs_key else ""
     return f"{head}client = inlay.Client({_literal(address)}{key})\nprint(client.predict({_literal(task)}, [{row}]))"
+
+
+def write_command(task: str, text: str, pair: str | None) -> str:
+    """Return the command that asks a task of the store about a text."""
+    second = [] if pair is None else ["--pair", pair]
+    return shlex.join(["inlay", "predict", task, text, *second])
+
+
+def write_library(task: str, text: str, pair: str | None) -> str:
+    """Return the Python program that asks a task of the store about a text."""
+    row = _literal(text) if pair is None else f"({_literal(text)}, {_literal(pair)})"
+    return f"import inlay\n\nprint(inlay.predict({_literal(task)}, {row}))"
 
 
 def _literal(text: str) -> str:

@@ -1,0 +1,63 @@
+"""`inlay report`: a page and a model card on a task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from inlay.cli import flags, screen
+from inlay.cli.rooms import reports
+from inlay.cli.trained_on import TrainedOnOption, open_version, read_training_rows
+from inlay.errors import InlayError, Missing
+
+
+def report(
+    task: flags.TaskArgument,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="where to write the page; default: TASK-report.html")
+    ] = None,
+    card: Annotated[
+        Path | None, typer.Option("--card", metavar="FILE", help="where to write the model card; default: TASK-card.md")
+    ] = None,
+    rows: Annotated[
+        bool, typer.Option("--rows/--no-rows", help="show the rows it got wrong, and the least sure")
+    ] = True,
+    data: TrainedOnOption = None,
+    backbone: flags.BackboneOption = None,
+    device: flags.DeviceOption = "auto",
+    store: flags.StoreOption = None,
+    json: flags.JsonOption = False,
+) -> None:
+    """Write a page and a model card on a task: scores, mistakes, cost, how to use it.
+
+    The dev rows, and the test rows where there are some, are answered again: scores with 95% intervals, the confusion
+    matrix, scores of each label, calibration, the learning curve, the rows it got wrong, the least sure. The page is
+    one file that needs no other; the card is Markdown and never has rows. With --json only files that are named are
+    written. `inlay train` writes both into the run's folder.
+    """
+    kept, reader = open_version(task, store, backbone, device)
+    try:
+        trained_on = read_training_rows(reader, kept, data)
+    except InlayError as error:
+        written = kept.run_folder(reader.manifest.run_id) / "report.html"
+        if data is None and written.is_file():
+            raise Missing(error.message, f"{error.hint}; the report of the training is `{written}`") from None
+        raise
+    with screen.working("answering the dev and test rows"):
+        found = reports.report_version(kept, reader.version, trained_on, reader.backbone, shows_rows=rows)
+    if not json:
+        html, card = html or Path(f"{found.name}-report.html"), card or Path(f"{found.name}-card.md")
+    for path in filter(None, (html, card)):
+        if not path.parent.is_dir():
+            raise Missing(f"no folder `{path.parent}`", "create it first, or choose another path")
+    reports.write_reports(found, html, card)
+    if json:
+        screen.emit_json(found.to_json())
+        return
+    main = found.main_scores
+    value, low, high = main.metrics[found.metric]
+    interval = "" if low is None else f"  (95% interval {screen.score(low)} to {screen.score(high)})"
+    screen.emit(f"{main.side} {found.metric} {screen.score(value)}{interval}")
+    screen.emit_pairs({"page": html, "card": card})

@@ -28,6 +28,14 @@ def join(parts: Iterable[str | None], between: str = "") -> Html:
     return Html(between.join(part if isinstance(part, Html) else clean(part) for part in parts if part is not None))
 
 
+def ticked(text: str) -> Html:
+    """Return words whose `quoted parts` stand in letters of one width."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # a tick without its partner is a letter
+        return join([text])
+    return join(part if number % 2 == 0 else tag("code", None, part) for number, part in enumerate(parts))
+
+
 def clean(text: str) -> str:
     """Return a text as HTML: escaped, its control characters and halves of characters made visible."""
     whole = text.encode("utf8", "replace").decode("utf8")

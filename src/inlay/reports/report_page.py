@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inlay.reports.diagrams import Plot, draw_calibration, draw_epochs, draw_pairs
-from inlay.reports.markup import Html, join, tag
+from inlay.reports.markup import Html, join, tag, ticked
 from inlay.reports.report_style import STYLE
 from inlay.reports.snippets import LOCAL_SERVICE, write_command, write_curl, write_library
 from inlay.reports.task_report import SideScores, TaskReport
@@ -131,7 +131,7 @@ def _share(count: int, total: int) -> str:
 
 
 def _list_notes(report: TaskReport) -> _Section:
-    items = [tag("li", None, note) for note in report.training.notes]
+    items = [tag("li", None, ticked(note)) for note in report.training.notes]
     return "found", "What was inferred", tag("ul", None, *items) if items else Html()
 
 
@@ -151,14 +151,19 @@ def _draw_confusion(report: TaskReport) -> _Section:
             look = f"{'r' if true == said else 'w'}{strength}" if strength else "none"
             cells.append(tag("td", {"class": look}, show_number(counts[true][said])))
         rows.append(tag("tr", None, *cells))
-    caption = tag("caption", None, "Dev rows by their right label (down) and the label that was given (across)")
+    said = "Dev rows by their right label (down) and the label that was given (across)."
+    caption = tag("caption", {"class": "hidden"}, said)
     head = tag("thead", None, tag("tr", None, tag("td"), *heads))
     table = tag("table", {"class": "confusion"}, caption, head, tag("tbody", None, *rows))
     left_out = (
         f"The {SHOWN_LABELS} of {len(labels)} labels that are confused most." if len(shown) < len(labels) else None
     )
     note = None if left_out is None else tag("p", {"class": "soft"}, left_out)
-    return "confusion", "What was taken for what", join([_scroll("Confusion matrix", table), note])
+    return (
+        "confusion",
+        "What was taken for what",
+        join([tag("p", {"class": "soft"}, said), _scroll("Confusion matrix", table), note]),
+    )
 
 
 def _list_labels(report: TaskReport) -> _Section:
@@ -353,7 +358,7 @@ def _draw(plot: Plot, below: str, above: str, more: Sequence[Html], *, wide_line
 
 
 def _svg(words: str, parts: Sequence[Html]) -> Html:
-    return tag("svg", {"viewBox": "-12 0 334 254", "role": "img", "aria-label": words}, *parts)
+    return tag("svg", {"viewBox": "-12 0 344 254", "role": "img", "aria-label": words}, *parts)
 
 
 def _table(

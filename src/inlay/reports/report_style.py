@@ -24,7 +24,8 @@ table { border-collapse: collapse; font-size: .92rem; }
 caption { text-align: left; color: var(--soft); font-size: .9rem; padding-bottom: .3rem; }
 caption.hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
 th, td { text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); padding: .3rem 1rem .3rem 0;
-  font-weight: normal; overflow-wrap: anywhere; min-width: 4.5rem; }
+  font-weight: normal; overflow-wrap: break-word; min-width: 4.5rem; max-width: 40rem; }
+tbody th { min-width: 7.5rem; }
 thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; overflow-wrap: normal; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.text { min-width: 16rem; white-space: pre-wrap; }

@@ -35,7 +35,7 @@ _MOST_POINTS = 400  # of a picture of numbers
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """What only the training of a version knows; all of it may be missing."""
+    """The facts that only the training of a version knows; all of them may be missing."""
 
     notes: tuple[str, ...] = ()
     history: tuple[Mapping[str, Any], ...] = ()
@@ -148,7 +148,7 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class TrainedTensors:
-    """What a report asks: a version's manifest and tensors, on the backbone that they were trained on."""
+    """A manifest and its tensors, on the backbone that they were trained on."""
 
     manifest: Manifest
     tensors: Mapping[str, Tensor]

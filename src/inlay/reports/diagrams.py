@@ -61,7 +61,7 @@ def _judge_sureness(filled: Sequence[Mapping[str, Any]], total: int) -> str:
 
 
 @dataclass(frozen=True)
-class Mark:
+class PlotMark:
     """A place on a picture with its words: a point, or a line of the grid."""
 
     x: float
@@ -76,9 +76,9 @@ class Plot:
 
     title: str
     words: str
-    points: tuple[Mark, ...]
-    rows: tuple[Mark, ...]
-    columns: tuple[Mark, ...]
+    points: tuple[PlotMark, ...]
+    rows: tuple[PlotMark, ...]
+    columns: tuple[PlotMark, ...]
     line: str = ""
     """the points joined, as SVG writes places"""
 
@@ -108,7 +108,7 @@ def _draw_line(
     low, high = _widen(min(value for _, value in known), max(value for _, value in known))
     first, last = known[0][0], known[-1][0]
     points = tuple(
-        Mark(
+        PlotMark(
             _across((epoch - first) / (last - first)),
             _up((value - low) / (high - low)),
             f"epoch {epoch}: {show(value)}",
@@ -116,9 +116,9 @@ def _draw_line(
         )
         for epoch, value in known
     )
-    rows = tuple(Mark(_LEFT, _up(part), show(low + part * (high - low))) for part in (0, 0.5, 1))
+    rows = tuple(PlotMark(_LEFT, _up(part), show(low + part * (high - low))) for part in (0, 0.5, 1))
     ticks = sorted({first, first + (last - first) // 2, last})
-    columns = tuple(Mark(_across((epoch - first) / (last - first)), _BOTTOM, str(epoch)) for epoch in ticks)
+    columns = tuple(PlotMark(_across((epoch - first) / (last - first)), _BOTTOM, str(epoch)) for epoch in ticks)
     words = f"{title}: {show(known[0][1])} after epoch {first}, {show(known[-1][1])} after epoch {last}"
     return Plot(title, words, points, rows, columns, " ".join(f"{mark.x},{mark.y}" for mark in points))
 
@@ -129,7 +129,7 @@ def draw_pairs(pairs: Sequence[tuple[float, float]]) -> Plot | None:
         return None
     low, high = _widen(min(map(min, pairs)), max(map(max, pairs)))
     points = tuple(
-        Mark(
+        PlotMark(
             _across((target - low) / (high - low)),
             _up((given - low) / (high - low)),
             f"right: {show_number(target)}, answer: {show_number(given)}",
@@ -137,8 +137,8 @@ def draw_pairs(pairs: Sequence[tuple[float, float]]) -> Plot | None:
         for target, given in pairs
     )
     grid = [(part, show_score(low + part * (high - low), "")) for part in (0, 0.25, 0.5, 0.75, 1)]
-    rows = tuple(Mark(_LEFT, _up(part), words) for part, words in grid)
-    columns = tuple(Mark(_across(part), _BOTTOM, words) for part, words in grid)
+    rows = tuple(PlotMark(_LEFT, _up(part), words) for part, words in grid)
+    columns = tuple(PlotMark(_across(part), _BOTTOM, words) for part, words in grid)
     return Plot("", f"Answers over right numbers, of {plural(len(pairs), 'row')}", points, rows, columns)
 
 

@@ -66,6 +66,7 @@ COMMANDS = {
     "export": Command("Keep", _EXPORT),
     "import": Command("Keep", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."),
     "remove": Command("Keep", "Drop a version, or a task with all its versions."),
+    "runs": Command("Keep", "List, compare and delete runs."),
     "gc": Command("Keep", "Delete the bytes that no version needs."),
     "store": Command("Keep", "Copy stores, also to and from object storage."),
     "backbone": Command("Set up", "List, fetch and describe backbones."),

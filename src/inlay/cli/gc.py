@@ -10,13 +10,16 @@ import typer
 from inlay.caches import CompiledCache, open_compiled
 from inlay.cli import screen
 from inlay.cli.flags import JsonOption, StoreOption, open_store
-from inlay.cli.rooms import data
+from inlay.cli.rooms import data, reports
 
 
 def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only tell what would be deleted")] = False,
     cache: Annotated[
         bool, typer.Option("--cache", help="empty the caches of tokenised texts and compiled programs too")
+    ] = False,
+    runs: Annotated[
+        bool, typer.Option("--runs", help="delete the folders of runs that no version came of too")
     ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
@@ -26,10 +29,18 @@ def gc(
     Tokenised texts and compiled programs lie outside the store, in two caches of $INLAY_CACHE_BYTES each. The cache of
     texts never exceeds it; the cache of programs is cut to it when a process begins to compile. --cache empties both,
     except for programs used within the hour: a process may still be writing them.
+
+    --runs deletes the weights, scores and reports of runs that no version came of, such as those of removed tasks and
+    of sweeps. Runs that were stopped and can go on stay: `inlay runs delete` takes those too.
     """
     caches: dict[str, data.ArrayCache | CompiledCache]
     caches = {"tokenised texts": data.open_tokens(), "compiled programs": open_compiled()}
-    report = open_store(store).gc(dry_run=dry_run)
+    opened = open_store(store)
+    report = opened.gc(dry_run=dry_run)
+    unneeded, resumable = reports.list_unneeded_runs(opened) if runs else ([], [])
+    deleted = reports.Deleted(tuple(entry.id for entry in unneeded), sum(entry.num_bytes for entry in unneeded))
+    if not dry_run:
+        deleted = reports.delete_runs(opened, unneeded)
     before = {what: each.usage().num_files for what, each in caches.items()}
     held = {what: each.clear(dry_run=dry_run) if cache else each.usage() for what, each in caches.items()}
     spared = {what: max(0, before[what] - usage.num_files) for what, usage in held.items()}
@@ -39,21 +50,27 @@ def gc(
             for what, usage in held.items()
         ]
         paths = [str(path) for path in report.paths]
-        screen.emit_json({**dataclasses.asdict(report), "paths": paths, "cache": cached[0], "compiled": cached[1]})
+        about = {"paths": paths, "cache": cached[0], "compiled": cached[1], "runs": dataclasses.asdict(deleted)}
+        screen.emit_json({**dataclasses.asdict(report), **about})
         return
-    for path in report.paths if dry_run else ():
+    for path in (*report.paths, *(entry.folder for entry in unneeded)) if dry_run else ():
         screen.emit(str(path))
     verb = "would delete" if dry_run else "deleted"
     many = screen.count(report.num_objects, "object")
     rest = screen.count(report.num_sidecars + report.num_drafts, "other file")
     screen.emit(f"{verb} {many} and {rest}: {screen.size(report.freed_bytes)}")
+    if runs:
+        screen.emit(f"{verb} {screen.count(len(deleted.runs), 'run folder')}: {screen.size(deleted.num_bytes)}")
+        if resumable:
+            stopped = f"kept {screen.count(len(resumable), 'unfinished run')} that can go on; delete them with"
+            screen.log(screen.repeat_store(f"{stopped} `inlay runs delete`", store), "dim")
     for what, usage in held.items():
         files = screen.count(usage.num_files, "file")
-        about = f"{files} of {what} in {caches[what].folder}: {screen.size(usage.num_bytes)}"
+        told = f"{files} of {what} in {caches[what].folder}: {screen.size(usage.num_bytes)}"
         if cache:
-            screen.emit(f"{verb} {about}")
+            screen.emit(f"{verb} {told}")
             if spared[what]:
                 many = screen.count(spared[what], "file")
                 screen.log(f"spared {many} of {what} used within the hour: a process may still be writing them", "dim")
         elif usage.num_files:
-            screen.log(screen.repeat_store(f"kept {about}; delete them with `inlay gc --cache`", store), "dim")
+            screen.log(screen.repeat_store(f"kept {told}; delete them with `inlay gc --cache`", store), "dim")

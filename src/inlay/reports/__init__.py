@@ -1,4 +1,4 @@
-"""The reports room: what a version answered to its dev rows, as scores, pages, model cards and comparisons of runs.
+"""The reports room: what a version answered to its dev rows, as scores, pages and model cards; runs and their folders.
 
 Names are imported when they are first used: what only reads needs no torch.
 """
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
         list_labels,
         make_judged,
         read_answer,
+    )
+    from inlay.reports.forgetting import Forgotten, forget_task
+    from inlay.reports.run_folders import (
+        Deleted,
+        RunEntry,
+        compare_runs,
+        delete_runs,
+        find_runs,
+        list_runs,
+        list_unneeded_runs,
     )
     from inlay.reports.snippets import write_client, write_curl
     from inlay.reports.task_report import (
@@ -77,6 +87,10 @@ _HOMES = {
         ),
         *("list_labels", "make_judged", "read_answer"),
     ),
+    "inlay.reports.forgetting": ("Forgotten", "forget_task"),
+    "inlay.reports.run_folders": (
+        *("Deleted", "RunEntry", "compare_runs", "delete_runs", "find_runs", "list_runs", "list_unneeded_runs"),
+    ),
     "inlay.reports.snippets": ("write_client", "write_curl"),
     "inlay.reports.task_report": (
         *("TaskReport", "TrainedTensors", "TrainingFacts", "report_on", "report_version", "write_reports"),
@@ -93,8 +107,11 @@ __getattr__ = import_lazily(__name__, _HOMES)
 
 __all__ = [
     "SHOWN_LABELS",
+    "Deleted",
     "EvaluatedRow",
     "Evaluation",
+    "Forgotten",
+    "RunEntry",
     "TaskReport",
     "TrainedTensors",
     "TrainingFacts",
@@ -102,7 +119,9 @@ __all__ = [
     "check_comparable",
     "choose_labels",
     "choose_rows",
+    "compare_runs",
     "decide_rows",
+    "delete_runs",
     "describe_outputs",
     "describe_version",
     "digest_rows",
@@ -110,14 +129,18 @@ __all__ = [
     "duration",
     "evaluate_rows",
     "evaluate_version",
+    "find_runs",
     "find_trained",
     "first_large",
+    "forget_task",
     "has_same_rows",
     "is_share",
     "leave_out",
     "level",
     "list_errors",
     "list_labels",
+    "list_runs",
+    "list_unneeded_runs",
     "list_unsure",
     "make_judged",
     "make_report",

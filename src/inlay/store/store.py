@@ -265,6 +265,15 @@ class Store:
         tasks = (task for task in self.ledger(lambda version, error: None) if task.name != besides)
         return {info.version.digest for task in tasks for info in task.versions}
 
+    def removed_versions(self, name: str) -> list[VersionInfo]:
+        """Return what the references of a task's removed versions still say, where they lie in a folder."""
+        found = []
+        for number in self.numbers(name)[1]:
+            where = self.files.place_of_reference(name, number).removesuffix(".json") + ".removed"
+            with suppress(StoreDamaged, OSError):  # on object storage, and of copies, only the number is kept
+                found.append(VersionInfo.from_json(Path(where).read_bytes(), where, name, number))
+        return found
+
     def gc(self, *, dry_run: bool = False) -> GcReport:
         """Delete the files that no reference needs: objects, sidecars, and the drafts that crashes left."""
         if not self.files.is_there():

@@ -1,0 +1,95 @@
+"""Forgetting a task: nothing of its texts and weights stays in the store, its runs and the user's caches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from inlay.caches import Usage
+from inlay.errors import BadConfig, Unsupported
+from inlay.reports.run_folders import Deleted, RunEntry, delete_runs, list_runs
+from inlay.store import Store, VersionInfo
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """The things that were deleted with a task, and what stays because other tasks need it."""
+
+    removed: tuple[str, ...]
+    """versions that were removed now"""
+    runs: Deleted
+    cached: Usage
+    """tokenised texts of all tasks: nothing tells whose they are"""
+    shared: tuple[str, ...]
+    """versions of other tasks with the very same content, or from the same run: they stand"""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as data: `inlay remove --forget --json` prints it."""
+        return asdict(self)
+
+
+def forget_task(store: Store, name: str) -> Forgotten:
+    """Delete all that a store and the caches have of a task, also of one whose versions were removed before.
+
+    A run belongs to the task if a version of it came of the run, or if it was trained for it or on the same file. Runs
+    that another task's versions came of stay, unless the task has a version of that very run.
+    """
+    from inlay.data import open_tokens
+
+    if "@" in name:
+        task = name.partition("@")[0]
+        raise BadConfig(f"`{name}` is one version, and a task is forgotten as a whole", f"give `{task}` with --forget")
+    _refuse_served(store, name)
+    # 1. find its versions, also removed ones, and its runs, before anything that tells of them is deleted
+    infos = [*(store.versions(name) if store.numbers(name)[0] else []), *store.removed_versions(name)]
+    entries = list_runs(store)
+    runs = _list_own(entries, name, {info.summary.run_id for info in infos})
+    if not infos and not runs and not store.numbers(name)[1]:
+        store.versions(name)  # says that there is no such task
+    shared = _list_shared(store, name, infos)
+    # 2. the runs first: they are refused while one of them may be training
+    deleted = delete_runs(store, runs)
+    # 3. the versions, with their content
+    removed = tuple(f"{name}@{number}" for number in store.numbers(name)[0])
+    store.erase(name)
+    store.forget_gone()
+    # 4. the tokenised texts
+    cached = open_tokens().clear()
+    return Forgotten(removed, deleted, cached, shared)
+
+
+def _list_own(entries: Sequence[RunEntry], name: str, run_ids: set[str]) -> list[RunEntry]:
+    """Return the runs that belong to a task."""
+    certain = [entry for entry in entries if entry.id in run_ids]
+    names = {name, *(task for entry in certain if len(entry.tasks) == 1 for task in entry.tasks)}
+    sources = {entry.source for entry in certain if entry.source}
+
+    def belongs(entry: RunEntry) -> bool:
+        if entry in certain:
+            return True
+        is_others = any(reference.partition("@")[0] != name for reference in entry.versions)
+        return not is_others and (not names.isdisjoint(entry.tasks) or entry.source in sources)
+
+    return [entry for entry in entries if belongs(entry)]
+
+
+def _list_shared(store: Store, name: str, infos: Sequence[VersionInfo]) -> tuple[str, ...]:
+    """Return the versions of other tasks that have the content or the run of one of these."""
+    digests, runs = {info.version.digest for info in infos}, {info.summary.run_id for info in infos}
+    others = (info for task in store.ledger() if task.name != name for info in task.versions)
+    return tuple(
+        info.version.reference for info in others if info.version.digest in digests or info.summary.run_id in runs
+    )
+
+
+def _refuse_served(store: Store, name: str) -> None:
+    """Refuse a task of a service in this store: it has uploads, jobs and answers of its own, and erases all of them."""
+    tenant, _, task = name.rpartition(".")
+    folders = [("local", name), (tenant, task)] if tenant else [("local", name)]
+    for owner, own_name in folders:
+        if (store.root / "service" / "evaluations" / owner / own_name).is_dir():
+            raise Unsupported(
+                f"`{name}` belongs to the service in this store, which has uploads, jobs and answers of its own on it",
+                f"delete it there: on its page, or with `curl -X DELETE HOST/v1/tasks/{own_name}`; that erases all",
+            )

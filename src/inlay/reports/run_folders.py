@@ -1,0 +1,205 @@
+"""Run folders of a store: listed, compared, deleted. Only settings and results are read: no torch.
+
+What always holds: a version needs no run folder to answer. A run that may be training now is never deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from inlay.errors import InlayError, UnknownName, Unsupported
+from inlay.settings import RunConfig, read_toml
+from inlay.store import Store
+
+UNFINISHED = "unfinished"
+_BUSY_SECONDS = 600
+_MOST_NAMED = 20
+_RUNS, _BUDGETS, _COHORTS = "runs", "budgets", "cohorts"
+
+
+@dataclass(frozen=True)
+class RunEntry:
+    """A run's folder: what was trained, how it ended, the room it takes, and the versions that came of it."""
+
+    id: str
+    folder: Path
+    tasks: tuple[str, ...]
+    source: str
+    status: str
+    metric: str
+    dev_metric: float | None
+    best_epoch: int | None
+    seconds: float | None
+    num_bytes: int
+    changed_at: float
+    versions: tuple[str, ...]
+    settings: Mapping[str, Any]
+    """every setting by its key, such as `train.lr`"""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it came to an end, be it an early one."""
+        return self.status != UNFINISHED
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a process may be training it now: it is not finished, and its files changed minutes ago."""
+        return not self.is_finished and time.time() - self.changed_at < _BUSY_SECONDS
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the run as data: `inlay runs list --json` prints it."""
+        changed = datetime.fromtimestamp(self.changed_at, UTC).isoformat(timespec="seconds")
+        return {**asdict(self), "folder": str(self.folder), "changed_at": changed, "settings": dict(self.settings)}
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """The runs that were deleted, and the room that they took."""
+
+    runs: tuple[str, ...] = ()
+    num_bytes: int = 0
+    num_cohorts: int = 0
+    """resume states that went with them"""
+
+
+def list_runs(store: Store) -> list[RunEntry]:
+    """Return every run folder of a store, the newest first; candidates of time budgets are among them."""
+    versions: dict[str, list[str]] = {}
+    for task in store.ledger(on_damage=lambda version, error: None):
+        for info in task.versions:
+            versions.setdefault(info.summary.run_id, []).append(info.version.reference)
+    parents = [store.root / _RUNS, *sorted((store.root / _BUDGETS).glob("*"))]
+    folders = [path.parent for parent in parents for path in sorted(parent.glob("*/config.toml"))]
+    found = [_read_run(folder, versions.get(folder.name, ())) for folder in folders]
+    return sorted(found, key=lambda entry: -entry.changed_at)
+
+
+def _read_run(folder: Path, versions: Sequence[str]) -> RunEntry:
+    config, result = RunConfig(), {}
+    with suppress(OSError, InlayError):
+        config = read_toml(folder / "config.toml")
+    with suppress(OSError, ValueError):
+        result = json.loads((folder / "result.json").read_text(encoding="utf8"))
+    settings = {
+        f"{section}.{name}": value
+        for section, values in asdict(config).items()
+        if isinstance(values, dict)
+        for name, value in values.items()
+    }
+    parts = sorted(path.stem.partition("-")[2] for path in (folder / "tasks").glob("*.toml"))
+    num_bytes, changed_at = _measure(folder)
+    status = str(result.get("status") or "damaged") if (folder / "result.json").is_file() else UNFINISHED
+    return RunEntry(
+        id=folder.name,
+        folder=folder,
+        tasks=tuple(parts) or (config.task,),
+        source=config.data.source,
+        status=status,
+        metric=config.data.metric,
+        dev_metric=result.get("dev_metric"),
+        best_epoch=result.get("best_epoch"),
+        seconds=result.get("seconds"),
+        num_bytes=num_bytes,
+        changed_at=changed_at,
+        versions=tuple(versions),
+        settings={**settings, "backbone": config.backbone},
+    )
+
+
+def _measure(folder: Path) -> tuple[int, float]:
+    """Return the bytes below a folder, and when something in it changed last."""
+    num_bytes, changed = 0, 0.0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # deleted meanwhile
+                status = os.lstat(os.path.join(root, name))
+                num_bytes, changed = num_bytes + status.st_size, max(changed, status.st_mtime)
+    return num_bytes, changed
+
+
+def find_runs(entries: Sequence[RunEntry], ids: Iterable[str]) -> list[RunEntry]:
+    """Return the runs of these ids, or of the only one that begins so."""
+    found = []
+    for wanted in ids:
+        matches = [entry for entry in entries if entry.id == wanted]
+        matches = matches or [entry for entry in entries if wanted and entry.id.startswith(wanted)]
+        if len({entry.id for entry in matches}) != 1:
+            known = [entry.id for entry in matches or entries][:_MOST_NAMED]
+            hint = f"several begin so: {', '.join(known)}" if matches else None
+            raise UnknownName("run", wanted, known, hint=hint)
+        found += matches
+    return found
+
+
+def compare_runs(entries: Sequence[RunEntry]) -> dict[str, list[Any]]:
+    """Return the settings in which runs differ, each with the value of every run."""
+    keys = dict.fromkeys(key for entry in entries for key in entry.settings)
+    values = {key: [entry.settings.get(key) for entry in entries] for key in keys}
+    return {key: each for key, each in values.items() if any(value != each[0] for value in each[1:])}
+
+
+def delete_runs(store: Store, entries: Sequence[RunEntry]) -> Deleted:
+    """Delete run folders, with the resume states that hold their weights; refuse runs that may be training.
+
+    Other unfinished runs of such a state begin anew when they are trained again.
+    """
+    busy = [entry.id for entry in entries if entry.is_busy]
+    if busy:
+        raise Unsupported(
+            f"run `{busy[0]}` is not finished, and its files changed within {_BUSY_SECONDS // 60} minutes: it may be "
+            "training now",
+            "stop its training, or wait, and delete it then",
+        )
+    states = [folder for entry in entries for folder in _list_cohorts(entry.folder.parent, {entry.id})]
+    num_bytes = 0
+    for folder in dict.fromkeys(states):
+        num_bytes += _measure(folder)[0]
+        shutil.rmtree(folder, ignore_errors=True)
+    for entry in entries:
+        num_bytes += entry.num_bytes
+        # The result first: what is left of a folder after a kill is then no finished run without weights.
+        (entry.folder / "result.json").unlink(missing_ok=True)
+        shutil.rmtree(entry.folder)
+    for parent in {entry.folder.parent for entry in entries if entry.folder.parent.parent == store.root / _BUDGETS}:
+        if not any(parent.glob("*/config.toml")):  # only the plan is left
+            shutil.rmtree(parent, ignore_errors=True)
+    return Deleted(tuple(entry.id for entry in entries), num_bytes, len(set(states)))
+
+
+def _list_cohorts(parent: Path, run_ids: Collection[str]) -> list[Path]:
+    """Return the folders of resume states that have some of these runs; one that does not tell may have any."""
+    found = []
+    for folder in sorted((parent / _COHORTS).glob("*")):
+        members: Any = None
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            members = json.loads((folder / "cohort.json").read_text(encoding="utf8"))["runs"]
+        has_state = any(folder.glob("*.safetensors")) or any(folder.glob(".draft-*"))
+        if set(run_ids) & set(members) if isinstance(members, list) else has_state:
+            found.append(folder)
+    return found
+
+
+def list_unneeded_runs(store: Store) -> tuple[list[RunEntry], list[RunEntry]]:
+    """Return the runs that no version came of, and of those the ones that stay: a stopped run can go on.
+
+    All candidates of a time budget stay if a version came of one of them.
+    """
+    entries = list_runs(store)
+    used = {entry.folder.parent for entry in entries if entry.versions and entry.folder.parent != store.root / _RUNS}
+    unneeded = [entry for entry in entries if not entry.versions and entry.folder.parent not in used]
+    resumable = [entry for entry in unneeded if entry.is_busy or (not entry.is_finished and _has_state(entry))]
+    return [entry for entry in unneeded if entry not in resumable], resumable
+
+
+def _has_state(entry: RunEntry) -> bool:
+    folders = _list_cohorts(entry.folder.parent, {entry.id})
+    return any((folder / "state.safetensors").is_file() for folder in folders)

@@ -49,6 +49,7 @@ def train(
     publish: bool = True,
     probes: str = "rows",
     report: bool = True,
+    log: Sequence[str] = (),
     store: Store | str | Path | None = None,
     device: str = "auto",
     fit: FitSettings | None = None,
@@ -63,7 +64,7 @@ def train(
     `MethodConfig` and `TrainConfig` by name, over those of `preset` (a published recipe), over `config`. `budget`
     (`"5m"`) tries candidates for so long; `folds` cross-validates first. `publish=False` leaves the store as it is, and
     `probes` says what the version keeps of dev rows: `rows`, `hashed` or `none`. `report` writes a page
-    and a model card into the run's folder. `store` is a folder, `device` `cpu` or `cuda`, `fit` how memory is used;
+    and a model card into the run's folder, `log` has `"tensorboard"` and `"mlflow"` log the epochs too. `store` is a folder, `device` `cpu` or `cuda`, `fit` how memory is used;
     `progress=False` says nothing.
 
     A run that was finished before is read back, and one that was stopped goes on.
@@ -73,12 +74,13 @@ def train(
     """
     spend = pipeline.read_budget(budget, folds)
     training.check_probes(probes)
+    pipeline.check_trackers(log)
     opened = open_store(store)
     with terminal.silenced(not progress):
         asked = find_config(data, task, backbone, config, preset, opened, settings)
         ready = prepare(asked, opened, device, backbone, data, dev, test)
         pipeline.describe_run(ready.run, ready.backbone)
-        told: dict[str, Any] = {"lister": "inlay.baseline(…)", "writes_report": report}
+        told: dict[str, Any] = {"lister": "inlay.baseline(…)", "writes_report": report, "trackers": tuple(log)}
         wishes = pipeline.TrainWishes(None, publish, probes, folds, fit or FitSettings(), **told)
         return of_first(pipeline.train_and_publish(ready, asked, wishes, spend))
 

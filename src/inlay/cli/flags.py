@@ -173,6 +173,10 @@ RayGpusOption = Annotated[
         "--ray-gpus", metavar="N", rich_help_panel="Cluster", help="GPUs of each group; 0.5 lets two share one"
     ),
 ]
+LogOption = Annotated[
+    list[str] | None,
+    typer.Option("--log", metavar="tensorboard|mlflow", help="log epochs there too; may be given again"),
+]
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="auto|cpu|cuda", help="where to compute; auto uses a GPU if there is one")
 ]

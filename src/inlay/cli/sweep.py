@@ -39,6 +39,7 @@ def sweep(
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,
+    log: flags.LogOption = None,
     device: flags.DeviceOption = "auto",
     store: flags.StoreOption = None,
     json: flags.JsonOption = False,
@@ -48,13 +49,14 @@ def sweep(
     Options that take A,B,… take one value or several; every combination is trained, with every seed, all together or,
     where memory is small, as many at a time as fit. With `--on ray` the runs are dealt over the machines of a cluster.
     """
+    pipeline.check_trackers(log or (), on_cluster=on is not None)
     given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     axes = explore.parse_axes(given | {"train.batch_size": batch_size})
     opened = flags.open_store(store)
     grid = explore.make_grid(run.resolve(opened), axes, seeds)  # impossible values are refused before anything is read
     cluster = None if on is None else pipeline.parse_cluster(on, ray_cpus, ray_gpus)
     fit = dataclasses.replace(effort, restart=not resume)
-    wishes = pipeline.TrainWishes(name, publish, fit=fit, cluster=cluster)
+    wishes = pipeline.TrainWishes(name, publish, fit=fit, cluster=cluster, trackers=tuple(log or ()))
     found = pipeline.sweep_and_publish(axes, grid, wishes, lambda first: pipeline.prepare(first, opened, device, name))
     if found is None:  # the first process has the last word
         return

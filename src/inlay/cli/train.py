@@ -58,6 +58,7 @@ def train(
     name: NameOption = None,
     resume: ResumeOption = True,
     report: ReportOption = True,
+    log: flags.LogOption = None,
     device: flags.DeviceOption = "auto",
     store: flags.StoreOption = None,
     json: flags.JsonOption = False,
@@ -70,6 +71,7 @@ def train(
     the worst are halved away, and the best goes on alone.
     """
     training.check_probes(probes)
+    pipeline.check_trackers(log or ())
     spend = pipeline.read_budget(budget, folds)
     opened = flags.open_store(store)
     asked = run.resolve(opened)
@@ -77,7 +79,9 @@ def train(
     pipeline.describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     fit = dataclasses.replace(effort, restart=not resume)
-    wishes = pipeline.TrainWishes(name, publish, probes, folds, fit, _name_lister(run), writes_report=report)
+    wishes = pipeline.TrainWishes(
+        name, publish, probes, folds, fit, _name_lister(run), writes_report=report, trackers=tuple(log or ())
+    )
     finished = pipeline.train_and_publish(ready, asked, wishes, spend)
     if finished is None:  # the first process reports
         return

@@ -20,6 +20,7 @@ from inlay.pipeline.folds import CrossValidated, cross_validate
 from inlay.pipeline.preparation import describe_run, describe_task, load_task, name_of, prepare
 from inlay.pipeline.progress import TrainingProgress, fit_runs, parse_cluster
 from inlay.pipeline.time_budget import COLUMNS, Budget, parse_budget, read_budget
+from inlay.pipeline.trackers import check_trackers
 from inlay.pipeline.train import SweepReport, TrainReport, TrainWishes, finish_run, sweep_and_publish, train_and_publish
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "check_backbone_name",
     "check_device_name",
     "check_precision",
+    "check_trackers",
     "cross_validate",
     "describe_run",
     "describe_task",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from inlay import model, terminal, training
+from inlay.pipeline.trackers import open_trackers
 from inlay.settings import FitSettings
 
 if TYPE_CHECKING:
@@ -26,8 +27,12 @@ def fit_runs(
     settings: FitSettings,
     referee: training.Referee | None = None,
     cluster: RaySettings | None = None,
+    trackers: Sequence[str] = (),
 ) -> list[training.Result]:
-    """Train the unfinished runs, here or on a cluster, with progress on the screen; return the results of all."""
+    """Train the unfinished runs, here or on a cluster, with progress on the screen; return the results of all.
+
+    `trackers` (`tensorboard`, `mlflow`) hear the epochs too.
+    """
     if all(training.is_finished(folder / run.id) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
         terminal.log(f"{many} finished before: not trained again", "yellow")
@@ -38,7 +43,10 @@ def fit_runs(
         with resumable(), terminal.Meter("training on the cluster") as meter:
             return fit_on_ray(runs, backbone, folder, settings, cluster, meter.log)
     with resumable(), terminal.Meter("training") as meter:
+        emit: training.Emit
         emit = TrainingProgress(meter, num_runs=len(runs)) if terminal.is_main_process() else training.ignore
+        if trackers and terminal.is_main_process():
+            emit = training.emit_to(emit, *open_trackers(trackers, folder))
         return training.fit(runs, backbone, folder, settings, emit, referee=referee)
 
 

@@ -13,6 +13,7 @@ import math
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ class Budget:
     """whether all of them had been trained before"""
 
     def train(
-        self, ready: training.PreparedRun, asked: RunConfig, settings: FitSettings
+        self, ready: training.PreparedRun, asked: RunConfig, settings: FitSettings, trackers: Sequence[str] = ()
     ) -> tuple[training.PreparedRun, training.Result, bool]:
         """Train the candidates for a run; return the best one, ready to be published, and whether all were known."""
         # 1. find the folder of this command's candidates: the same for the same data, settings and budget
@@ -91,7 +92,8 @@ class Budget:
         self.was_finished = all(training.is_finished(folder / run.id) for run in runs)
         contest = spending.contest(runs)
         referee = training.Halving(contest, spending.seconds, score_seconds=spending.score_seconds)
-        results = {result.run_id: result for result in fit_runs(runs, ready.backbone, folder, settings, referee)}
+        trained = fit_runs(runs, ready.backbone, folder, settings, referee, trackers=trackers)
+        results = {result.run_id: result for result in trained}
         self.seconds_before = referee.seconds_before
         # 4. choose the best one
         standings = {

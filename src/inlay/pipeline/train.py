@@ -35,6 +35,8 @@ class TrainWishes:
     """the call or command that lists rows which may be labelled wrongly, for a note"""
     cluster: RaySettings | None = None
     """where the runs of a sweep are trained, if not here"""
+    trackers: tuple[str, ...] = ()
+    """where epochs are logged: `tensorboard`, `mlflow`"""
     writes_report: bool = True
     """whether the run's folder gets a report and a model card"""
 
@@ -136,9 +138,9 @@ def train_and_publish(
     validated = None if wishes.folds is None else cross_validate(ready, wishes.folds, wishes.fit)
     if budget is None:
         was_finished = ready.is_finished
-        result = fit_runs([ready.run], ready.backbone, ready.runs_folder, wishes.fit)[0]
+        result = fit_runs([ready.run], ready.backbone, ready.runs_folder, wishes.fit, trackers=wishes.trackers)[0]
     else:
-        ready, result, was_finished = budget.train(ready, asked, wishes.fit)
+        ready, result, was_finished = budget.train(ready, asked, wishes.fit, wishes.trackers)
     if not terminal.is_main_process():  # the first process reports
         return None
     # 2. publish
@@ -191,7 +193,8 @@ def sweep_and_publish(
     parts = [f"{len(values)} of {key.partition('.')[2]}" for key, values in axes.items() if len(values) > 1]
     product = " × ".join([*parts, terminal.count(num_seeds, "seed")]).replace("of name", "of method")
     terminal.detail(f"sweep: {terminal.count(len(runs), 'run')}: {product}")
-    results = fit_runs(runs, ready.backbone, ready.runs_folder, wishes.fit, cluster=wishes.cluster)
+    where: dict[str, Any] = {"cluster": wishes.cluster, "trackers": wishes.trackers}
+    results = fit_runs(runs, ready.backbone, ready.runs_folder, wishes.fit, **where)
     if not terminal.is_main_process():
         return None
     ranking = explore.rank(runs, results, tuple(axes))

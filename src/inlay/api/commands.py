@@ -63,9 +63,9 @@ def train(
     named after its file. `backbone` is a name, or one that is loaded. `settings` are those of `DataConfig`,
     `MethodConfig` and `TrainConfig` by name, over those of `preset` (a published recipe), over `config`. `budget`
     (`"5m"`) tries candidates for so long; `folds` cross-validates first. `publish=False` leaves the store as it is, and
-    `probes` says what the version keeps of dev rows: `rows`, `hashed` or `none`. `report` writes a page
-    and a model card into the run's folder, `log` has `"tensorboard"` and `"mlflow"` log the epochs too. `store` is a folder, `device` `cpu` or `cuda`, `fit` how memory is used;
-    `progress=False` says nothing.
+    `probes` says what the version keeps of dev rows: `rows`, `hashed` or `none`. `report` writes a page and a model
+    card into the run's folder, `log` has `"tensorboard"` and `"mlflow"` log the epochs too. `store` is a folder,
+    `device` `cpu` or `cuda`, `fit` how memory is used; `progress=False` says nothing.
 
     A run that was finished before is read back, and one that was stopped goes on.
 

@@ -1,4 +1,4 @@
-"""Kills nodes, engines and all else of a service on a Ray cluster at random moments under load: `make kill-cluster`, or
+"""Kills nodes, engines and all else of a service on a Ray cluster at random moments under load:
 
     python tests/attack/kill_cluster.py [--kills N] [--minutes M] [--seed S] [--only node,engine,…]
 

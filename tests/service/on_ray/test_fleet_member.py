@@ -50,6 +50,12 @@ def test_a_folder_that_is_not_shared_is_refused(settings, order):
         check_machine(order, settings)
 
 
+def test_with_versions_on_object_storage_no_folder_is_shared(settings, order, monkeypatch):
+    monkeypatch.setenv("INLAY_DATABASE", "postgresql://user@db/inlay")
+    (settings.run_folder / "cluster-mark").unlink()
+    check_machine(replace(order, hostname="another-machine"), replace(settings, store="s3://bucket/prefix"))
+
+
 def test_a_database_in_a_file_is_refused_on_another_machine(settings, order, monkeypatch):
     elsewhere = replace(order, hostname="another-machine")
     with pytest.raises(Unsupported, match="lies in SQLite") as refused:
@@ -63,6 +69,8 @@ def test_services_share_a_fleet_only_if_they_want_the_same(settings, order):
     assert make_order(replace(settings, port=1, web_processes=3)).identity == order.identity
     assert make_order(replace(settings, backbone="other")).identity != order.identity
     assert make_order(replace(settings, num_slots=3)).identity != order.identity
+    remote = replace(settings, store="s3://bucket/prefix")
+    assert make_order(remote).identity != order.identity
 
 
 def test_a_fleet_is_that_of_a_database_or_of_a_home(settings, tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def serve(child: Child) -> None:
     child.progress("connecting to the Ray cluster")
     ray = connect(settings.cluster.address)
     child.hear_signals()  # Ray took them
-    with closing(Database.open(settings.home)) as db:
+    with closing(Database.open(settings.place)) as db:
         visitor = Visitor(ray, settings, db)
         try:
             visitor.run(child)

@@ -114,14 +114,18 @@ def check_machine(order: FleetOrder, settings: ServeSettings) -> None:
     if own != order.versions:
         found = f"machine `{here}` has {', '.join(own)}, and the service {', '.join(order.versions)}"
         raise Unsupported(found, "install the same versions on all machines of the cluster")
-    mark = settings.run_folder / "cluster-mark"
-    try:
-        is_shared = mark.read_text() == order.mark
-    except OSError:
-        is_shared = False
-    if not is_shared:
-        hint = "mount one folder at the same path on all machines, and give it with `--store`"
+    if settings.store is None and not _has_mark(settings, order.mark):
+        hint = (
+            "mount one folder at the same path on all machines, or keep the store on object storage (`--store s3://…`)"
+        )
         raise Unsupported(f"machine `{here}` does not see the service's folder `{settings.home}`", hint)
     if here != order.hostname and not os.environ.get(DATABASE_VARIABLE):
         hint = f"keep it in Postgres, and set ${DATABASE_VARIABLE} (docs/operating.md)"
         raise Unsupported(f"the service's state lies in SQLite, which machine `{here}` cannot share", hint)
+
+
+def _has_mark(settings: ServeSettings, mark: str) -> bool:
+    try:
+        return (settings.run_folder / "cluster-mark").read_text() == mark
+    except OSError:
+        return False

@@ -25,7 +25,7 @@ KEEPER = "keeper"
 DATABASE_VARIABLE = "INLAY_DATABASE"
 _HANDED_OVER = (DATABASE_VARIABLE, "INLAY_BACKBONES", "INLAY_STORE_CACHE")
 """variables that a machine of the cluster takes from the service where it has none of its own"""
-_COMPARED = ("home", "backbone", "device", "precision", "num_slots", "train", "target_batch_ms")
+_COMPARED = ("backbone", "device", "precision", "num_slots", "train", "target_batch_ms")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class FleetOrder:
     environment: Mapping[str, str]
     token: str
     mark: str
-    """the content of a file in the home: a machine that reads it sees the same folder"""
+    """the content of a file in the home: a machine that reads it sees the same folder, if the store is one"""
     versions: tuple[str, ...]
     hostname: str
 
@@ -45,7 +45,7 @@ class FleetOrder:
     def identity(self) -> str:
         """Two services of one identity may share engines and trainers."""
         tree = json.loads(self.settings)
-        known = [self.versions, *(tree[name] for name in _COMPARED)]
+        known = [self.versions, tree["store"] or tree["home"], *(tree[name] for name in _COMPARED)]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
@@ -112,8 +112,8 @@ def make_order(settings: ServeSettings) -> FleetOrder:
 
 
 def find_namespace(settings: ServeSettings) -> str:
-    """Return Ray's namespace for a service: that of its database, or of its home."""
-    place = os.environ.get(DATABASE_VARIABLE) or str(settings.home)
+    """Return Ray's namespace for a service: that of its database, or of its store."""
+    place = os.environ.get(DATABASE_VARIABLE) or settings.place
     return f"inlay-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
 
 

@@ -31,14 +31,29 @@ class PreparedBatch:
     """tokens that go through all layers; those that share a text count less"""
     _keys: set[Hashable] = field(default_factory=set)
 
+    def find_work(self, item: EncodedRequest) -> float:
+        """Return the work that a request would add to the batch."""
+        is_shared = (item.checked.scope, item.tokens.keys) in self._keys
+        return item.tokens.num_tokens * (1 - item.checked.share if is_shared else 1)
+
     def count_work(self, item: EncodedRequest) -> float:
-        """Return the work that a request adds to the batch."""
-        if not item.checked.share:
-            return item.tokens.num_tokens
-        key = item.checked.scope, item.tokens.keys
-        share = item.checked.share if key in self._keys else 0.0
-        self._keys.add(key)
-        return item.tokens.num_tokens * (1 - share)
+        """Return the work that a request adds to the batch, and count it."""
+        work = self.find_work(item)
+        self.work += work
+        if item.checked.share:
+            self._keys.add((item.checked.scope, item.tokens.keys))
+        return work
+
+    def has_room(self, item: EncodedRequest, budget: float) -> bool:
+        """Tell whether a request may join.
+
+        A row whose text is in the batch already joins a full batch if that adds no work. If it adds some, it joins
+        while the whole batch costs at most two such rows: on a slow machine one row alone fills a batch.
+        """
+        work = self.find_work(item)
+        if work == item.tokens.num_tokens:
+            return self.work < budget
+        return work == 0 or self.work + work <= max(budget, 2 * item.tokens.num_tokens)
 
 
 class BatchFormer:
@@ -73,8 +88,9 @@ class BatchFormer:
         budget = self._find_budget()
         with self._changed:
             had_rows = bool(self._next.rows)
-            while self._next.work < budget and (row := self._queue.take(self._price)) is not None:
-                self._next.rows.append(row)
+            batch = self._next
+            while (row := self._queue.take(self._price, lambda row: batch.has_room(row.item, budget))) is not None:
+                batch.rows.append(row)
             if self._next.rows and not had_rows:
                 self._changed.notify()
         for digest in [digest for digest, rows in self._claimed.items() if not any(row.is_waiting for row in rows)]:
@@ -130,9 +146,7 @@ class BatchFormer:
                 return None
             batch.states[digest] = hot
             self._unclaim(digest)
-        work = batch.count_work(item)
-        batch.work += work
-        return work
+        return batch.count_work(item)
 
     def _park(self, row: WaitingRow, item: EncodedRequest) -> None:
         others = self._parked.setdefault(item.digest, [])

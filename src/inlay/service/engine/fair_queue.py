@@ -129,8 +129,13 @@ class FairQueue:
                 self._share_of(row).rows.appendleft(row)
                 self._let_in(row)
 
-    def take(self, price: Callable[[WaitingRow], float | None]) -> WaitingRow | None:
-        """Take the row that is next. `price` says what it costs, or None: then it is parked, and the next one asked."""
+    def take(
+        self, price: Callable[[WaitingRow], float | None], fits: Callable[[WaitingRow], bool] = lambda row: True
+    ) -> WaitingRow | None:
+        """Take the row that is next, or nothing if it does not fit: none overtakes it.
+
+        `price` says what a row costs, or None: then it is parked, and the next one asked.
+        """
         while (share := self._order.find_first()) is not None:
             band = next(band for band in self._bands.values() if band.share is share)
             tenant = band.order.find_first()
@@ -141,6 +146,9 @@ class FairQueue:
             if row is None:
                 band.order.leave(tenant)
                 continue
+            if not fits(row):
+                tenant.rows.appendleft(row)
+                return None
             work = price(row)
             if work is None:
                 continue

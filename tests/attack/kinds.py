@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from file_doors import FileDoors
 from mutators import (
     craft_export,
     dump_json,
@@ -429,6 +430,7 @@ class Kind:
 
 KINDS = {
     "data": Kind(Data, 250),
+    "file-doors": Kind(FileDoors, 150),
     "commands": Kind(Commands, 12),
     "insight": Kind(Insight, 12),
     "own-settings": Kind(OwnSettings, 150),

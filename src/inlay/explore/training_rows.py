@@ -27,6 +27,9 @@ def find_training_rows(version: Version, manifest: Manifest, store: Store, sourc
             f"nothing here says where the training rows of `{version.reference}` lie: `{path}` is not there",
             "name their file with `--data FILE`",
         )
+    if config.source == "-":
+        said = f"the training rows of `{version.reference}` came on stdin, and are not kept"
+        raise Missing(said, "name a file that has them with `--data FILE`")
     try:
         task = load_task(config, version.name)
     except InlayError as error:

@@ -180,6 +180,24 @@ def restore(
     _show_report("restored to", report, as_json=json)
 
 
+@app.command("move")
+def move(store: StoreOption = None, json: JsonOption = False) -> None:
+    """Move a service's state from SQLite into the empty Postgres database that $INLAY_DATABASE names.
+
+    The service must be stopped. Versions and files stay in the folder; from then on it is started with the variable.
+    """
+    from inlay.service import check_extra, find_home, move_to_postgres
+
+    check_extra()
+    home = find_home(store)
+    with screen.working(f"moving the state of {home}"):
+        report = move_to_postgres(home)
+    if json:
+        screen.emit_json({"where": report.where, "num_rows": report.num_rows, "kept": str(report.kept)})
+        return
+    screen.emit(f"moved to {report.where}: {screen.count(report.num_rows, 'row')}; the old file is {report.kept}")
+
+
 def _show_report(what: str, report: BackupReport, *, as_json: bool) -> None:
     if as_json:
         about = {"folder": str(report.folder), "num_files": report.num_files, "num_bytes": report.num_bytes}

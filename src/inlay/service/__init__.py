@@ -12,6 +12,7 @@ from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
     from inlay.service.home import read_status
+    from inlay.service.moving import MoveReport, move_to_postgres
     from inlay.service.settings import ClusterSettings, ServeSettings
     from inlay.service.start_service import Announcer, Readiness, check_extra, find_home, find_place, serve
     from inlay.service.state import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "inlay.service.home": ("read_status",),
+    "inlay.service.moving": ("MoveReport", "move_to_postgres"),
     "inlay.service.start_service": ("Announcer", "Readiness", "check_extra", "find_home", "find_place", "serve"),
     "inlay.service.settings": ("ClusterSettings", "ServeSettings"),
     "inlay.service.state": (
@@ -58,6 +60,7 @@ __all__ = [
     "Database",
     "Key",
     "Keys",
+    "MoveReport",
     "Readiness",
     "ServeSettings",
     "Tenant",
@@ -68,6 +71,7 @@ __all__ = [
     "check_extra",
     "find_home",
     "find_place",
+    "move_to_postgres",
     "read_status",
     "remove_tenant",
     "restore",

@@ -51,7 +51,7 @@ class Database:
         self._kind = find_kind_of_database(places)
         self._clock = clock
         self._pid = os.getpid()
-        self._engine = _make_engine(self._kind)
+        self._engine = make_engine(self._kind)
         self._has_written = True  # so what was believed of the watched counter may be wrong
         self._writer = threading.Lock()  # threads wait here, which is quicker and fairer than SQLite's polling
         self._watch_lock = threading.Lock()
@@ -231,7 +231,8 @@ def _check_same_database(kind: Sqlite | Postgres, places: Places, store: Store) 
         )
 
 
-def _make_engine(kind: Sqlite | Postgres) -> Engine:
+def make_engine(kind: Sqlite | Postgres) -> Engine:
+    """Return the engine of a database, with a pool of connections."""
     engine = create_engine(
         kind.url,
         **kind.options,

@@ -1,0 +1,128 @@
+"""The move of a service's state from SQLite into Postgres: all rows in one transaction, and then a note in the home.
+
+What always holds: until the note is written the service is on SQLite as before, and from then on it is on Postgres.
+The service must not run meanwhile. Files stay where they are; SQLite's file is kept under another name.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, Table, func, insert, select, text
+
+from inlay.errors import BadConfig, Missing
+from inlay.service.home import HomeLock, prepare_home
+from inlay.service.settings import ServeSettings
+from inlay.service.state import Database
+from inlay.service.state.database import VARIABLE, make_engine, telling_sql_errors
+from inlay.service.state.one_store import set_store
+from inlay.service.state.places import Places
+from inlay.service.state.postgres import Postgres
+from inlay.service.state.schema import datasets, jobs, keys, metadata, revisions, tasks
+from inlay.service.state.sqlite import Sqlite
+from inlay.service.state.upgrade import bring_up_to_date
+from inlay.store import Store, write_atomically
+
+_ROWS = 1000  # inserted at a time
+_MADE_BY_USE = (keys, datasets, jobs, tasks)  # what a database that nobody used yet has no rows of
+
+
+@dataclass(frozen=True)
+class MoveReport:
+    """Where the state lies now, and how much it is."""
+
+    where: str
+    num_rows: int
+    kept: Path
+    """the file of SQLite under its new name"""
+
+
+def move_to_postgres(home: Path) -> MoveReport:
+    """Move the state of the service in `home` into the empty database that `$INLAY_DATABASE` names."""
+    address = os.environ.get(VARIABLE)
+    if not address:
+        hint = "set it to postgresql://USER:PASSWORD@HOST/DATABASE, an empty database (`createdb`)"
+        raise Missing(f"`${VARIABLE}` is not set: it names the database to move to", hint)
+    places = Places(home)
+    if places.postgres_note.exists():
+        raise BadConfig(f"the state of the service in `{home}` lies in Postgres already", "there is nothing to move")
+    if not places.database.is_file():
+        raise Missing(f"there is no service in `{home}`", "name its folder with `--store DIR`")
+    settings = ServeSettings(home=home)
+    prepare_home(settings)
+    lock = HomeLock(settings)  # refuses a service that runs
+    try:
+        return _move(places, Sqlite(places), Postgres(address))
+    finally:
+        lock.release()
+
+
+def _move(places: Places, old: Sqlite, new: Postgres) -> MoveReport:
+    for kind in (old, new):
+        with telling_sql_errors(kind):
+            bring_up_to_date(kind, places, time.time)
+    source, target = make_engine(old), make_engine(new)
+    try:
+        num_rows = _copy(places, (old, source), (new, target))
+    finally:
+        source.dispose()
+        target.dispose()
+    write_atomically(places.postgres_note, f"{new.where}\n".encode())
+    with closing(Database.open(places.home)):  # as every later start does
+        pass
+    return MoveReport(new.where, num_rows, _put_aside(places))
+
+
+def _copy(places: Places, old: tuple[Sqlite, Engine], new: tuple[Postgres, Engine]) -> int:
+    """Copy every row in one transaction; return how many there are."""
+    (from_kind, source), (to_kind, target) = old, new
+    num_rows = 0
+    with (
+        telling_sql_errors(from_kind),
+        source.connect() as reading,
+        reading.begin(),
+        telling_sql_errors(to_kind),
+        target.connect() as connection,
+        to_kind.as_writer(connection).begin(),
+    ):
+        _check_empty(connection, to_kind)
+        for table in reversed(metadata.sorted_tables):
+            connection.execute(table.delete())  # the rows that a new database begins with
+        for table in metadata.sorted_tables:
+            found = reading.execute(select(table)).mappings()
+            while rows := [dict(row) for row in found.fetchmany(_ROWS)]:
+                connection.execute(insert(table), rows)
+                num_rows += len(rows)
+        for name, last in reading.execute(text("SELECT name, seq FROM sqlite_sequence")).all():
+            _continue_numbers(connection, metadata.tables[name], int(last))
+        set_store(connection, places, Store(places.home))
+    return num_rows
+
+
+def _check_empty(connection: Connection, kind: Postgres) -> None:
+    for table in _MADE_BY_USE:
+        if connection.execute(select(func.count()).select_from(table)).scalar_one():
+            raise BadConfig(f"the database `{kind.where}` has a service's state already", "name an empty database")
+    if connection.execute(select(func.count()).select_from(revisions)).scalar_one() == 0:
+        raise BadConfig(f"the database `{kind.where}` is damaged", "make a new one with `createdb`")
+
+
+def _continue_numbers(connection: Connection, table: Table, last: int) -> None:
+    """Let numbers go on after the last one that was ever given, also if its row is gone."""
+    (column,) = table.primary_key.columns
+    if last > 0:
+        name = f"pg_get_serial_sequence('{table.name}', '{column.name}')"
+        connection.execute(text(f"SELECT setval({name}, {last})"))
+
+
+def _put_aside(places: Places) -> Path:
+    """Give SQLite's file another name; what its log had is in it since the connections were closed."""
+    kept = places.database.with_suffix(".db.moved")
+    for suffix in ("-wal", "-shm"):
+        places.database.with_name(places.database.name + suffix).unlink(missing_ok=True)
+    os.replace(places.database, kept)
+    return kept

@@ -179,6 +179,11 @@ class ServeSettings:
                 )
         if self.cluster is not None:
             self.cluster.check()
+            if self.store is not None:
+                raise BadConfig(
+                    f"`--on ray` with a service on `{self.store}`",
+                    "give a folder that all machines see, or start `inlay serve` on each machine without `--on ray`",
+                )
         if self.drain_s < 0 or self.max_body < 1024:
             raise BadConfig(
                 "`--drain` must not be negative, and `--max-body` at least 1 kB", "see `inlay serve --help`"

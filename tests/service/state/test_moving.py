@@ -112,9 +112,9 @@ def test_a_dump_and_a_copy_of_the_home_are_the_service_again(old, empty, tmp_pat
     before = rows_of(db)
     db.close()
     copy = make_database("template0")
-    dump = subprocess.run(["pg_dump", "--no-owner", empty], check=True, capture_output=True).stdout
+    dump = subprocess.run(["pg_dump", "--no-owner", "--format=custom", empty], check=True, capture_output=True).stdout
     shutil.copytree(old, tmp_path / "restored", ignore=shutil.ignore_patterns("run"))
-    subprocess.run(["psql", "-q", "-v", "ON_ERROR_STOP=1", copy], input=dump, check=True, capture_output=True)
+    subprocess.run(["pg_restore", "--no-owner", "-d", copy], input=dump, check=True, capture_output=True)
     monkeypatch.setenv("INLAY_DATABASE", url_of(copy))
     db = Database.open(tmp_path / "restored")
     assert rows_of(db) == before

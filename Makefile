@@ -69,7 +69,7 @@ churn: env ## 200 tasks in 16 slots, published and removed while 8 clients ask (
 	INLAY_CHURN_S=$(CHURN) INLAY_CHURN_TASKS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/service/engine/test_churn.py
 
 postgres: env ## run the tests of the service's state, and of the whole service, on Postgres (Debian's pg_virtualenv)
-	INLAY_TEST_POSTGRES=1 OMP_NUM_THREADS=1 pg_virtualenv $(BIN)/python -m pytest -q -W ignore::pytest.PytestUnraisableExceptionWarning tests/service/state tests/service/trainer/test_two_homes.py tests/service/test_two_machines.py
+	INLAY_TEST_POSTGRES=1 OMP_NUM_THREADS=1 pg_virtualenv $(BIN)/python -m pytest -q -W ignore::pytest.PytestUnraisableExceptionWarning tests/service/state tests/service/trainer/test_two_homes.py
 	OMP_NUM_THREADS=1 pg_virtualenv sh -c 'createdb inlay && INLAY_DATABASE=postgresql:///inlay $(BIN)/python -m pytest -q tests/service/test_whole_service.py'
 
 ray: env ## run the tests of sweeps and of a service on a Ray cluster of two nodes on this machine

@@ -34,6 +34,7 @@ def test_tensorboard_reads_every_epoch_of_every_run(tiny_bert, tmp_path):
         assert {"train/loss", "train/seconds"} <= set(read.Tags()["scalars"])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of sqlalchemy, in MLflow
 def test_mlflow_has_settings_and_scores_and_no_text(tiny_bert, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     uri = (

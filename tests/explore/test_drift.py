@@ -82,6 +82,8 @@ def test_rows_of_the_same_source_look_alike_and_others_do_not(trained, toy_task)
     assert shifts["median tokens"].p < 0.01
     assert len(other.odd) == 5
     assert other.odd[0].cosine <= other.odd[-1].cosine < 1
+    assert repr(other).startswith("DriftReport(toy@1: clearly different, AUC ")
+    assert "median tokens" in other._repr_html_()
 
 
 def test_shares_of_answers_are_compared_by_what_the_version_says(trained):

@@ -196,3 +196,12 @@ def test_training_rows_that_are_gone_or_changed_are_refused(tiny_bert, toy_task,
     settings.write_text(settings.read_text().replace(str(path), "-"))
     with pytest.raises(Missing, match="came on stdin, and are not kept"):
         find_training_rows(version, manifest, store)
+
+
+def test_a_notebook_shows_the_strongest_words_first_and_nothing_of_a_text_as_markup(readers):
+    found = explain_answer(readers[0]["classify"], "a <b>good</b> film")
+    shown = found._repr_html_()
+    assert "<b>" not in shown
+    strongest = max(found.words, key=lambda word: abs(word.change)).text
+    assert f"most by `{strongest}`" in repr(found)
+    assert len(repr(found)) < 200

@@ -55,6 +55,8 @@ def test_the_law_is_found_from_its_own_points_and_foretells_more_rows(task):
         assert each.gain == pytest.approx(law(each.num_rows) - law(1600), abs=1e-4)
     assert curve.verdict == HELPS
     assert describe_curve(curve).startswith("More rows would help: with 3,200 rows, twice as many, dev accuracy is")
+    assert "More rows would help" in repr(curve)
+    assert curve._repr_html_().count("forecast, ") == 2
 
 
 def test_nine_of_ten_intervals_hold_the_true_score(task):

@@ -89,6 +89,8 @@ def test_picked_rows_are_new_differ_and_are_less_sure_than_the_others(trained, t
     assert np.mean([row.doubt for row in found.rows]) > np.mean(doubts)
     assert all(row.distance > 0 for row in found.rows)
     assert found.rows[0].record == {"text": found.rows[0].text}
+    assert repr(found) == "Picked(toy@1: 10 of 170 rows)"
+    assert found._repr_html_().count("<tr>") == 11
 
 
 def test_pairs_are_refused_by_a_task_of_single_texts(trained):

@@ -18,6 +18,7 @@ import numpy as np
 from inlay.data import WHOLE_ROW, Reading, Split, group_keys
 from inlay.errors import BadData
 from inlay.explore.version_reader import OnRows, VersionReader
+from inlay.notebook import show_html
 from inlay.serving import answer_words
 
 FEWEST_ROWS = 20
@@ -78,6 +79,14 @@ class DriftReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as data."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        return f"DriftReport({self.reference}: {self.verdict}, AUC {self.auc:.2f}, p {self.p:.2f})"
+
+    def _repr_html_(self) -> str:
+        facts = {"AUC": self.auc, "p": self.p, "training rows": self.num_train, "new rows": self.num_new}
+        rows = [[item.name, item.train, item.new] for item in (*self.labels, *self.texts)]
+        return show_html(f"{self.reference}: {self.verdict}", facts, ["", "training rows", "new rows"], rows)
 
 
 def find_drift(

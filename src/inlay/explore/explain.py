@@ -21,6 +21,7 @@ from inlay.explore.gradients import Completeness, integrate_gradients
 from inlay.explore.version_reader import OnRows, VersionReader
 from inlay.explore.word_effects import Place, WordEffect, drop_words, leave_out, measure_effects, place_words
 from inlay.model import Output, find_head
+from inlay.notebook import show_html
 from inlay.serving import answer_words
 
 WAYS = ("occlusion", "gradients")
@@ -28,6 +29,7 @@ _RANDOM_DRAWS = 20
 _SHARE_DELETED = 0.2
 _FEWEST_WORDS = 5  # with fewer, top words and random ones are the same too often
 _SIDES = ("text", "pair")
+_MOST_SHOWN = 10  # words in a notebook
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,19 @@ class Explanation:
         if self.completeness is not None:
             about["completeness"] |= {"gap": self.completeness.gap, "holds": self.completeness.holds}
         return about
+
+    def __repr__(self) -> str:
+        strongest = max(self.words, key=lambda word: abs(word.change), default=None)
+        moved = f", most by `{strongest.text}`" if strongest else ""
+        return f"Explanation({self.reference}: {answer_words(self.answer)}{moved})"
+
+    def _repr_html_(self) -> str:
+        ranked = sorted(self.words, key=lambda word: -abs(word.change))[:_MOST_SHOWN]
+        facts = {"answer": answer_words(self.answer), "by": self.by, "evidence": self.evidence}
+        shown = [[word.text, word.change] for word in ranked]
+        near = [[f"line {row.line}: {row.text} ({row.label})", row.cosine] for row in self.nearest]
+        words = show_html(self.reference, facts, ["word", "moves the evidence by"], shown)
+        return words + (show_html("", {}, ["nearest training rows", "cosine"], near) if near else "")
 
 
 def explain_answer(

@@ -18,6 +18,7 @@ import numpy as np
 
 from inlay.data import KINDS, METRICS, Task
 from inlay.errors import BadConfig, BadData, Diverged
+from inlay.notebook import show_html
 from inlay.settings import RunConfig
 
 if TYPE_CHECKING:
@@ -86,6 +87,18 @@ class LearningCurve:
     def to_json(self) -> dict[str, Any]:
         """Return the curve as data."""
         return {**asdict(self), "sentence": describe_curve(self)}
+
+    def __repr__(self) -> str:
+        return f"LearningCurve({self.task}: {describe_curve(self)})"
+
+    def _repr_html_(self) -> str:
+        sizes = sorted({point.num_rows for point in self.points})
+        scores = [[point.score for point in self.points if point.num_rows == size] for size in sizes]
+        rows: list[list[Any]] = [
+            [size, sum(own) / len(own), "measured"] for size, own in zip(sizes, scores, strict=True)
+        ]
+        rows += [[item.num_rows, item.score, f"forecast, {item.low:.4f} to {item.high:.4f}"] for item in self.forecasts]
+        return show_html(f"{self.task}: {describe_curve(self)}", {}, ["rows", f"dev {self.metric}", ""], rows)
 
 
 def check_curve(task: Task, num_sizes: int) -> list[int]:

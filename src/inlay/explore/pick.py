@@ -16,6 +16,7 @@ import numpy as np
 from inlay.data import InputRow, Split, group_keys
 from inlay.explore.unlabelled import measure_doubt
 from inlay.explore.version_reader import OnRows, VersionReader, split_of
+from inlay.notebook import show_html
 from inlay.serving import answer_words
 
 _LEAST_CANDIDATES, _CANDIDATES_EACH = 200, 10
@@ -63,6 +64,13 @@ class Picked:
     def to_json(self) -> dict[str, Any]:
         """Return them as data."""
         return asdict(self)
+
+    def __repr__(self) -> str:
+        return f"Picked({self.reference}: {len(self.rows):,} of {self.num_pool:,} rows)"
+
+    def _repr_html_(self) -> str:
+        rows = [[row.line, row.text, row.answer, row.doubt] for row in self.rows]
+        return show_html(repr(self), {}, ["line", "text", "answer", self.measure or "doubt"], rows)
 
 
 def pick_rows(

@@ -56,7 +56,7 @@ def test_missing_column_is_refused_with_the_columns_there_are():
         BadData, match=r"f\.csv:1: no label column recognised.*`text`, `id`, `n`; name it with `--label`"
     ):
         find("text", "id", "n")
-    with pytest.raises(BadData, match=r"no text column recognised.*`a`, `b`, `label`.*must be a header"):
+    with pytest.raises(BadData, match=r"no text column recognised.*`a`, `b`, `label`.*no header, say `--no-header`"):
         find("a", "b", "label")
 
 

@@ -57,8 +57,8 @@ def write_parquet(draft: Path, target: Path) -> None:
         "bool": pyarrow.bool_(),
         "int": pyarrow.int64(),
         "float": pyarrow.float64(),
-        "texts": pyarrow.list_(pyarrow.string()),
-        "text": pyarrow.string(),
+        "strings": pyarrow.list_(pyarrow.string()),
+        "string": pyarrow.string(),
     }
     names, rows = _read_draft(draft)
     if len(set(names)) < len(names):
@@ -88,16 +88,16 @@ def _kind_of(cell: Any) -> str:
     if isinstance(cell, bool):
         return "bool"
     if isinstance(cell, int):
-        return "int" if -_LARGEST_INTEGER <= cell < _LARGEST_INTEGER else "text"
+        return "int" if -_LARGEST_INTEGER <= cell < _LARGEST_INTEGER else "string"
     if isinstance(cell, float):
         return "float"
-    return "texts" if isinstance(cell, list) and all(isinstance(item, str) for item in cell) else "text"
+    return "strings" if isinstance(cell, list) and all(isinstance(item, str) for item in cell) else "string"
 
 
 def _join_kinds(seen: set[str]) -> str:
     if len(seen) == 1:
         return next(iter(seen))
-    return "float" if seen == {"int", "float"} else "text"
+    return "float" if seen == {"int", "float"} else "string"
 
 
 def _convert(cell: Any, kind: str) -> Any:
@@ -105,7 +105,7 @@ def _convert(cell: Any, kind: str) -> Any:
         return None
     if kind == "float":
         return float(cell)
-    return text_cell(cell) if kind == "text" else cell
+    return text_cell(cell) if kind == "string" else cell
 
 
 def write_workbook(draft: Path, target: Path) -> None:

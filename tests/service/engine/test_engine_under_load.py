@@ -62,22 +62,28 @@ def test_rows_of_a_client_that_has_gone_are_not_computed(gated):
     engine, running, names = gated
     thread = close_gate(engine, running, names[0])
 
+    async def wait_for(num_requests):
+        """Wait until so many requests are under way; the first one waits at the gate."""
+        async with asyncio.timeout(20):
+            while running.process._tickets_open() != num_requests:
+                await asyncio.sleep(0.002)
+
     async def ask():
         client = EngineClient(running.path)
         gone = asyncio.create_task(client.predict(caller_of(names[1]), [wire(names[1], "gone")] * 3))
         stays = asyncio.create_task(client.predict(caller_of(names[2]), [wire(names[2], "stays")]))
-        await asyncio.sleep(0.1)
+        await wait_for(3)
         gone.cancel()
         with suppress(asyncio.CancelledError):
             await gone
-        await asyncio.sleep(0.1)
+        await wait_for(2)
         dead = EngineClient(running.path)
         dying = asyncio.create_task(dead.predict(caller_of(names[1]), [wire(names[1], "dead")]))
-        await asyncio.sleep(0.1)
+        await wait_for(3)
         await dead.close()
         with pytest.raises(EngineRefused):
             await dying
-        await asyncio.sleep(0.1)
+        await wait_for(2)
         engine.gate.set()
         found = await stays
         stats = await client.stats()

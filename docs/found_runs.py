@@ -34,11 +34,11 @@ from inlay.studies.spec.arms import ARM_KINDS, ArmKind
 from inlay.studies.spec.study import (
     Arm,
     Study,
+    bare_name,
     find_study,
     has_profile,
     list_studies,
     read_study,
-    shorten,
     study_folders,
 )
 
@@ -128,7 +128,7 @@ class _Asked:
         answers = sorted(item for item in self.data.answers if len(set(item.split("=", 1))) > 1)
         content: dict[str, Any] = {
             "kind": [self.kind.is_trained, self.kind.is_joint, self.kind.needs_backbone],
-            "tasks": [shorten(task) for task in self.tasks] if self.kind.is_joint else self.tasks,
+            "tasks": [bare_name(task) for task in self.tasks] if self.kind.is_joint else self.tasks,
             "rows": [rows, answers, self.sample],
             "method": settled(self.method),
             "train": settled(self.train),
@@ -161,7 +161,7 @@ def _plan(study: Study, arm: Arm, tasks: tuple[str, ...], config: RunConfig, see
     if arm.source:
         name, _, source = arm.source.partition("/")
         start = _list_keys(study.sources[name], study.sources[name].arms[source], facts)[0]
-        like = tuple(f"{shorten(task)}={study.like[task]}" for task in tasks if task in study.like)
+        like = tuple(f"{bare_name(task)}={study.like[task]}" for task in tasks if task in study.like)
         joint = dataclasses.replace(joint, like=like)
     most = study.most_rows
     data = study.data_config(tasks[0], None)

@@ -91,12 +91,13 @@ class EngineConnection(asyncio.Protocol):
         """Take the token, and return what came behind it; end the connection if it is another."""
         self._greeting += data
         said, rest = self._greeting[: len(self._token)], self._greeting[len(self._token) :]
-        if len(said) == len(self._token) and hmac.compare_digest(said, self._token):
-            self._token = self._greeting = b""
-            return rest
-        if not self._token.startswith(said):
+        if len(said) < len(self._token):
+            return b""  # who were refused here would know how many of the first letters are right
+        if not hmac.compare_digest(said, self._token):
             self._end_stranger()
-        return b""
+            return b""
+        self._token = self._greeting = b""
+        return rest
 
     def _end_stranger(self) -> None:
         if self._token and self._transport is not None:

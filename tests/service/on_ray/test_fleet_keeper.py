@@ -28,6 +28,8 @@ class PlayedRay(ModuleType):
         super().__init__("ray")
         self.actors: dict[str, PlayedMember] = {}
         self.killed: list[str] = []
+        self.broken = 0
+        """attempts to place a member that fail"""
         self.begin: dict[str, dict[str, Any]] = {}
         """what members of a name are like from their first moment"""
         self.exceptions = ModuleType("ray.exceptions")
@@ -43,8 +45,14 @@ class PlayedRay(ModuleType):
 
     def options(self, *, name: str, **asked: Any) -> Any:
         place = ModuleType("place")
-        place.remote = lambda order, name, role: self.actors.setdefault(name, PlayedMember(self, order, name, role))
+        place.remote = lambda order, name, role: self._place(order, name, role)
         return place
+
+    def _place(self, order: Any, name: str, role: str) -> PlayedMember:
+        if self.broken:
+            self.broken -= 1
+            raise ValueError("the cluster cannot place anything now")
+        return self.actors.setdefault(name, PlayedMember(self, order, name, role))
 
     def get_actor(self, name: str, namespace: str) -> str:
         return name
@@ -309,5 +317,72 @@ def test_a_service_that_wants_another_fleet_waits_for_the_end_of_this_one(played
                 if "keeper" in played.killed:
                     return
             raise AssertionError("the fleet has not ended")
+
+    run(work())
+
+
+async def leave_alone(desk: Desk) -> FleetKeeper:
+    """Play a keeper whose machine is gone, and return the one that Ray starts in its place."""
+    desk.keeper._is_ending = True
+    members = list(desk.keeper._members.values())
+    for member in members:
+        member.is_leaving = True
+    await asyncio.wait([member.task for member in members])  # else one may ask again over a new connection
+    for member in members:
+        if member.client is not None:
+            await member.client.close()
+    desk.keeper = FleetKeeper(desk.order, "space")
+    return desk.keeper
+
+
+def test_a_keeper_that_is_started_again_ends_all_with_the_last_service(played, settings):
+    async def work() -> None:
+        async with ready_desk(settings, played) as desk:
+            members = list(played.actors.values())
+            keeper = await leave_alone(desk)
+            assert await keeper.leave("me"), "the service stops before it has visited this keeper"
+            assert all(member.was_drained for member in members)
+            assert not played.actors
+
+    run(work())
+
+
+def test_a_keeper_that_is_started_again_when_no_service_is_there_ends(played, settings, monkeypatch):
+    async def work() -> None:
+        async with ready_desk(settings, played) as desk:
+            members = list(played.actors.values())
+            monkeypatch.setattr(fleet_keeper, "_LINGER_S", 0.1)
+            await leave_alone(desk)
+            for _ in range(300):
+                await asyncio.sleep(0.01)
+                if "keeper" in played.killed:
+                    break
+            assert all(member.was_drained for member in members)
+            assert not played.actors
+
+    run(work())
+
+
+def test_trainers_hear_of_engines_though_another_one_has_no_room(played, settings):
+    async def work() -> None:
+        desk = Desk(settings)
+        played.begin["engine-2"] = {"failure": Failure("unsupported", "no room", None, 1)}
+        report = await desk.until(lambda report: names(report) == ["engine-1"], "the only engine")
+        assert report.state == "starting"
+        await desk.until(lambda _: played.actors["trainer-1"].rosters[-1] == report.roster, "the trainer's roster")
+        await desk.keeper.leave("me")
+        await asyncio.sleep(0.05)
+
+    run(work())
+
+
+def test_a_cluster_that_cannot_place_a_member_at_once_is_asked_again(played, settings):
+    async def work() -> None:
+        async with ready_desk(settings, played) as desk:
+            played.broken = 1
+            engine = played.actors["engine-1"]
+            engine.is_dead = True
+            await desk.until(lambda report: played.actors.get("engine-1", engine) is not engine, "another engine")
+            await desk.until(lambda report: names(report) == ["engine-1", "engine-2"], "both engines")
 
     run(work())

@@ -61,7 +61,9 @@ def serve(child: Child) -> None:
         try:
             visitor.run(child)
         finally:
-            visitor.leave()
+            # After an error that came later this process is started again, and finds the engines as they were.
+            if child.stopping.is_set() or not child.is_ready:
+                visitor.leave()
 
 
 class Visitor:

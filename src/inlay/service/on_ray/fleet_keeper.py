@@ -87,13 +87,12 @@ class FleetKeeper:
         self._was_ready = self._is_ending = False
         self._failure: Failure | None = None
         self._fingerprint: str | None = None
+        # Started again by Ray it may find no service left to visit it: then it ends what it was there for.
+        asyncio.get_running_loop().call_later(_LINGER_S, self._begin)
 
     async def visit(self, visit: FleetVisit) -> FleetReport:
         """Take a service's visit, and report; if nothing is new, after a moment."""
-        if self._task is None:
-            self._news = asyncio.Event()
-            self._adopt()
-            self._task = asyncio.ensure_future(self._run())
+        self._begin()
         if visit.identity != self._order.identity:
             return self._refuse_other()
         self._seen_at = time.monotonic()
@@ -106,8 +105,16 @@ class FleetKeeper:
                     await self._news.wait()
         return self._report()
 
+    def _begin(self) -> None:
+        """Find the members that are there, and begin to look after them."""
+        if self._task is None:
+            self._news = asyncio.Event()
+            self._adopt()
+            self._task = asyncio.ensure_future(self._run())
+
     async def leave(self, service: str) -> bool:
         """Take a service's leave; with the last one everything ends. Returns whether that was so."""
+        self._begin()  # after a start of its own it has yet to find whom it ends
         self._visits.pop(service, None)
         if not self._visits:
             await self._end()
@@ -232,22 +239,27 @@ class FleetKeeper:
 
     async def _watch(self, member: _Watched) -> None:
         """Ask a member how it is, again and again, until it leaves."""
-        from ray.exceptions import ActorDiedError, RayError
-
         while not member.is_leaving:
             try:
-                roster = self._roster if self._was_ready else None
-                member.report = await _ask_member(member.actor, roster)
-            except (TimeoutError, RayError) as error:
-                member.report = member.stats = None
-                if isinstance(error, ActorDiedError):  # it could not be made, or was ended: Ray will not start it again
-                    self._note_failure(member, _explain_death(error))
-                    await self._replace(member)
+                await self._ask(member)
             except Exception:
-                log_failure("a member's report cannot be read")
-            if member.report is not None:
-                await self._look_at(member, member.report)
+                log_failure("the keeper goes on asking a member after an error that nobody foresaw")
             await asyncio.sleep(_LOOK_S)
+
+    async def _ask(self, member: _Watched) -> None:
+        from ray.exceptions import ActorDiedError, RayError
+
+        try:
+            # One that was started again and knows of no engine yet must not take them from trainers.
+            roster = self._roster if self._was_ready or self._roster.replicas else None
+            member.report = await _ask_member(member.actor, roster)
+        except (TimeoutError, RayError) as error:
+            member.report = member.stats = None
+            if isinstance(error, ActorDiedError):  # it could not be made, or was ended: Ray will not start it again
+                self._note_failure(member, _explain_death(error))
+                await self._replace(member)
+        if member.report is not None:
+            await self._look_at(member, member.report)
 
     async def _look_at(self, member: _Watched, report: MemberReport) -> None:
         failure = report.failure or self._compare_backbones(member, report)
@@ -317,6 +329,8 @@ class FleetKeeper:
         with suppress(Exception):
             await _within(self._settings.drain_s + _SILENT_S, lambda: member.actor.drain.remote())
         self._kill(member)
+        if member.task is not None:
+            await asyncio.wait([member.task], timeout=_WAIT_S)  # else it may ask once more, over a new connection
         if member.client is not None:
             await member.client.close()
         self._members.pop(member.name, None)

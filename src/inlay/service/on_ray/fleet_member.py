@@ -115,9 +115,7 @@ def check_machine(order: FleetOrder, settings: ServeSettings) -> None:
         found = f"machine `{here}` has {', '.join(own)}, and the service {', '.join(order.versions)}"
         raise Unsupported(found, "install the same versions on all machines of the cluster")
     if settings.store is None and not _has_mark(settings, order.mark):
-        hint = (
-            "mount one folder at the same path on all machines, or keep the store on object storage (`--store s3://…`)"
-        )
+        hint = "mount one folder at the same path on all machines"
         raise Unsupported(f"machine `{here}` does not see the service's folder `{settings.home}`", hint)
     if here != order.hostname and not os.environ.get(DATABASE_VARIABLE):
         hint = f"keep it in Postgres, and set ${DATABASE_VARIABLE} (docs/operating.md)"

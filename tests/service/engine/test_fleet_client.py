@@ -251,3 +251,31 @@ def test_a_roster_that_is_damaged_leaves_the_last_one(tmp_path, monkeypatch):
     assert file.read() == roster
     (tmp_path / "roster.json").write_text("{")
     assert file.read() == roster
+
+
+def test_a_stranger_does_not_learn_how_many_letters_of_the_token_are_right(tmp_path):
+    async def work() -> None:
+        async with fleet(tmp_path, 1) as (_, _, roster):
+            replica = roster.replicas[0]
+            for guess in (b"x", b"t", b"t" * 62 + b"x"):
+                reader, writer = await asyncio.open_connection(replica.host, replica.port)
+                writer.write(guess)
+                with pytest.raises(TimeoutError):  # it is left to wait for the rest, right or wrong
+                    await asyncio.wait_for(reader.read(1), 0.2)
+                writer.close()
+
+    run(work())
+
+
+def test_a_thread_that_waits_too_long_gets_a_refusal(tmp_path, monkeypatch):
+    monkeypatch.setattr("inlay.service.engine.fleet_client.LOST_PATIENCE_S", 0.1)
+
+    async def work() -> None:
+        async with fleet(tmp_path, 1) as (_, engines, _):
+            engines[0].reply = lambda question: None
+            client = SyncFleetClient(RosterFile(tmp_path / "roster.json"))
+            with pytest.raises(EngineRefused, match="did not answer"):
+                await asyncio.to_thread(client._wait, client._client.predict(ME, rows_of("a")), 0.1)
+            await asyncio.to_thread(client.close)
+
+    run(work())

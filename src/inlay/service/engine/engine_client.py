@@ -242,7 +242,7 @@ class _Connection(asyncio.Protocol):
                 self._transport.write(frame)
                 return await future
         except TimeoutError:
-            raise _too_slow(patience_s) from None
+            raise too_slow(patience_s) from None
         finally:
             if self._waiting.pop(question.id, None) is not None and not self.is_lost:  # nobody waits any more
                 assert self._transport is not None
@@ -314,7 +314,7 @@ class SyncEngineClient:
                 reply = self._exchange(question.id, frame, patience_s)  # the engine was started anew in the meantime
         except TimeoutError:
             self.close()  # a late reply must not be taken for that of the next question
-            raise _too_slow(patience_s) from None
+            raise too_slow(patience_s) from None
         except (OSError, BadFrame):
             self.close()
             raise _lost() from None
@@ -368,7 +368,8 @@ def _lost() -> EngineRefused:
     )
 
 
-def _too_slow(patience_s: float) -> EngineRefused:
+def too_slow(patience_s: float) -> EngineRefused:
+    """Return the refusal of who did not answer in time."""
     return EngineRefused(
         f"the engine did not answer within {patience_s:.0f} s",
         "try again in a moment, with fewer rows",

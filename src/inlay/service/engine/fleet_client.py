@@ -21,6 +21,7 @@ from inlay.service.engine.engine_client import (
     EngineClient,
     EngineRefused,
     TcpAddress,
+    too_slow,
 )
 from inlay.service.engine.fleet_stats import add_stats
 from inlay.service.engine.placement import TaskShares, choose, find_holders
@@ -229,7 +230,12 @@ class SyncFleetClient:
         self._loop.close()
 
     def _wait(self, work: Coroutine[Any, Any, T], patience_s: float = PREDICT_PATIENCE_S) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(patience_s + LOST_PATIENCE_S)
+        asked, patience_s = asyncio.run_coroutine_threadsafe(work, self._loop), patience_s + LOST_PATIENCE_S
+        try:
+            return asked.result(patience_s)
+        except TimeoutError:  # several engines were asked one after another, and each was slow
+            asked.cancel()
+            raise too_slow(patience_s) from None
 
 
 def _kinder(one: EngineRefused | None, other: EngineRefused) -> EngineRefused:

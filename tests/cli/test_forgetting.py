@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 import safetensors.numpy
 
 from inlay.data import token_cache
-from inlay.reports import list_runs
+from inlay.errors import Unsupported
+from inlay.reports import RunEntry, forget_task, list_runs
 from inlay.store import Store
 
 from .conftest import SETTINGS, Inlay, Mail, write_mail
@@ -126,6 +128,45 @@ def test_what_cannot_be_forgotten_is_refused_and_left_alone(inlay: Inlay, mail: 
     served = inlay("remove", "mail", "--forget")
     assert "belongs to the service in this store" in served.err
     assert inlay("verify", "mail").status == 0
+
+
+def test_a_task_of_a_service_on_object_storage_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INLAY_LOCAL", str(tmp_path / "local"))
+    store = Store(f"file://{tmp_path}/bucket")
+    assert store.storage is not None
+    store.storage.put("service/evaluations/acme/mail/1.json", b"{}")
+    with pytest.raises(Unsupported, match="belongs to the service"):
+        forget_task(store, "acme.mail")
+
+
+def copy_run(entry: RunEntry, run_id: str, *changes: tuple[str, str]) -> None:
+    """Copy a run's folder under another id, with other words in its settings."""
+    folder = entry.folder.with_name(run_id)
+    shutil.copytree(entry.folder, folder, dirs_exist_ok=True)
+    settings = (folder / "config.toml").read_text()
+    for old, new in changes:
+        assert old in settings
+        settings = settings.replace(old, new)
+    (folder / "config.toml").write_text(settings)
+
+
+def test_runs_of_other_tasks_that_came_from_stdin_are_left(inlay: Inlay, mail: Mail) -> None:
+    (entry,) = list_runs(Store(mail.store))
+    source = json.dumps(entry.source)
+    copy_run(entry, "f" * 16, (source, '"-"'), ('task = "mail"', 'task = "aside"'))
+    text = (entry.folder / "config.toml").read_text()
+    (entry.folder / "config.toml").write_text(text.replace(source, '"-"'))
+    assert inlay("remove", "mail", "--forget").status == 0
+    assert [found.tasks for found in list_runs(Store(mail.store))] == [("aside",)]
+
+
+def test_a_run_that_is_named_twice_is_deleted_once(inlay: Inlay, mail: Mail) -> None:
+    (entry,) = list_runs(Store(mail.store))
+    copy_run(entry, "f" * 16)
+    (entry.folder.with_name("f" * 16) / "result.json").touch()
+    ended = inlay("runs", "delete", "f" * 16, "ffff", "--json")
+    assert ended.status == 0, ended.err
+    assert ended.data["runs"] == ["f" * 16]
 
 
 def test_content_that_another_task_has_stands(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:

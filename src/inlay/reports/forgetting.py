@@ -63,7 +63,7 @@ def _list_own(entries: Sequence[RunEntry], name: str, run_ids: set[str]) -> list
     """Return the runs that belong to a task."""
     certain = [entry for entry in entries if entry.id in run_ids]
     names = {name, *(task for entry in certain if len(entry.tasks) == 1 for task in entry.tasks)}
-    sources = {entry.source for entry in certain if entry.source}
+    sources = {entry.source for entry in certain if entry.source not in ("", "-")}  # each time stdin is other rows
 
     def belongs(entry: RunEntry) -> bool:
         if entry in certain:
@@ -88,7 +88,8 @@ def _refuse_served(store: Store, name: str) -> None:
     tenant, _, task = name.rpartition(".")
     folders = [("local", name), (tenant, task)] if tenant else [("local", name)]
     for owner, own_name in folders:
-        if (store.root / "service" / "evaluations" / owner / own_name).is_dir():
+        place = f"service/evaluations/{owner}/{own_name}"
+        if (store.root / place).is_dir() or (store.storage is not None and store.storage.list(f"{place}/")):
             raise Unsupported(
                 f"`{name}` belongs to the service in this store, which has uploads, jobs and answers of its own on it",
                 f"delete it there: on its page, or with `curl -X DELETE HOST/v1/tasks/{own_name}`; that erases all",

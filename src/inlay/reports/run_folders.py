@@ -136,7 +136,7 @@ def find_runs(entries: Sequence[RunEntry], ids: Iterable[str]) -> list[RunEntry]
             known = [entry.id for entry in matches or entries][:_MOST_NAMED]
             hint = f"several begin so: {', '.join(known)}" if matches else None
             raise UnknownName("run", wanted, known, hint=hint)
-        found += matches
+        found += [entry for entry in matches if entry not in found]
     return found
 
 

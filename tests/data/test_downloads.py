@@ -67,7 +67,7 @@ def hosts(monkeypatch):
 PRIVATE = [
     *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.0.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1"),
     *("255.255.255.255", "::1", "::", "fe80::1%eth0", "fd00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1"),
-    *("64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "::7f00:1", "198.18.0.1", "240.0.0.1"),
+    *("64:ff9b::7f00:1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "::7f00:1", "198.18.0.1", "240.0.0.1", "fec0::1"),
 ]
 
 
@@ -219,3 +219,9 @@ def test_answers_without_data_are_said(hosts, answer, words):
 def test_a_page_instead_of_data_is_said(hosts):
     with serving(reply(b"<!DOCTYPE html><html>...")) as (url, _), pytest.raises(BadData, match="this is a web page"):
         read_table(f"{url}/blob/mail.csv")
+
+
+def test_a_query_is_sent_quoted_and_never_shown(hosts):
+    with serving(reply()) as (url, asked):
+        assert len(read_table(f"{url}/mail.csv?name=a b&key=sécret%20&x=?").rows) == 20
+    assert b"GET /mail.csv?name=a%20b&key=s%C3%A9cret%20&x=? HTTP/1.1" in asked[0]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from inlay.pipeline.trackers import open_trackers
-from inlay.settings import FitSettings, MethodConfig, RunConfig, TrainConfig
+from inlay.pipeline.trackers import list_settings, open_trackers
+from inlay.settings import DataConfig, FitSettings, MethodConfig, RunConfig, TrainConfig
 from inlay.training import emit_to, fit, make_run
 from toys import make_toy_task
 
@@ -52,3 +53,10 @@ def test_mlflow_has_settings_and_scores_and_no_text(tiny_bert, tmp_path, monkeyp
     assert [point.step for point in points] == [line["step"] for line in result.history]
     texts = " ".join(logged.data.params.values())
     assert not any(text in texts for text in run.task.train.texts)
+
+
+def test_what_signs_a_link_is_not_logged():
+    config = RunConfig(task="mail", data=DataConfig("https://data.test/mail.csv?signature=secret"))
+    settings = list_settings(SimpleNamespace(name="mail", config=config))
+    assert settings["data.source"] == "https://data.test/mail.csv"
+    assert "secret" not in str(settings)

@@ -43,6 +43,8 @@ _TYPES = {
     "application/vnd.apache.parquet": ".parquet",
     "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": ".xlsx",
 }
+_KEPT = "/%:@!$&'()*+,;=~-._"
+"""letters of a path that are sent as they are"""
 _PACKED = {"gzip": ".gz", "x-gzip": ".gz", "zstd": ".zst"}
 
 
@@ -69,8 +71,8 @@ def is_public(address: str) -> bool:
     if isinstance(found, ipaddress.IPv6Address):
         if found in _NAT64 or found.ipv4_mapped is not None:  # an address of the older kind, written as one of this
             return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
-        if found.sixtofour is not None or found.teredo is not None:  # tunnels, which may end anywhere
-            return False
+        if found.sixtofour is not None or found.teredo is not None or found.is_site_local:
+            return False  # tunnels, which may end anywhere, and the older kind of private networks
     return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
 
 
@@ -140,7 +142,7 @@ def _cut(second: socket.socket, was_late: threading.Event) -> None:
 
 
 def _ask(connection: http.client.HTTPConnection, parts: SplitResult) -> http.client.HTTPResponse:
-    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._") + (f"?{parts.query}" if parts.query else "")
+    path = quote(parts.path or "/", safe=_KEPT) + (f"?{quote(parts.query, safe=_KEPT + '?')}" if parts.query else "")
     headers = {"User-Agent": "inlay", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
     connection.request("GET", path, headers=headers)
     return connection.getresponse()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay import terminal, training
+from inlay.data import is_url
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 
 _RUN_TAG = "inlay.run"
@@ -150,12 +151,15 @@ def list_scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def list_settings(run: training.AnyRun) -> dict[str, str]:
-    """Return a run's settings by key, as texts; of the data only where and what kind it is."""
+    """Return a run's settings by key, as texts; of the data only where and what kind it is.
+
+    What follows `?` in a URL is left out: in a signed link it is a secret.
+    """
     config = run.config
     found = {
         "task": run.name,
         "backbone": config.backbone,
-        "data.source": config.data.source,
+        "data.source": config.data.source.partition("?")[0] if is_url(config.data.source) else config.data.source,
         "data.kind": config.data.kind,
     }
     for section in ("method", "train"):

@@ -174,6 +174,13 @@ def test_json_documents_are_tables(tmp_path, form):
     assert [dict(zip(table.header.names, row, strict=True)) for row in table.rows] == RECORDS
 
 
+def test_a_column_of_objects_is_not_taken_for_all_rows(tmp_path):
+    columns = {"text": ["a b", "c"], "spans": [{"start": 0}, {"start": 1}]}
+    table = read_table(write(tmp_path, "a.json", json.dumps(columns, indent=1)))
+    assert table.header.names == ("text", "spans")
+    assert table.rows == [["a b", {"start": 0}], ["c", {"start": 1}]]
+
+
 def test_rows_of_a_json_list_have_their_lines(tmp_path):
     path = write(tmp_path, "a.json", '[\n {"text": "a\\nb", "label": 1},\n\n 7,\n {"text":\n "c"}]\n')
     table = read_table(path, DataConfig(on_bad_row="skip"))

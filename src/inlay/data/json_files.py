@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from inlay.data.columns import Header
+from inlay.data.columns import TEXT_NAMES, Header
 from inlay.data.data_files import RawFile
 from inlay.data.headers import KNOWN_NAMES
 from inlay.data.squad import is_squad, read_squad
@@ -105,14 +105,16 @@ def _find_records(document: Any) -> list[dict[str, Any]] | None:
     if any(name.lower() in KNOWN_NAMES and isinstance(value, str) for name, value in document.items()):
         return [document]  # a row
     values = list(document.values())
+    has_columns = all(isinstance(value, list) for value in values) and len(set(map(len, values))) == 1 and values[0]
+    has_texts = has_columns and any(name.lower() in TEXT_NAMES and type(document[name][0]) is str for name in document)
     lists = [value for value in values if isinstance(value, list) and value and isinstance(value[0], dict)]
-    if len(lists) == 1 and all(isinstance(item, dict) for item in lists[0]):
+    if len(lists) == 1 and not has_texts and all(isinstance(item, dict) for item in lists[0]):
         return lists[0]
     if values and all(isinstance(value, dict) for value in values) and values[0]:  # as pandas writes a frame
         keys = list(values[0])
         if all(list(value) == keys for value in values):
             return [{name: column[key] for name, column in document.items()} for key in keys]
-    if values and all(isinstance(value, list) for value in values) and len(set(map(len, values))) == 1 and values[0]:
+    if has_columns:
         return [dict(zip(document, cells, strict=True)) for cells in zip(*values, strict=True)]
     return None
 

@@ -14,7 +14,7 @@ import pytest
 
 from inlay.cli.output import open_rows
 from inlay.cli.typed_files import MOST_CELL_LETTERS
-from inlay.errors import BadConfig
+from inlay.errors import BadConfig, BadData
 from inlay.serving import Answer
 
 from .conftest import SETTINGS, Inlay, write_mail
@@ -119,3 +119,28 @@ def test_an_interrupted_parquet_keeps_its_whole_windows(tmp_path: Path) -> None:
         stop()
     assert pd.read_parquet(tmp_path / "a.partial.parquet")["text"].tolist() == ["a"]
     assert not (tmp_path / "a.parquet").exists()
+
+
+def test_too_many_rows_for_a_workbook_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inlay.cli.typed_files.MOST_SHEET_ROWS", 2)
+    with open_rows(tmp_path / "a.xlsx") as writer:
+        writer.write_plain([{"text": "a"}, {"text": "b"}])
+    reached = []
+
+    def write_three() -> None:
+        with open_rows(tmp_path / "b.xlsx") as writer:
+            writer.write_plain([{"text": "a"}, {"text": "b"}, {"text": "c"}])
+            reached.append("the end of the work")
+
+    with pytest.raises(BadData, match="at most 2 rows"):
+        write_three()
+    assert not reached
+
+
+def test_answers_to_answers_have_columns_of_their_own(tmp_path: Path) -> None:
+    answer = Answer("mail", error=BadConfig("no answer"))
+    with open_rows(tmp_path / "a.parquet") as writer:
+        writer.write([{"text": "a", "error": "x", "predicted_error": "y"}], [answer])
+    frame = pd.read_parquet(tmp_path / "a.parquet")
+    assert frame["predicted_predicted_error"].tolist() == ["no answer"]
+    assert frame["predicted_error"].tolist() == ["y"]

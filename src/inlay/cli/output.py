@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from inlay.cli.screen import printable
-from inlay.cli.typed_files import CONVERTERS, check_converter, text_cell
+from inlay.cli.typed_files import CONVERTERS, check_converter, check_length, text_cell
 from inlay.errors import BadConfig, InlayError
 from inlay.serving import Answer, answer_cell, describe_answer
 from inlay.store import telling_full_disk
@@ -51,6 +51,7 @@ class Writer:
         self._columns: tuple[str, ...] | None = None
         self.left_out: dict[str, None] = {}
         self.settled = (0, 0)
+        self._num_lines = 0
 
     def write(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
         """Write a window of rows and flush it, so that a reader of the stream has it at once."""
@@ -90,6 +91,8 @@ class Writer:
 
     def _put(self, values: Sequence[Any]) -> None:
         if self._suffix in CONVERTERS:
+            self._num_lines += 1
+            check_length(self._suffix, self._num_lines - 1)
             self._put_line(values)
             return
         cells = [self._tame(text_cell(value)) for value in values]
@@ -111,7 +114,12 @@ class Writer:
 
 def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:
     """Return the names of added columns; a name that the input has too becomes `predicted_…`, so nothing is lost."""
-    return [f"predicted_{name}" if name in columns else name for name in added]
+    names = []
+    for name in added:
+        while name in columns:  # the input may be answers of an earlier time
+            name = f"predicted_{name}"
+        names.append(name)
+    return names
 
 
 @contextmanager

@@ -30,6 +30,13 @@ def check_converter(suffix: str) -> None:
         raise Missing("the library `openpyxl` is not installed", hint)
 
 
+def check_length(suffix: str, num_rows: int) -> None:
+    """Refuse more rows than a file of this format may have, before the next one costs anything."""
+    if suffix == ".xlsx" and num_rows > MOST_SHEET_ROWS:
+        reason = f"a sheet has at most {MOST_SHEET_ROWS:,} rows under its header"
+        raise BadData(reason, "name the output .csv or .parquet")
+
+
 def text_cell(value: Any) -> str:
     """Return a value as a cell of text."""
     if value is None:
@@ -132,10 +139,7 @@ def write_workbook(draft: Path, target: Path) -> None:
 
     names, rows = _read_draft(draft)
     sheet.append(list(make_cells(names)))
-    for number, row in enumerate(rows, start=1):
-        if number > MOST_SHEET_ROWS:
-            reason = f"a sheet has at most {MOST_SHEET_ROWS:,} rows under its header"
-            raise BadData(reason, "name the output .csv or .parquet")
+    for row in rows:
         sheet.append(list(make_cells(row)))
     book.save(target)
     if num_cut:

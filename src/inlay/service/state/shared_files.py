@@ -145,4 +145,12 @@ class SharedFolder:
 def _is_alive(name: str) -> bool:
     """Tell whether the process whose id begins a name is there."""
     pid = name.partition("-")[0]
-    return pid.isdigit() and Path(f"/proc/{pid}").exists()
+    if not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

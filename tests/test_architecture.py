@@ -35,7 +35,7 @@ ARROWS = {
     "explore": LEAVES | ROOMS | {"training", "serving"},
     "exchange": LEAVES | ROOMS | {"training", "serving"},
     "stream": LEAVES | ROOMS | {"training", "serving"},
-    "studies": LEAVES | ROOMS | {"training", "serving", "explore"},
+    "studies": LEAVES | ROOMS | {"training", "serving", "explore", "cluster"},
     "reports": LEAVES | ROOMS | {"training", "serving"},
     "cluster": LEAVES | ROOMS | {"training"},
     "pipeline": LEAVES | ROOMS | {"training", "serving", "explore", "reports", "cluster", "terminal"},

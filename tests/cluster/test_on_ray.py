@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from inlay import cluster, training
-from inlay.cluster import RaySettings, fit_on_ray
+from inlay.cluster import RaySettings, fit_on_ray, pack_error, unpack_error
 from inlay.errors import BadConfig, LostProcess, Missing, Unsupported
 from inlay.settings import FitSettings, MethodConfig, RunConfig, TrainConfig
 
@@ -70,7 +70,7 @@ def test_twelve_runs_on_two_nodes_equal_one_machines(
     two_nodes, make_runs, tiny_bert, tmp_path, monkeypatch, is_shared
 ) -> None:
     if not is_shared:  # as where no machine sees another's disk
-        monkeypatch.setattr(cluster.on_ray.Path, "touch", lambda path, **_: None)
+        monkeypatch.setattr(cluster.messages.Path, "touch", lambda path, **_: None)
     runs, lines = make_runs(), []
     here = training.fit(runs, tiny_bert, tmp_path / "here", FitSettings())
     there = fit_on_ray(runs, tiny_bert, tmp_path / "there", FitSettings(), RaySettings(), lines.append)
@@ -154,5 +154,5 @@ def test_what_is_no_cluster_is_refused(text) -> None:
 
 def test_an_error_that_travelled_as_data_is_what_it_was() -> None:
     error = LostProcess("gone", "try again")
-    made = cluster.on_ray._rebuild(type(error).__name__, vars(error))
+    made = unpack_error(pack_error(error))
     assert (type(made), made.message, made.hint, str(made)) == (LostProcess, "gone", "try again", str(error))

@@ -359,7 +359,7 @@ def test_a_run_that_others_go_on_from_is_trained_by_one_process(tmp_path, backbo
     halves = [unit.take(unit.items[:2]), unit.take(unit.items[2:])]
     source = few.items[0].source.id
     assert session._choose(halves, set()) is halves[0]
-    with session._claim_next() as (claimed, _):
+    with session.claim_next() as (claimed, _):
         assert claimed.run_ids == unit.run_ids
         with Claims(dirs.runs).choosing() as held:
             assert source in held
@@ -398,7 +398,7 @@ def test_a_process_may_prefer_copies_and_what_needs_no_new_programs(tmp_path, ba
 def test_an_interrupt_is_noted_and_the_second_comes_at_once():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with worker_processes._noting_interrupts() as asked:
+        with worker_processes.noting_interrupts() as asked:
             signal.raise_signal(signal.SIGINT)
             assert asked.is_set()
             with pytest.raises(KeyboardInterrupt):

@@ -243,10 +243,9 @@ def test_records_of_another_profile_and_of_a_backbone_by_another_name_are_lent(t
     assert {record.extra["layers"] for record in lent} == {backbone.anatomy.num_layers}
 
 
-def test_a_deadline_wants_cohorts_of_what_is_most_valuable_first(tmp_path, backbone, places, monkeypatch):
-    monkeypatch.setattr(conducting, "MAX_COHORT", 3)
+def test_a_deadline_wants_cohorts_of_what_is_most_valuable_first(tmp_path, backbone, places):
     plan = make_plan(tmp_path, backbone, STUDY.replace("lr = [1e-2]", "lr = [1e-2, 1e-3]"))
-    units = conducting.make_agenda([plan], StudyRecords([plan], places), places.runs, in_pieces=True)
+    units = conducting.make_agenda([plan], StudyRecords([plan], places), places.runs, most_together=3)
     cohorts = [unit for unit in units if unit.num_runs > 1 and not unit.is_finetuned]
     assert [unit.num_runs for unit in cohorts] == [3] * 5, "of 16 the last goes alone"
     tiers = [item.tier for unit in units if unit.items[0].arm.name.startswith("adapters") for item in unit.items]
@@ -273,7 +272,8 @@ def test_runs_of_one_structure_are_one_cohort_and_copies_of_the_backbone_a_row_f
 @pytest.mark.parametrize(("num_jobs", "lengths"), [(1, [8]), (2, [4, 4]), (3, [3, 3, 2]), (16, [1] * 8)])
 def test_each_of_several_processes_gets_its_part_of_the_copies_of_a_tier(tmp_path, backbone, num_jobs, lengths):
     plan, places = make_plan(tmp_path, backbone, ROW), StudyDirs(tmp_path / "results", tmp_path / "runs")
-    units = conducting.make_agenda([plan], StudyRecords([plan], places), places.runs, in_pieces=True, num_jobs=num_jobs)
+    known = StudyRecords([plan], places)
+    units = conducting.make_agenda([plan], known, places.runs, most_together=64, num_jobs=num_jobs)
     assert [unit.num_runs for unit in units] == lengths
 
 

@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.flags import REUSE, DeviceOption, JsonOption, StoreOption, changes, command_options, open_store
+from inlay.cli.flags import (
+    REUSE,
+    DeviceOption,
+    JsonOption,
+    OnOption,
+    RayCpusOption,
+    RayGpusOption,
+    StoreOption,
+    changes,
+    command_options,
+    open_store,
+)
 from inlay.cli.rooms import pipeline
 from inlay.cli.screen import Column
 from inlay.cli.study_dry_run import describe, describe_others, forecast
@@ -22,6 +33,7 @@ from inlay.errors import BadConfig, Missing, UnknownName
 from inlay.settings import FitSettings
 
 if TYPE_CHECKING:
+    from inlay.cluster import RaySettings
     from inlay.data import Task
     from inlay.model import Backbone
     from inlay.studies import SessionResult, Study, StudyDirs, StudyPlan
@@ -104,6 +116,9 @@ def study(
     budget: BudgetOption = None,
     jobs: JobsOption = 1,
     memory_share: MemoryOption = 1.0,
+    on: OnOption = None,
+    ray_cpus: RayCpusOption = 1,
+    ray_gpus: RayGpusOption = 0,
     dry_run: DryRunOption = False,
     measure: MeasureOption = True,
     report: ReportOption = True,
@@ -122,9 +137,9 @@ def study(
     (`glue,extra` or `all`) are one list of work: a run that several ask for is trained once, and the most valuable part
     of each comes first. It can be stopped at any moment: the same command goes on from there, and another machine's
     results may be put beside them. The same command in several terminals, or on machines that share the folders, does
-    each run once. At the end it draws tables, figures and what they say of the published claims: report.html and
-    report.md. `inlay study report` draws them anew, of all studies or of those named after it, on all backbones or on
-    that of `--backbone`, and trains nothing.
+    each run once; with `--on ray` it is done on the machines of a cluster. At the end it draws tables, figures and what
+    they say of the published claims: report.html and report.md. `inlay study report` draws them anew, of all studies or
+    of those named after it, on all backbones or on that of `--backbone`, and trains nothing.
     """
     from inlay.studies import find_study, list_studies, read_study, study_folders
 
@@ -139,15 +154,26 @@ def study(
     results = out or (kept / "results" if profile == "tiny" else Path("results"))  # tiny ones are not to be committed
     if names[:1] == ["report"]:
         chosen = [find_study(name, folders) for name in names[1:] if name != "all"] or list(known.values())
-        _refuse_for_report({"--arms": arms, "--tasks": tasks, "--budget": budget, "--dry-run": dry_run or None})
+        _refuse_for_report(
+            {"--arms": arms, "--tasks": tasks, "--budget": budget, "--dry-run": dry_run or None, "--on": on}
+        )
         _put_report(chosen, results, backbone, as_json=json)
         return
     # Everything is read and checked before the first run of the first study.
     pipeline.check_device_name(device)
     if not 0 < memory_share <= 1:
         raise BadConfig(f"`--memory-share {memory_share:g}` is no share", "give more than 0 and at most 1")
+    cluster = None if on is None else pipeline.parse_cluster(on, ray_cpus, ray_gpus)
+    if cluster is not None and (jobs, memory_share) != (1, 1.0):
+        raise BadConfig(
+            "`--on` has no `--jobs` and no `--memory-share`", "`--ray-cpus` and `--ray-gpus` share a machine"
+        )
     deadline = None if budget is None else began + pipeline.parse_budget(budget)
     chosen = _having(known.values(), profile) if names == ["all"] else [find_study(name, folders) for name in names]
+    if cluster is not None and not dry_run:
+        from inlay.cluster import connect
+
+        connect(cluster.address)  # refused before any data is read
     paths = list({path.stem: path for path in chosen}.values())
     studies = [narrow(read_study(path, profile, backbone), arms, tasks) for path in paths]
     studies = [dataclasses.replace(item, fit={**item.fit, **changes(effort)}) for item in studies]
@@ -158,7 +184,7 @@ def study(
     if dry_run:
         forecast(plans, command.dirs, measured=measure, as_json=json)
         return
-    result = command.train(plans, deadline, jobs, memory_share)
+    result = command.train(plans, deadline, jobs, memory_share, cluster)
     reports = [_describe_result(plan, result, command.dirs) for plan in plans]
     drawn = {}
     if report:
@@ -290,16 +316,31 @@ class _StudyCommand:
         return self._backbones[name]
 
     def train(
-        self, plans: Sequence[StudyPlan], deadline: float | None, num_jobs: int, memory_share: float
+        self,
+        plans: Sequence[StudyPlan],
+        deadline: float | None,
+        num_jobs: int,
+        memory_share: float,
+        cluster: RaySettings | None,
     ) -> SessionResult:
-        """Train the missing runs, in this process or in several."""
+        """Train the missing runs, in this process, in several, or on a cluster."""
         from inlay.cli.study_progress import JobsProgress, ScreenProgress
-        from inlay.studies import JobSettings, conduct, conduct_in_jobs
+        from inlay.studies import JobSettings, conduct, conduct_in_jobs, conduct_on_ray
         from inlay.training import take_share
 
         for plan in plans:
             take_share(plan.backbone.device, memory_share)
         with _resumable():
+            if cluster is not None:
+                device = None if self.device == "auto" else self.device
+                with JobsProgress() as progress:
+                    return conduct_on_ray(
+                        *(plans, self.dirs, cluster),
+                        device=device,
+                        deadline=deadline,
+                        commit=self.commit,
+                        progress=progress,
+                    )
             if num_jobs == 1:
                 return conduct(plans, self.dirs, deadline=deadline, commit=self.commit, progress=ScreenProgress())
             settings = JobSettings(num_jobs, self.device, self.data_root, self.skip_missing, self.commit, memory_share)

@@ -10,15 +10,69 @@ from typing import TYPE_CHECKING
 from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
-    from inlay.cluster.on_ray import RaySettings, fit_on_ray
+    from inlay.cluster.messages import (
+        PackedError,
+        marked,
+        pack_error,
+        read_folders,
+        start_relay,
+        unpack_error,
+        write_files,
+    )
+    from inlay.cluster.on_ray import (
+        RETRIES,
+        RaySettings,
+        check_versions,
+        count_places,
+        describe_loss,
+        fit_on_ray,
+        open_same,
+    )
     from inlay.cluster.ray_connection import AUTO, connect, living_nodes, own_versions, parse_address
 
 __getattr__ = import_lazily(
     __name__,
     {
-        "inlay.cluster.on_ray": ("RaySettings", "fit_on_ray"),
+        "inlay.cluster.messages": (
+            "PackedError",
+            "marked",
+            "pack_error",
+            "read_folders",
+            "start_relay",
+            "unpack_error",
+            "write_files",
+        ),
+        "inlay.cluster.on_ray": (
+            "RETRIES",
+            "RaySettings",
+            "check_versions",
+            "count_places",
+            "describe_loss",
+            "fit_on_ray",
+            "open_same",
+        ),
         "inlay.cluster.ray_connection": ("AUTO", "connect", "living_nodes", "own_versions", "parse_address"),
     },
 )
 
-__all__ = ["AUTO", "RaySettings", "connect", "fit_on_ray", "living_nodes", "own_versions", "parse_address"]
+__all__ = [
+    "AUTO",
+    "RETRIES",
+    "PackedError",
+    "RaySettings",
+    "check_versions",
+    "connect",
+    "count_places",
+    "describe_loss",
+    "fit_on_ray",
+    "living_nodes",
+    "marked",
+    "open_same",
+    "own_versions",
+    "pack_error",
+    "parse_address",
+    "read_folders",
+    "start_relay",
+    "unpack_error",
+    "write_files",
+]

@@ -10,22 +10,29 @@ is refused before it trains; what a group has finished is kept, whatever happens
 
 from __future__ import annotations
 
-import secrets
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inlay import errors
+from inlay.cluster.messages import (
+    PackedError,
+    marked,
+    pack_error,
+    read_folders,
+    start_relay,
+    unpack_error,
+    write_files,
+)
 from inlay.cluster.ray_connection import AUTO, connect, living_nodes, own_versions, parse_address
 from inlay.errors import BadConfig, InlayError, LostProcess, Missing, Unsupported, WrongBackbone
 from inlay.model import Backbone, load_backbone
 from inlay.settings import FitSettings
-from inlay.store import make_directory, write_atomically
 from inlay.training import AnyRun, EpochEnded, Event, Result, RunEnded, fit, is_finished, structure_of
 
-_RETRIES = 5
+RETRIES = 5
+"""times that Ray starts work again whose machine has died"""
 _POLL_S = 0.5
 Tell = Callable[[str], None]
 
@@ -67,9 +74,11 @@ def fit_on_ray(
     waiting = [run for run in unique if not is_finished(folder / run.id)]
     if waiting:
         ray = connect(where.address)
-        groups = _deal(waiting, where.num_groups or _count_places(ray, where))
+        groups = _deal(waiting, where.num_groups or count_places(ray, where))
         tell(f"{len(waiting)} runs in {len(groups)} groups on {len(living_nodes(ray))} machines")
-        _train(ray, groups, _GroupOrder(backbone.name, backbone.fingerprint, folder, settings), where, tell)
+        with marked(folder) as mark:
+            about = (backbone.name, backbone.fingerprint, folder.absolute(), settings, mark, own_versions())
+            _train(ray, groups, _GroupOrder(*about), where, tell)
     return fit(unique, backbone, folder, settings)  # reads back what is finished; there is nothing left to train
 
 
@@ -81,9 +90,9 @@ class _GroupOrder:
     fingerprint: str
     folder: Path
     settings: FitSettings
-    mark: str = ""
+    mark: str
     """a file in `folder`: a machine that sees it shares the folder"""
-    versions: tuple[str, ...] = ()
+    versions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -91,17 +100,13 @@ class _Done:
     """The outcome of a group: the files of its runs, where the folder is not shared, and its error."""
 
     files: dict[str, bytes]
-    error: tuple[str, dict[str, Any]] | None = None
+    error: PackedError | None = None
 
 
 def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RaySettings, tell: Tell) -> None:
     """Send the groups out, take back what they made, and raise the first error once all have ended."""
-    mark = f".ray-{secrets.token_hex(8)}"
-    make_directory(order.folder)
-    (order.folder / mark).touch()
-    order = replace(order, folder=order.folder.absolute(), mark=mark, versions=own_versions())
-    train_group = ray.remote(num_cpus=where.num_cpus, num_gpus=where.num_gpus, max_retries=_RETRIES)(_train_group)
-    relay = ray.remote(num_cpus=0)(_LineRelay).remote()
+    train_group = ray.remote(num_cpus=where.num_cpus, num_gpus=where.num_gpus, max_retries=RETRIES)(_train_group)
+    relay = start_relay(ray)
     pending, failures = {train_group.remote(group, order, relay): group for group in groups}, []
     try:
         while pending:
@@ -115,15 +120,13 @@ def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RayS
                 except ray.exceptions.RayError as error:
                     failures.append(_explain(error, group))
                     continue
-                for name, content in done.files.items():
-                    write_atomically(order.folder / name, content)
+                write_files(order.folder, done.files)
                 if done.error is not None:
-                    failures.append(_rebuild(*done.error))
+                    failures.append(unpack_error(done.error))
     finally:
         for reference in pending:
             ray.cancel(reference, force=True)
         ray.kill(relay)
-        (order.folder / mark).unlink(missing_ok=True)
     if failures:
         raise failures[0]
 
@@ -131,14 +134,8 @@ def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RayS
 def _train_group(group: list[AnyRun], order: _GroupOrder, relay: Any) -> _Done:
     """Train a group on the machine where Ray put it. An error of ours comes back as data: it may not be pickled."""
     try:
-        if order.versions != (own := own_versions()):
-            found = f"a machine of the cluster has {', '.join(own)}, and this one {', '.join(order.versions)}"
-            raise Unsupported(found, "install the same on all")
-        backbone = load_backbone(order.backbone)
-        if backbone.fingerprint != order.fingerprint:
-            raise WrongBackbone(
-                f"`{order.backbone}` is another backbone on a machine of the cluster", "put the same folder on all"
-            )
+        check_versions(order.versions)
+        backbone = open_same(order.backbone, order.fingerprint)
         is_shared = (order.folder / order.mark).is_file()
 
         def emit(event: Event) -> None:
@@ -151,28 +148,24 @@ def _train_group(group: list[AnyRun], order: _GroupOrder, relay: Any) -> _Done:
         with tempfile.TemporaryDirectory(prefix="inlay-ray-") as scratch:
             folder = Path(scratch)
             fit(group, backbone, folder, order.settings, emit)
-            paths = [path for run in group for path in (folder / run.id).rglob("*") if path.is_file()]
-            # The result goes last: a run is finished where it has one.
-            paths.sort(key=lambda path: path.name == "result.json")
-            return _Done({str(path.relative_to(folder)): path.read_bytes() for path in paths})
+            return _Done(read_folders(folder, [run.id for run in group]))
     except InlayError as error:
-        return _Done({}, (type(error).__name__, vars(error)))
+        return _Done({}, pack_error(error))
 
 
-class _LineRelay:
-    """Lines of all groups on their way to the one screen. An actor."""
+def check_versions(wanted: tuple[str, ...]) -> None:
+    """Refuse a machine of the cluster that has other versions than the one that sends the work."""
+    if wanted != (own := own_versions()):
+        found = f"a machine of the cluster has {', '.join(own)}, and this one {', '.join(wanted)}"
+        raise Unsupported(found, "install the same on all")
 
-    def __init__(self) -> None:
-        self._lines: list[str] = []
 
-    def put(self, line: str) -> None:
-        """Take a line."""
-        self._lines.append(line)
-
-    def take(self) -> list[str]:
-        """Hand over the lines that came since."""
-        lines, self._lines = self._lines, []
-        return lines
+def open_same(name: str, fingerprint: str, device: str | None = None) -> Backbone:
+    """Load the backbone on a machine of the cluster; refuse another one under its name."""
+    backbone = load_backbone(name, device=device)
+    if backbone.fingerprint != fingerprint:
+        raise WrongBackbone(f"`{name}` is another backbone on a machine of the cluster", "put the same folder on all")
+    return backbone
 
 
 def _describe(event: EpochEnded | RunEnded) -> str:
@@ -203,7 +196,7 @@ def _work(run: AnyRun) -> float:
     return run.num_rows * run.config.train.num_epochs
 
 
-def _count_places(ray: Any, where: RaySettings) -> int:
+def count_places(ray: Any, where: RaySettings) -> int:
     """Return how many groups the cluster trains side by side; refuse a cluster that has no place for one."""
     fitting = 0
     for node in living_nodes(ray):
@@ -221,17 +214,12 @@ def _count_places(ray: Any, where: RaySettings) -> int:
 
 def _explain(error: Exception, group: list[AnyRun]) -> InlayError:
     runs = ", ".join(run.id for run in group[:3]) + (" …" if len(group) > 3 else "")
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]
     return LostProcess(
-        f"the group of {len(group)} runs ({runs}) was lost {_RETRIES + 1} times: {reason}",
+        f"the group of {len(group)} runs ({runs}) was lost {RETRIES + 1} times: {describe_loss(error)}",
         "the same command trains what is left; ask for more memory with `--ray-cpus`, or look at Ray's log",
     )
 
 
-def _rebuild(kind: str, attributes: dict[str, Any]) -> InlayError:
-    """Make an error again that came from another machine as data."""
-    found = getattr(errors, kind, InlayError)
-    error = found.__new__(found)
-    error.__dict__ |= attributes
-    error.args = (attributes.get("message", ""),)
-    return error
+def describe_loss(error: Exception) -> str:
+    """Return the first line of what Ray says of lost work."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

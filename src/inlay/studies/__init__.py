@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from inlay.studies.run.records import StudyDirs, StudyRecords, count_other_poolings, results_file
     from inlay.studies.run.session import SessionResult, StudyProgress, conduct, make_agenda
     from inlay.studies.run.units import Unit
+    from inlay.studies.run.units_on_ray import conduct_on_ray
     from inlay.studies.run.worker_processes import JobSettings, conduct_in_jobs
     from inlay.studies.spec.planning import StudyPlan, load_tasks, plan_study
     from inlay.studies.spec.study import Study, find_study, has_profile, list_studies, read_study, study_folders
@@ -24,6 +25,7 @@ __getattr__ = import_lazily(
         "inlay.studies.glue_server": ("choose_entries", "list_gone", "train_again", "write_entries"),
         "inlay.studies.report.report": ("draw_report",),
         "inlay.studies.run.estimate": ("Estimate", "estimate_units"),
+        "inlay.studies.run.units_on_ray": ("conduct_on_ray",),
         "inlay.studies.run.records": ("StudyDirs", "StudyRecords", "count_other_poolings", "results_file"),
         "inlay.studies.run.session": ("SessionResult", "StudyProgress", "conduct", "make_agenda"),
         "inlay.studies.run.units": ("Unit",),
@@ -55,6 +57,7 @@ __all__ = [
     "choose_entries",
     "conduct",
     "conduct_in_jobs",
+    "conduct_on_ray",
     "count_other_poolings",
     "draw_report",
     "estimate_units",

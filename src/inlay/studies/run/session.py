@@ -6,12 +6,14 @@ studies that are cut short have whole tables of fewer seeds. A cohort that was s
 With a deadline, units are cut to what is likely to fit, and what is in hand at the deadline is stopped and saved.
 
 A session takes one unit at a time and claims its runs (`claimed_work.py`): any number of sessions may work on the same
-folders at once, each at what the others have neither done nor claimed. `worker_processes.py` starts several.
+folders at once, each at what the others have neither done nor claimed. `worker_processes.py` starts several; a session
+on a cluster (`units_on_ray.py`) claims several units itself, and sends them to other machines.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import signal
 import threading
@@ -114,7 +116,9 @@ class Session:
         commit: str | None = None,
         num_jobs: int = 1,
         prefers_copies: bool = False,
+        is_spread: bool = False,
     ) -> None:
+        """Read the records. `is_spread`: each job has a machine of its own, and is to get a part of every cohort."""
         self._began = time.monotonic()
         self.plans = {plan.study.name: plan for plan in plans}
         self.dirs, self.deadline = dirs, deadline
@@ -125,6 +129,10 @@ class Session:
         self._before = {name: self.known.run_ids(name) for name in self.plans}
         self._claims = Claims(dirs.runs)
         self._num_jobs, self._prefers_copies = num_jobs, prefers_copies
+        self._most_together = MAX_COHORT
+        if is_spread:
+            num_left = len({item.id for plan in plans for item in plan.items if self.known.is_left(item)})
+            self._most_together = min(MAX_COHORT, max(1, -(-num_left // num_jobs)))
         self._compiled: tuple[Any, ...] = ()
         """the compile key of the last unit"""
 
@@ -136,7 +144,7 @@ class Session:
         """
         number = 0
         while not self.deadline.is_late:
-            with self._claim_next() as (unit, num_left):
+            with self.claim_next() as (unit, num_left):
                 if unit is not None:
                     number += 1
                     progress.begin(number, number + num_left - 1, unit)
@@ -150,7 +158,7 @@ class Session:
             wait()
 
     def _do(self, unit: Unit, progress: StudyProgress, alarm: Emit | None) -> None:
-        # 1. train it; an interrupt at the deadline is expected
+        """Train a unit here; an interrupt at the deadline is expected."""
         began, failed = time.monotonic(), []
         listeners = [progress.watch(unit)] if alarm is None else [alarm, progress.watch(unit)]
         try:
@@ -158,19 +166,25 @@ class Session:
         except Interrupted:
             if not self.deadline.is_late:
                 raise
-        # 2. note what failed, and how long it took
+        said = [(item, error.message) for item, error in failed]
+        self.note_end(unit, said, time.monotonic() - began, progress)
+
+    def note_end(
+        self, unit: Unit, failed: Sequence[tuple[PlannedRun, str]], seconds: float, progress: StudyProgress
+    ) -> None:
+        """Note that a unit that nobody stopped has ended: what failed, and how long it took."""
         if failed:
             progress.warn(f"{unit.take(item for item, _ in failed).describe()}: {failed[0][1]}")
-        self.failed += [(item, error.message) for item, error in failed]
+        self.failed += failed
         if not self.deadline.is_late:
             for item in unit.items:
                 if not self.known.is_known(item):  # else it would be tried forever
                     self.known.failed.setdefault(item.id, "it left no record")
-        self.deadline.note(unit, time.monotonic() - began)
-        progress.end(unit, time.monotonic() - began)
+        self.deadline.note(unit, seconds)
+        progress.end(unit, seconds)
 
     @contextlib.contextmanager
-    def _claim_next(self) -> Iterator[tuple[Unit | None, int]]:
+    def claim_next(self) -> Iterator[tuple[Unit | None, int]]:
         """Claim the next unit for the duration of the block; yields it, or None, and the number of units left."""
         if not self.has_work:  # no work: do not create a folder either
             yield None, 0
@@ -181,7 +195,7 @@ class Session:
             unit = self._choose(units, held)
             if unit is not None:
                 unit = self.deadline.cut(unit)
-                release = self._claims.claim(unit.run_ids | self._sources_to_train(unit))
+                release = self._claims.claim(unit.run_ids | self.sources_to_train(unit))
         if unit is None:
             yield None, len(units)
             return
@@ -198,15 +212,21 @@ class Session:
     def list_units(self, held: Collection[str] = ()) -> list[Unit]:
         """List the units that are left, without the runs that others hold."""
         in_pieces = self._num_jobs > 1 or self.deadline.deadline is not None
-        plans = list(self.plans.values())
-        return make_agenda(plans, self.known, self.dirs.runs, in_pieces=in_pieces, num_jobs=self._num_jobs, held=held)
+        return make_agenda(
+            list(self.plans.values()),
+            self.known,
+            self.dirs.runs,
+            most_together=self._most_together if in_pieces else None,
+            num_jobs=self._num_jobs,
+            held=held,
+        )
 
     def _choose(self, units: Sequence[Unit], held: Collection[str]) -> Unit | None:
         """Choose the first unit whose sources are trained or can be trained with it, of the preferred kind if any."""
         # 1. the units whose sources nobody else trains or will train
         free = []
         for unit in units:
-            needed = self._sources_to_train(unit)
+            needed = self.sources_to_train(unit)
             to_train = {item.id for other in units if other is not unit for item in other.items} if needed else set()
             if not needed & (to_train | set(held)):
                 free.append(unit)
@@ -223,7 +243,7 @@ class Session:
         self._compiled = chosen.compile_key
         return chosen
 
-    def _sources_to_train(self, unit: Unit) -> set[str]:
+    def sources_to_train(self, unit: Unit) -> set[str]:
         """Return the runs that a unit starts from and that have no weights yet."""
         needed = set()
         for item in (*unit.items, *unit.resumed_with):
@@ -232,6 +252,12 @@ class Session:
                 if not (is_finished(folder) and (folder / "best.safetensors").is_file()):
                     needed.add(item.source.id)
         return needed
+
+    def sum_up_all(self) -> SessionResult:
+        """Return the result of a session that others work for: what failed is in the records that they left."""
+        result = self.sum_up()
+        failed = {item.id: item for item in result.missing if item.id in self.known.failed}
+        return dataclasses.replace(result, failed=[(item, self.known.failed[item.id]) for item in failed.values()])
 
     def sum_up(self) -> SessionResult:
         """Return the result of the session, with records that other processes have added meanwhile."""
@@ -303,15 +329,15 @@ def make_agenda(
     known: StudyRecords,
     runs: Path,
     *,
-    in_pieces: bool = False,
+    most_together: int | None = None,
     num_jobs: int = 1,
     held: Collection[str] = (),
 ) -> list[Unit]:
     """List what has no record yet as units of work, the most valuable first. `runs` has the folders of runs.
 
-    Of two units of a tier that of the study named first comes first. `in_pieces` keeps cohorts to as many runs as train
-    at a time: so that several processes can take them, and a deadline finds most of what was begun finished. Of the
-    copies of the backbone each of `num_jobs` gets its part. Runs that other processes hold are left out, and so are
+    Of two units of a tier that of the study named first comes first. `most_together` keeps cohorts to so many runs: so
+    that several processes can take them, and a deadline finds most of what was begun finished. Of the copies of the
+    backbone each of `num_jobs` gets its part. Runs that other processes hold are left out, and so are
     those that have failed since `known` was made.
     """
     # 1. every run once, whoever asks for it: the item whose record serves all (spans are more work, on the same run),
@@ -334,7 +360,7 @@ def make_agenda(
         if item.id not in held:
             groups.setdefault(_key(item, by_study[item.study]), []).append(item)
     # 4. units in order of their tier
-    units = [unit for key, group in groups.items() for unit in _slice(key[0], group, lengths, in_pieces=in_pieces)]
+    units = [unit for key, group in groups.items() for unit in _slice(key[0], group, lengths, most_together)]
     order = {name: number for number, name in enumerate(by_study)}
     units.sort(key=lambda unit: (unit.items[0].tier, order[unit.items[0].study]))
     # 5. units after those that train their sources: trained alone, sources would take as long as their cohort
@@ -375,8 +401,8 @@ def _key(item: PlannedRun, plan: StudyPlan) -> tuple[Any, ...]:
     return ("runs", plan.backbone.fingerprint, tuple(plan.study.fit.items()), structure, width, item.source is None)
 
 
-def _slice(kind: str, group: list[PlannedRun], lengths: Mapping[int, int], *, in_pieces: bool) -> list[Unit]:
-    """Make units of a group: one, or pieces of a cohort's size, the most wanted first, similar lengths together.
+def _slice(kind: str, group: list[PlannedRun], lengths: Mapping[int, int], most_together: int | None) -> list[Unit]:
+    """Make units of a group: one, or pieces of `most_together`, the most wanted first, similar lengths together.
 
     Copies of the backbone, which train one after another, come in units of one tier, as long as `lengths` says.
     """
@@ -384,9 +410,9 @@ def _slice(kind: str, group: list[PlannedRun], lengths: Mapping[int, int], *, in
     if group[0].is_finetuned:
         tiers = itertools.groupby(ordered, key=lambda item: item.tier)
         return [Unit(kind, tuple(row)) for tier, own in tiers for row in _cut(list(own), lengths[tier])]
-    if not in_pieces or len(group) <= MAX_COHORT:
+    if most_together is None or len(group) <= most_together:
         return [Unit(kind, tuple(group))]
-    return [Unit(kind, tuple(row)) for row in _cut(ordered, MAX_COHORT)]
+    return [Unit(kind, tuple(row)) for row in _cut(ordered, most_together)]
 
 
 def _cut(items: list[PlannedRun], most: int) -> Iterator[list[PlannedRun]]:

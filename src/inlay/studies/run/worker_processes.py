@@ -11,7 +11,6 @@ of the memory.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -78,9 +77,7 @@ def conduct_in_jobs(
     """Do what `conduct` does, in several processes."""
     session = Session(plans, dirs, deadline=Deadline(deadline), commit=settings.commit, num_jobs=settings.num_jobs)
     _Workers(session, settings, progress or StudyProgress()).run()
-    result = session.sum_up()
-    failed = {item.id: item for item in result.missing if item.id in session.known.failed}
-    return dataclasses.replace(result, failed=[(item, session.known.failed[item.id]) for item in failed.values()])
+    return session.sum_up_all()
 
 
 @dataclass(eq=False)
@@ -119,7 +116,7 @@ class _Workers:
         # 1. start the processes, and listen until all have ended
         units = self._session.list_units()
         wanted = [item for unit in units for item in unit.items]
-        with _noting_interrupts() as asked:
+        with noting_interrupts() as asked:
             try:
                 for number in range(min(self._settings.num_jobs, len(units))):
                     self._workers.append(self._start(number))
@@ -269,7 +266,7 @@ def _receive(link: Connection) -> Iterator[tuple[str, Any]]:
 
 
 @contextlib.contextmanager
-def _noting_interrupts() -> Iterator[threading.Event]:
+def noting_interrupts() -> Iterator[threading.Event]:
     """Let the first Ctrl-C set the event, so that no process is left half started; a second one interrupts at once."""
     asked, before = threading.Event(), signal.getsignal(signal.SIGINT)
 

@@ -137,10 +137,13 @@ def _train_group(group: list[AnyRun], order: _GroupOrder, relay: Any) -> _Done:
         check_versions(order.versions)
         backbone = open_same(order.backbone, order.fingerprint)
         is_shared = (order.folder / order.mark).is_file()
+        import ray
 
         def emit(event: Event) -> None:
             if isinstance(event, EpochEnded | RunEnded):
-                relay.put.remote(_describe(event))
+                heard = relay.put.remote(_describe(event))
+                if isinstance(event, RunEnded):
+                    ray.get(heard)  # else the group may end before its last words have arrived
 
         if is_shared:
             fit(group, backbone, order.folder, order.settings, emit)

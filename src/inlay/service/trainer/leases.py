@@ -33,8 +33,8 @@ def read_clock() -> float:
 class FencedStore(Store):
     """A store that asks, right before it adds a version, whether the cohort is still held."""
 
-    def __init__(self, place: str, lease: Lease) -> None:
-        super().__init__(place)
+    def __init__(self, store: Store, lease: Lease) -> None:
+        vars(self).update(vars(store))  # one memory of what was listed: either sees at once what the other published
         self._lease = lease
 
     def publish(
@@ -93,7 +93,7 @@ class Lease:
 
     def fence(self, store: Store) -> FencedStore:
         """Return the store for work that must publish nothing once the lease is lost."""
-        return FencedStore(store.place, self)
+        return FencedStore(store, self)
 
     def _renew(self) -> None:
         began = read_clock()

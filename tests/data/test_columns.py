@@ -56,6 +56,8 @@ def test_missing_column_is_refused_with_the_columns_there_are():
         BadData, match=r"f\.csv:1: no label column recognised.*`text`, `id`, `n`; name it with `--label`"
     ):
         find("text", "id", "n")
+    with pytest.raises(BadData, match="no column named `0000012`"):
+        find("text", "label", text="0000012")
     with pytest.raises(BadData, match=r"no text column recognised.*`a`, `b`, `label`.*no header, say `--no-header`"):
         find("a", "b", "label")
 

@@ -314,3 +314,9 @@ def test_a_spool_beyond_its_memory_is_read_by_many(tmp_path):
 def test_what_is_unpacked_has_the_packed_files_name(tmp_path):
     file = unpack(local_file(write(tmp_path, "mail.csv.gz", PACKED["mail.csv.gz"])))
     assert (file.title, file.suffix, file.head()) == ("mail.csv.gz", ".csv", CSV.encode()[:4096])
+
+
+def test_what_stands_behind_the_padding_of_an_xz_is_read_too(tmp_path):
+    first, second = lzma.compress(CSV.encode()), lzma.compress(b"one more,ham\n")
+    path = write(tmp_path, "a.csv.xz", first + b"\0" * (200_000 - len(first) % 4) + second)
+    assert len(read_table(path).rows) == len(read_table(write(tmp_path, "b.csv", CSV)).rows) + 1

@@ -124,9 +124,13 @@ def by_number(config: DataConfig, names: Sequence[str]) -> DataConfig:
     found: dict[str, Any] = {
         role: names[int(given) - 1]
         for role, given in roles.items()
-        if given is not None and given not in names and given.isdecimal() and 0 < int(given[:6]) <= len(names)
+        if given is not None and given not in names and _is_number_of(given, len(names))
     }
     return replace(config, **found)
+
+
+def _is_number_of(given: str, num_columns: int) -> bool:
+    return given.isdecimal() and len(given) < 7 and 0 < int(given) <= num_columns
 
 
 def split_names(given: str | None, header: Header, *, required: bool = True) -> tuple[str, ...]:

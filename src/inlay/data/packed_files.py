@@ -43,9 +43,11 @@ class _XzReader:
     def read(self, num_bytes: int) -> bytes:
         while True:
             if self._unpacker.eof:
-                rest = (self._unpacker.unused_data or self._raw.read(1)).lstrip(b"\0")
-                if not rest:
-                    return b""
+                rest = self._unpacker.unused_data.lstrip(b"\0")  # zeros may fill the space between streams
+                while not rest:
+                    if not (more := self._raw.read(1 << 16)):
+                        return b""
+                    rest = more.lstrip(b"\0")
                 self._unpacker = lzma.LZMADecompressor(memlimit=_MOST_XZ_MEMORY)
                 piece = self._unpacker.decompress(rest, num_bytes)
             else:

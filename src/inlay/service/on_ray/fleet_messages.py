@@ -34,8 +34,9 @@ class FleetOrder:
 
     settings: str
     """the settings of the service as JSON"""
-    environment: Mapping[str, str]
-    token: str
+    environment: Mapping[str, str] = field(repr=False)
+    """it may have the password of the database"""
+    token: str = field(repr=False)
     mark: str
     """the content of a file in the home: a machine that reads it sees the same folder, if the store is one"""
     versions: tuple[str, ...]

@@ -78,9 +78,12 @@ class GatedEngine(Engine):
         super().__init__(*arguments, **settings)
         self.gate = threading.Event()
         self.gate.set()
+        self.has_arrived = threading.Event()
+        """set when a batch has come to the gate"""
         self.computed: list[list[str]] = []
 
     def answer(self, batch, states):
+        self.has_arrived.set()
         assert self.gate.wait(30)
         self.computed.append([item.checked.request.text for item in batch])
         return super().answer(batch, states)

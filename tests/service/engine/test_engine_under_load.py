@@ -44,9 +44,10 @@ def gated(tiny_bert, kept, tmp_path):
 def close_gate(engine, running, name):
     """Close the gate, with one row waiting at it; return the thread that asked for it."""
     engine.gate.clear()
+    engine.has_arrived.clear()
     thread = threading.Thread(target=lambda: ask_alone(running.path, name, "first"), daemon=True)
     thread.start()
-    wait_until(lambda: running.process._former._queue.num_rows == 0 and running.process._tickets_open())
+    assert engine.has_arrived.wait(20)
     return thread
 
 

@@ -31,7 +31,7 @@ from report import describe_hardware, find_commit, say
 RESULTS = DEFAULTS / "by-epoch"
 FILE = "runs.jsonl"
 RATES = (5e-4, 1e-3)
-EPOCHS, CONTRAST = 10, 150
+EPOCHS = 10
 Epoch = Mapping[str, Any]
 
 
@@ -98,6 +98,7 @@ def measure_draw(draw: Draw, num_epochs: int, late: float | None) -> list[dict[s
     import inlay
     from inlay.training import FitSettings
     from inlay.training.cohort import cohort as room
+    from inlay.training.recipe.recipe import CONTRAST_STEPS
 
     if late is not None and time.time() > late:
         return []
@@ -107,17 +108,20 @@ def measure_draw(draw: Draw, num_epochs: int, late: float | None) -> list[dict[s
     num_dev = len(task.dev)
     both = dataclasses.replace(task, dev=task.dev.join(task.test))
     runs: dict[str, Any] = {}
+    steps = next((steps for most, steps in CONTRAST_STEPS if len(task.train) <= most), CONTRAST_STEPS[-1][1])
     for lr in RATES if num_epochs else RATES[1:]:
         common = {"lr": lr, "epochs": num_epochs, "head_start": "probe", "keep": "best"}
         runs[f"probe-{lr:g}"] = inlay.make_run(both, backbone, **common)
         if draw.kind == "classify" and not _has_pairs(draw):
-            runs[f"contrast-{lr:g}"] = inlay.make_run(both, backbone, **common, contrast=CONTRAST, blend=0.6)
+            runs[f"contrast-{lr:g}"] = inlay.make_run(both, backbone, **common, contrast=steps)
     epochs: dict[str, list[Epoch]] = {run.id: [] for run in runs.values()}
-    score_dev = room.score_dev
+    score_dev, first = room.score_dev, dict[str, np.ndarray]()
 
     def score_both(run: Any, encoded: Any, logits: Sequence[Any]) -> Any:
         outputs = np.stack([row.double().cpu().numpy() for row in logits])
-        epochs[run.id].append(_score(draw, run.task, outputs, num_dev))
+        scored, losses = _score(draw, run.task, outputs, num_dev)
+        gap = losses - first.setdefault(run.id, losses)
+        epochs[run.id].append({**scored, "gap": float(gap.mean()), "gap_error": float(gap.std() / np.sqrt(num_dev))})
         return score_dev(run, encoded, logits)
 
     room.score_dev = score_both
@@ -130,8 +134,8 @@ def measure_draw(draw: Draw, num_epochs: int, late: float | None) -> list[dict[s
     return [{"run": name, "num_dev": num_dev, "epochs": epochs[run.id]} for name, run in runs.items()]
 
 
-def _score(draw: Draw, task: Any, outputs: np.ndarray, num_dev: int) -> Epoch:
-    """An epoch's scores, and its loss on dev rows: of classes at the likeliest temperature, of numbers squared."""
+def _score(draw: Draw, task: Any, outputs: np.ndarray, num_dev: int) -> tuple[Epoch, np.ndarray]:
+    """An epoch's scores and its losses on dev rows: of classes also at the likeliest temperature; of each row alone."""
     from inlay.data.calibration import likeliest_temperature, negative_log_likelihood
     from inlay.data.metrics import score_all
 
@@ -143,10 +147,12 @@ def _score(draw: Draw, task: Any, outputs: np.ndarray, num_dev: int) -> Epoch:
     logits, known = outputs[:num_dev], targets[:num_dev]
     if draw.kind == "classify":
         loss = negative_log_likelihood(logits, known, likeliest_temperature(logits, known))
-        plain = negative_log_likelihood(logits, known)
+        losses = np.array([negative_log_likelihood(logits[[row]], known[[row]]) for row in range(num_dev)])
     else:
-        loss = plain = float(np.mean((logits[:, 0] - (known - known.mean()) / known.std()) ** 2))
-    return {"dev": dev[task.metric], "dev_loss": loss, "plain_loss": plain, "test": 100 * test[draw.metric]}
+        losses = (logits[:, 0] - (known - known.mean()) / known.std()) ** 2
+        loss = float(losses.mean())
+    plain = float(losses.mean())
+    return {"dev": dev[task.metric], "dev_loss": loss, "plain_loss": plain, "test": 100 * test[draw.metric]}, losses
 
 
 def _best_score(epochs: Sequence[Epoch], num_dev: int) -> int:
@@ -164,6 +170,13 @@ def _least_plain_loss(epochs: Sequence[Epoch], num_dev: int) -> int:
 def _late(epochs: Sequence[Epoch], num_dev: int) -> int:
     top = max(epoch["dev"] for epoch in epochs)
     return max(index for index, epoch in enumerate(epochs) if epoch["dev"] >= top - 0.5 / np.sqrt(num_dev))
+
+
+def _last_unless_worse(errors: float) -> Callable[[Sequence[Epoch], int], int]:
+    """The last epoch, unless its dev loss is above epoch 0's by more than so many standard errors."""
+    return lambda epochs, num_dev: (
+        0 if epochs[-1].get("gap", 0.0) > errors * epochs[-1].get("gap_error", 0.0) else len(epochs) - 1
+    )
 
 
 def _late_by_loss(epochs: Sequence[Epoch], num_dev: int) -> int:
@@ -193,11 +206,9 @@ _PATIENCE_TOLD = (
     "takes, of all."
 )
 PATIENCES = {f"least loss, not calibrated, patience {number}": number for number in (1, 2, 3, 4)}
+FIXED = {f"epoch {number}": number for number in (0, 1, 3, 6)}
 RULES: dict[str, Callable[[Sequence[Epoch], int], int]] = {
-    "epoch 0": lambda epochs, num_dev: 0,
-    "epoch 1": lambda epochs, num_dev: 1,
-    "epoch 3": lambda epochs, num_dev: 3,
-    "epoch 6": lambda epochs, num_dev: 6,
+    **{name: lambda epochs, num_dev, number=number: number for name, number in FIXED.items()},
     "last": lambda epochs, num_dev: len(epochs) - 1,
     "best score": _best_score,
     "last within chance": _late,
@@ -205,6 +216,7 @@ RULES: dict[str, Callable[[Sequence[Epoch], int], int]] = {
     "least loss, not calibrated": _least_plain_loss,
     **{name: _least_before_stop(number) for name, number in PATIENCES.items()},
     "last within 1% of the least loss": _late_by_loss,
+    **{f"last, unless its loss is above by {number} errors": _last_unless_worse(number) for number in (0, 1, 2)},
     "best on test rows": lambda epochs, num_dev: int(np.argmax([epoch["test"] for epoch in epochs])),
 }
 
@@ -228,6 +240,8 @@ def make_report(lines: Sequence[Mapping[str, Any]]) -> str:
                 "|---" * 5 + "|",
             ]
             for name, rule in RULES.items():
+                if name in FIXED and any(len(line["epochs"]) <= FIXED[name] for line in own):
+                    continue
                 gains = {}
                 for one in sets:
                     found = [line for line in own if line["set"] == one]
@@ -247,7 +261,7 @@ def make_report(lines: Sequence[Mapping[str, Any]]) -> str:
 def _share_until_stop(lines: Sequence[Mapping[str, Any]], patience: int) -> float:
     """The share of the epochs after epoch 0 that runs take, in the mean."""
     return float(
-        np.mean([(count_until_stop(line["epochs"], patience) - 1) / (len(line["epochs"]) - 1) for line in lines])
+        np.mean([(count_until_stop(line["epochs"], patience) - 1) / max(len(line["epochs"]) - 1, 1) for line in lines])
     )
 
 

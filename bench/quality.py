@@ -1,6 +1,7 @@
 """Whether `inlay train FILE` with no options is the best a user can get: real sets, few rows, other systems beside it.
 
     python bench/quality.py --data-root DIR [--sizes 50,200] [--sets glue/cola,…] [--draws 0] [--systems inlay,probe]
+    python bench/quality.py --data-root DIR --gpu --jobs 15 --results results/quality/h200
     python bench/quality.py --report
 
 Every set is drawn at 50, 200, 1,000 and up to 5,000 rows, three times (quality_draws.py). The systems
@@ -9,6 +10,9 @@ Every set is drawn at 50, 200, 1,000 and up to 5,000 rows, three times (quality_
 a small grid of Inlay's that turned out best on the test rows. What is measured lies in results/quality/SYSTEM.jsonl,
 a line for each set, size, draw and system; what has a line is not measured again. The cheapest comes first, and a
 second draw counts as twice as dear. `--report` writes tables, checks and a picture from these lines alone.
+
+With `--gpu` peers use the GPU as Inlay does by itself, and several commands share it: scores are what is measured then,
+so the results belong into a folder of their own, and no line of it says anything about CPU seconds.
 """
 
 from __future__ import annotations
@@ -21,14 +25,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from quality_draws import DRAWS, SETS, SIZES, Draw, list_draws
 from quality_report import read_records, write_report
-from quality_systems import ENVIRONMENT, SYSTEMS, USUAL, Found, Place, make_environment
+from quality_systems import ENVIRONMENT, SYSTEMS, USUAL, Found, Place, end_all, make_environment
 from report import ROOT, describe_hardware, find_commit, say
 
 RESULTS = ROOT / "results" / "quality"
@@ -64,6 +69,8 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--most-words", type=float, help="leave out sets whose rows have more words in the mean")
     parser.add_argument("--minutes", type=float, help="begin nothing new after so long")
     parser.add_argument("--limit-s", type=int, default=LIMIT_S, help="CPU seconds of a process at most")
+    parser.add_argument("--jobs", type=int, default=1, help="commands at a time")
+    parser.add_argument("--gpu", action="store_true", help="let peers use the GPU, as Inlay does by itself")
     parser.add_argument("--again", action="store_true", help="measure Inlay's systems again where its code has changed")
     parser.add_argument("--retry", action="store_true", help="measure again what failed or ran out of time")
     parser.add_argument("--report", action="store_true", help="measure nothing, write the report")
@@ -72,6 +79,7 @@ def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="for draws and what systems write")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--commit", help="what is measured, where the checkout has no .git")
+    parser.add_argument("--source", help="what git calls its src/inlay, likewise")
     options = parser.parse_args(words)
     for given, known in ((options.sets, SETS), (options.systems, SYSTEMS)):
         if unknown := set(given) - set(known):
@@ -109,27 +117,50 @@ def measure_all(options: argparse.Namespace) -> None:
     """Measure what is missing, the cheapest first."""
     from inlay.model.backbone.loading import find_folder
 
-    source = find_source()
+    source = options.source or find_source()
     work = list(plan(options, source))
     say(f"{len(work)} to be measured")
     commit = options.commit or find_commit().removesuffix("-dirty")  # `source` says whether the code is the commit's
     head = {"commit": commit, "source": source, "hardware": describe_hardware()}
     scratch = options.folder / "scratch"
-    place = Place(options.setfit_python.absolute(), find_folder("minilm"), scratch, options.limit_s)
-    began, done = time.monotonic(), set[tuple[str, tuple[str, int, int]]]()
-    for number, item in enumerate(work, start=1):
-        if (item.system, item.draw.cell) in done:  # the command of another system has measured it too
-            continue
+    place = Place(options.setfit_python.absolute(), find_folder("minilm"), scratch, options.limit_s,
+                  bytecode=options.folder / "bytecode", gpu=options.gpu)  # fmt: skip
+    _compile_modules(work, place)
+    began = time.monotonic()
+
+    def measure_one(number: int, item: Work) -> dict[str, Found]:
         if options.minutes is not None and time.monotonic() - began > 60 * options.minutes:
-            say(f"{options.minutes:g} minutes are over; {len(work) - number + 1} are left")
-            return
-        found = run_system(item, place)
-        for system, one in found.items():
-            done.add((system, item.draw.cell))
-            append_record(options.results, make_record(system, item.draw, one, head))
-            scored = one.status if one.score is None else f"{one.score:.2f}"
-            say(f"{number}/{len(work)} {system} {item.draw.set} {item.draw.size}-{item.draw.draw}: "
-                f"{scored}, {one.cpu_s:.0f} CPU s {one.message}")  # fmt: skip
+            return {}
+        return run_system(item, replace(place, folder=scratch / str(number)))
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        waiting: dict[Future[dict[str, Found]], Work] = {}
+        try:
+            for number, item in enumerate(work):
+                waiting[pool.submit(measure_one, number, item)] = item
+            for number, done in enumerate(as_completed(waiting), start=1):
+                item = waiting[done]
+                for system, one in done.result().items():
+                    append_record(options.results, make_record(system, item.draw, one, head))
+                    scored = one.status if one.score is None else f"{one.score:.2f}"
+                    say(f"{number}/{len(work)} {system} {item.draw.set} {item.draw.size}-{item.draw.draw}: "
+                        f"{scored}, {one.cpu_s:.0f} CPU s {one.message}")  # fmt: skip
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            raise
+
+
+def _compile_modules(work: Sequence[Work], place: Place) -> None:
+    """Run each kind of command once, so that its modules are compiled before anything is measured."""
+    for runs, item in {SYSTEMS[item.system].run: item for item in reversed(work)}.items():
+        warm = place.bytecode / f"{runs.__name__}.warm"
+        if not warm.is_file():
+            say(f"compiling the modules of {item.system}")
+            _clear(place.folder)
+            runs(item.draw, place)
+            warm.parent.mkdir(parents=True, exist_ok=True)
+            warm.touch()
 
 
 def plan(options: argparse.Namespace, source: str) -> Iterator[Work]:
@@ -144,7 +175,11 @@ def plan(options: argparse.Namespace, source: str) -> Iterator[Work]:
         for system in options.systems
         if draw.kind in SYSTEMS[system].kinds
     ]
+    done = set()
     for item in sorted(wanted, key=lambda item: item.cost):
+        command = (SYSTEMS[item.system].run, item.draw.cell)
+        if command in done:  # the command of another system measures it too
+            continue
         record = known.get((*item.draw.cell, item.system))
         if (
             record is None
@@ -152,19 +187,13 @@ def plan(options: argparse.Namespace, source: str) -> Iterator[Work]:
             or (options.retry and record.status != "ok")
             or (options.again and SYSTEMS[item.system].is_ours and record.source != source)
         ):
+            done.add(command)
             yield item
 
 
 def run_system(item: Work, place: Place) -> dict[str, Found]:
-    """What a system comes to on a draw; its very first run is done twice, so that its modules are compiled."""
+    """What a system comes to on a draw."""
     runs = SYSTEMS[item.system].run
-    warm = place.folder.parent / "bytecode" / f"{runs.__name__}.warm"
-    if not warm.is_file():
-        say(f"compiling the modules of {item.system}")
-        _clear(place.folder)
-        runs(item.draw, place)
-        warm.parent.mkdir(parents=True, exist_ok=True)
-        warm.touch()
     _clear(place.folder)
     try:
         return runs(item.draw, place)

@@ -71,7 +71,10 @@ class Place:
     backbone: Path
     folder: Path
     limit_s: int
+    bytecode: Path
+    """for compiled modules, which all commands share"""
     threads: int = 1
+    gpu: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,15 @@ class System:
     """passes over the training rows, roughly: only the order of the work depends on it"""
     kinds: tuple[str, ...] = ("classify", "regress")
     is_ours: bool = False
+
+
+_running: set[int] = set()
+
+
+def end_all() -> None:
+    """End the commands that run in other threads."""
+    for group in list(_running):
+        os.killpg(group, signal.SIGKILL)
 
 
 def measure(command: Sequence[str | Path], place: Place) -> Measured:
@@ -99,6 +111,7 @@ def measure(command: Sequence[str | Path], place: Place) -> Measured:
         )  # fmt: skip
         watch = threading.Timer(WALL_FACTOR * place.limit_s, os.killpg, (process.pid, signal.SIGKILL))
         watch.start()
+        _running.add(process.pid)
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
@@ -106,6 +119,7 @@ def measure(command: Sequence[str | Path], place: Place) -> Measured:
             process.wait()
             raise
         finally:
+            _running.discard(process.pid)
             watch.cancel()
     process.returncode = os.waitstatus_to_exitcode(status)
     cpu_s = usage.ru_utime + usage.ru_stime
@@ -123,9 +137,10 @@ def measure(command: Sequence[str | Path], place: Place) -> Measured:
 
 def _environment(place: Place) -> dict[str, str]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(place.threads))
-    own = {"PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(place.folder / "cache"), "HF_HUB_OFFLINE": "1"}
+    paths = [str(ROOT / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    own = {"PYTHONPATH": os.pathsep.join(paths), "XDG_CACHE_HOME": str(place.folder / "cache"), "HF_HUB_OFFLINE": "1"}
     # Modules are compiled once: a library that is compiled in every run would pay for it in its CPU seconds.
-    own["PYTHONPYCACHEPREFIX"] = str(place.folder.parent / "bytecode")
+    own["PYTHONPYCACHEPREFIX"] = str(place.bytecode)
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return kept | threads | own | {"TOKENIZERS_PARALLELISM": "false"}
 
@@ -220,15 +235,16 @@ def _run_setfit(draw: Draw, place: Place) -> dict[str, Found]:
 
 
 def _run_full(draw: Draw, place: Place) -> dict[str, Found]:
-    return {"full": _run_peer(_finetune(draw), draw, place)}
+    return {"full": _run_peer(_finetune(draw, place), draw, place)}
 
 
 def _run_full_faster(draw: Draw, place: Place) -> dict[str, Found]:
-    return {"full-5e-5": _run_peer([*_finetune(draw), "--lr", "5e-5"], draw, place)}
+    return {"full-5e-5": _run_peer([*_finetune(draw, place), "--lr", "5e-5"], draw, place)}
 
 
-def _finetune(draw: Draw) -> list[str | Path]:
-    return [sys.executable, PEERS / "finetune_run.py", *(["--regress"] if draw.kind == "regress" else [])]
+def _finetune(draw: Draw, place: Place) -> list[str | Path]:
+    options = [*(["--regress"] if draw.kind == "regress" else []), *(["--gpu"] if place.gpu else [])]
+    return [sys.executable, PEERS / "finetune_run.py", *options]
 
 
 def _run_peer(command: Sequence[str | Path], draw: Draw, place: Place) -> Found:

@@ -1,6 +1,6 @@
 """Full fine-tuning on one draw of `bench/quality.py`, by the Hugging Face Trainer; answers to the test rows as JSON.
 
-    python finetune_run.py --train FILE --test FILE --backbone FOLDER --out FILE [--lr 2e-5] [--regress]
+    python finetune_run.py --train FILE --test FILE --backbone FOLDER --out FILE [--lr 2e-5] [--regress] [--gpu]
 
 Does not import Inlay. Model and settings are those of transformers' `run_glue.py` example and its README: a fresh head
 of `AutoModelForSequenceClassification`, 2e-5, 3 epochs, batches of 32, texts cut at 128 tokens, all rows trained on.
@@ -27,12 +27,13 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--regress", action="store_true")
+    parser.add_argument("--gpu", action="store_true", help="use a GPU, if there is one")
     options = parser.parse_args()
     began = time.perf_counter()
     train, test = read(options.train), read(options.test)
     names = [] if options.regress else sorted({row["label"] for row in train})
     settings = {"lr": options.lr, "epochs": EPOCHS, "batch_size": BATCH, "max_length": MAX_LENGTH, "seed": SEED}
-    outputs = finetune(options.backbone, train, test, names, options.lr)
+    outputs = finetune(options.backbone, train, test, names, options.lr, use_cpu=not options.gpu)
     predictions = outputs[:, 0].tolist() if options.regress else [names[place] for place in outputs.argmax(-1)]
     found = {
         "predictions": predictions,
@@ -49,7 +50,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def finetune(backbone: Path, train: list[Any], test: list[Any], names: list[str], lr: float) -> Any:
+def finetune(backbone: Path, train: list[Any], test: list[Any], names: list[str], lr: float, *, use_cpu: bool) -> Any:
     """The outputs of the trained model for the test rows [n, labels]; without names its target is a number."""
     from transformers import (
         AutoModelForSequenceClassification,
@@ -86,7 +87,7 @@ def finetune(backbone: Path, train: list[Any], test: list[Any], names: list[str]
             save_strategy="no",
             report_to="none",
             seed=SEED,
-            use_cpu=True,
+            use_cpu=use_cpu,
         )
         trainer = Trainer(
             model=model, args=args, train_dataset=encode(train), data_collator=DataCollatorWithPadding(tokenizer)

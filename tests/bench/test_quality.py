@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ def test_only_the_largest_size_takes_what_a_smaller_set_has(num_pool, size, coun
 
 
 def place(folder: Path, limit_s: int = 60) -> Place:
-    return Place(Path(sys.executable), folder, folder / "scratch", limit_s)
+    return Place(Path(sys.executable), folder, folder / "scratch", limit_s, folder / "bytecode")
 
 
 def test_cpu_seconds_and_memory_are_those_of_the_process_and_its_children(tmp_path):
@@ -115,6 +116,7 @@ def bench(root, tmp_path, monkeypatch):
     """The benchmark on tiny sets, with systems that train nothing; what was run, and a function that runs it."""
     ran = []
 
+    @cache
     def fake(*names: str):
         def run(draw, place):
             ran.append((names[0], draw.set, draw.size, draw.draw))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -245,3 +246,27 @@ def test_callbacks_of_a_drain_are_called_also_when_they_come_too_late(tmp_path):
     child.stop()
     child.on_stop(lambda: called.append("late"))
     assert called == ["early", "late"]
+
+
+NICED = """
+import json, os, threading
+from pathlib import Path
+from inlay.service.child import Child, Place
+from inlay.service.settings import ServeSettings
+
+early = threading.Thread(target=threading.Event().wait, daemon=True)
+early.start()
+found = [os.getpriority(os.PRIO_PROCESS, early.native_id)]
+child = Child(ServeSettings(home=Path(".")), Place("trainer", nice=3))
+for _ in range(2):
+    child.ready()
+    found.append([os.getpriority(os.PRIO_PROCESS, thread) for thread in (early.native_id, threading.get_native_id())])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a priority is that of the process")
+def test_a_process_stands_back_with_all_its_threads_once_it_is_ready():
+    done = subprocess.run([sys.executable, "-c", NICED], capture_output=True, text=True, check=True)
+    first, *later = json.loads(done.stdout)
+    assert later == [[first + 3] * 2] * 2

@@ -17,6 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +44,7 @@ class Place:
     listener: int | None = None
     """the listening socket of the web processes"""
     nice: int = 0
-    """how far it stands back behind other processes"""
+    """how far it stands back behind other processes, once it is ready"""
 
 
 @dataclass
@@ -78,6 +79,8 @@ class Child:
 
     def ready(self, facts: Mapping[str, Any] = {}) -> None:
         """Report that it works, with what may be shown: the backbone, the device, the number of slots."""
+        if not self._is_ready:
+            stand_back(self.place.nice)
         self._is_ready = True
         self._report("ready", {"facts": dict(facts)})
 
@@ -121,8 +124,6 @@ def run_child(role: str, work: Callable[[Child], None]) -> int:
     place = read_place(role)
     child = Child(read_settings(), place)
     end_with_parent(place)
-    if place.nice:
-        os.nice(place.nice)  # before there are threads: each one would keep its own
     set_up_logs(place.name, as_json=child.settings.log_json)
     child.hear_signals()
     try:
@@ -136,6 +137,18 @@ def run_child(role: str, work: Callable[[Child], None]) -> int:
         log_failure("ended by an error that nobody foresaw")
         return 1
     return 0
+
+
+def stand_back(nice: int) -> None:
+    """Let other processes go first. Until it is ready a process does not: under load it would never become so."""
+    if not nice:
+        return
+    if sys.platform != "linux":
+        os.nice(nice)
+        return
+    for thread in os.listdir("/proc/self/task"):  # on Linux each thread has its own
+        with suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, int(thread)) + nice)
 
 
 def read_place(role: str, variables: Mapping[str, str] = os.environ) -> Place:

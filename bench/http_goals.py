@@ -163,11 +163,16 @@ def one_text(work: Work) -> Iterator[Record]:
         for form, limit in limits.items():
             names = [name_task(index, form) for index in range(NUM_TASKS)]
             at_once = [make_request("/v1/predict", {"tasks": names, "rows": [text]}) for text in texts[:512]]
-            # What it is held against is ordinary traffic: rows of one batch that share a text share its work too.
+            # What it is held against is ordinary traffic, rows of different texts: they have nothing to share.
             alone = work.asker.requests(server, NUM_TASKS, form=form)
             yield _compare_answers(server, names, texts[0])
+            # Separate requests on one text, one after another: what the engine shares of them by itself.
+            apart = [
+                make_request("/v1/predict", {"task": name, "rows": [text]}) for text in texts[:128] for name in names
+            ]
             plans = {
                 "together": (at_once, LoadPlan(work.seconds, 4, rows=NUM_TASKS)),
+                "apart": (apart, LoadPlan(work.seconds)),
                 "alone": (alone, LoadPlan(work.seconds)),
             }
             rates: dict[str, list[float]] = {name: [] for name in plans}
@@ -178,10 +183,10 @@ def one_text(work: Work) -> Iterator[Record]:
                     found = work.asker.measure(server, requests, plan, start=turn * len(requests) // work.turns)
                     rates[name].append(found["rows_per_s"])
                     yield tell_load(f"one text, {words[form]}, {name}", turn, plan, found)
-            ratio, what = (
-                compare(rates["together"], rates["alone"]),
-                f"answers/s of one text for 32 tasks, {words[form]}",
-            )
+            ratio = compare(rates["together"], rates["alone"])
+            what = f"answers/s of one text for 32 tasks, {words[form]}"
+            by_itself = f"answers/s of 32 requests on one text, {words[form]} / on different texts"
+            yield {"what": "ratio", "of": by_itself, **compare(rates["apart"], rates["alone"])}
             if limit is None:
                 yield {"what": "ratio", "of": what, **ratio}
             else:

@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from inlay.errors import BadConfig, Unsupported
-from inlay.model import Bank, Row, infer
+from inlay.model import Bank, CacheDepth, CachedStates, Row, infer
 from inlay.model.backbone.families import FAMILIES
 from inlay.model.bank.methods import METHODS, SlotSpec
 from inlay.model.heads.heads import WRITTEN, HeadSpec
 from inlay.serving import Engine, Request, shared_texts
+from inlay.serving.kept_states import KeptStates
 from inlay.serving.shared_texts import SharedTexts, _choose_levels, _Group
 from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
@@ -101,6 +102,64 @@ def test_frozen_layers_are_computed_once_for_all_tasks_of_a_text(tiny_bert, laye
     assert layers_run == {0: 4 * length, 1: 4 * length, 2: 4 * length}
 
 
+def test_the_next_batch_about_a_text_begins_where_it_is_adapted(tiny_bert, layers_run, free_launches):
+    adapted = SlotSpec.of(MethodConfig("pfeiffer", 8, layers="2:"), HeadSpec("classify", 3, "mean"))
+    bank, slots = fill(tiny_bert, [adapted] * 4)
+    rows = [read(tiny_bert, "the movie was good", slot) for slot in slots]
+    sharing = SharedTexts(bank)
+    sharing.logits(rows[:2], [("a", "same")] * 2)
+    layers_run.clear()
+    next_ones = sharing.logits(rows[2:], [("a", "same")] * 2)
+    length = len(rows[0].ids)
+    assert layers_run == {2: 2 * length}
+    check_equal(next_ones, infer(bank, rows[2:]))
+    layers_run.clear()
+    sharing.logits(rows[2:3], [("b", "same")])  # of another tenant
+    assert layers_run == {0: length, 1: length, 2: length}
+    sharing.forget_texts()
+    layers_run.clear()
+    sharing.logits(rows[2:3], [("a", "same")])
+    assert layers_run == {0: length, 1: length, 2: length}
+
+
+def test_states_kept_for_tasks_adapted_lower_down_do_not_keep_heads_from_sharing_more(tiny_bert, layers_run):
+    heads = HeadSpec("classify", 3, "mean")
+    top, alone = SlotSpec.of(MethodConfig("houlsby", 8, layers="2:"), heads), SlotSpec.of(MethodConfig("head"), heads)
+    bank, slots = fill(tiny_bert, [top] * 8 + [alone] * 8)
+    rows = [read(tiny_bert, "the movie was good " * 4, slot) for slot in slots]
+    sharing = SharedTexts(bank)
+    sharing.logits(rows[:8], ["same"] * 8)
+    layers_run.clear()
+    sharing.logits(rows[8:], ["same"] * 8)
+    assert layers_run[2] == len(rows[0].ids)
+
+
+def test_rows_begin_no_deeper_than_their_own_task_is_frozen(tiny_bert, free_launches):
+    heads = HeadSpec("classify", 3, "mean")
+    top, lower = (SlotSpec.of(MethodConfig("houlsby", 8, layers=layers), heads) for layers in ("2:", "1:"))
+    alone = SlotSpec.of(MethodConfig("head"), heads)
+    bank, _ = fill(tiny_bert, [top, top, lower, lower, alone, alone])
+    rows = [read(tiny_bert, "the movie was good", slot) for slot in range(6)]
+    sharing = SharedTexts(bank)
+    for chosen in ((4, 5), (0, 1), (0, 2, 4), (2, 3), (1, 3, 5)):
+        own = [rows[index] for index in chosen]
+        check_equal(sharing.logits(own, ["same"] * len(own)), infer(bank, own))
+
+
+def test_kept_states_have_a_bound_and_the_oldest_text_goes_first():
+    states = CachedStates(CacheDepth(2), torch.zeros(5, 4))
+    kept = KeptStates(3 * 80)
+    for key in "abc":
+        kept.keep(key, states)
+    kept.keep("a", states)
+    kept.keep("d", states)
+    assert kept.num_bytes == 240
+    assert [key for key in "abcd" if kept.find(key, CacheDepth(2))] == ["a", "c", "d"]
+    kept.keep("e", CachedStates(CacheDepth(2), torch.zeros(500, 4)))  # too large by itself
+    assert kept.find("e", CacheDepth(2)) is None
+    assert kept.num_bytes == 240
+
+
 def test_tasks_that_are_heads_alone_need_one_pass(tiny_bert, layers_run):
     spec = SlotSpec.of(MethodConfig("head"), HeadSpec("classify", 3, "mean"))
     bank, slots = fill(tiny_bert, [spec] * 8)
@@ -164,7 +223,7 @@ def test_requests_of_different_scopes_share_nothing(tiny_bert, publish_random, t
         publish_random(store, name, tiny_bert, SlotSpec(METHOD_HEAD, HeadSpec("classify", 3, "mean")), seed)
     engine = Engine(tiny_bert, store, num_slots=2)
     length = len(tiny_bert.tokenizer("the movie was good")["input_ids"])
-    for scopes, times in ((("a", "a"), 1), (("a", "b"), 2)):
+    for scopes, times in ((("a", "a"), 1), (("b", "c"), 2)):
         asked = [
             engine.check(Request(n, "the movie was good"), {}, s) for n, s in zip(("one", "two"), scopes, strict=True)
         ]

@@ -135,8 +135,13 @@ class Engine:
         return self._lookup.find(task, {})
 
     def forget(self, name: str) -> int:
-        """Drop all that is known of a task's versions, and return how many left their slots; those in use stay."""
+        """Drop all that is known of a task's versions and of texts; return how many left their slots.
+
+        Those in use stay.
+        """
         self._lookup.forget(name)
+        with self._computing:
+            self._passes.forget_texts()
         return self.hot_versions.forget(lambda version: version.name == name)
 
     def check(self, request: Request, versions: dict[str, Resolved | InlayError], scope: str = "") -> CheckedRequest:

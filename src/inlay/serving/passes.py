@@ -58,6 +58,10 @@ class Passes:
         """Return the share of a slot's layers that rows of one text have in common."""
         return 0.0 if self.is_compiled else self._shared.find_depth(spec).layer / self._num_layers
 
+    def forget_texts(self) -> None:
+        """Forget the states that are kept of texts."""
+        self._shared.forget_texts()
+
     def logits(self, rows: Sequence[Row], keys: Sequence[Hashable] | None = None) -> list[Tensor]:
         """Return the logits of every row, as `infer` gives them, in order; rows of one key have the same tokens."""
         keys = range(len(rows)) if keys is None else keys

@@ -2,7 +2,8 @@
 
 Below the lowest layer that a task adapts, its states are the backbone's own. So of several tasks on one text, each
 begins at its own layer, from states that were computed once; a task that trains nothing but its head runs no layer.
-More passes are launched for it, so it is done only where the work saved is more than that.
+More passes are launched for it, so it is done only where the work saved is more than that. States that were shared are
+kept for the next batches.
 
 What always holds: answers differ from those of whole passes by rounding alone, and rows of different keys (of other
 tenants, say) share nothing.
@@ -31,7 +32,10 @@ from inlay.model import (
     has_frozen_attention,
     infer,
 )
+from inlay.serving.kept_states import KeptStates
 
+KEPT_BYTES = 32 << 20
+"""states that are kept: those of some hundred short texts of a MiniLM"""
 LAUNCH_TOKENS = {"cpu": 24, "cuda": 65536}
 """What a layer costs beside the work on its tokens, as a number of tokens. A MiniLM on one core of a CPU: one row of 8
 tokens takes 6.9 ms, 32 rows take 61 ms. BERT-base on an H200: 9,830 tokens of 256 tasks take 9 ms in a captured pass
@@ -45,6 +49,7 @@ class _Group:
     num_tokens: int
     rows: tuple[int, ...]
     depths: Counter[int]
+    key: Hashable = None
 
 
 class SharedTexts:
@@ -55,6 +60,12 @@ class SharedTexts:
         self._frozen = Bank(bank.backbone, 1)  # it changes nothing
         self._num_layers = bank.anatomy.num_layers
         self._depths: dict[ResolvedMethod, CacheDepth] = {}
+        self._kept = KeptStates(KEPT_BYTES)
+        self._launch_tokens = LAUNCH_TOKENS[bank.backbone.device.type]
+
+    def forget_texts(self) -> None:
+        """Forget the states that are kept of texts."""
+        self._kept.clear()
 
     def find_depth(self, spec: SlotSpec) -> CacheDepth:
         """Return the depth to which rows of a slot are frozen, in a form that they can begin from."""
@@ -70,50 +81,66 @@ class SharedTexts:
         return found
 
     def logits(self, rows: Sequence[Row], keys: Sequence[Hashable]) -> list[Tensor]:
-        """Return the logits of every row, as `infer` gives them, in order; rows of one key have the same tokens."""
-        groups, depths = self._group(rows, keys)
-        has_others = sum(len(group.rows) for group in groups) < len(rows)
-        launch_tokens = LAUNCH_TOKENS[self._bank.backbone.device.type]
-        levels = _choose_levels(groups, self._num_layers, launch_tokens, has_others=has_others)
-        if not levels:
-            return infer(self._bank, rows)
-        # 1. the depth that each row begins from; with the attention there, where it is frozen for all of them
+        """Return the logits of every row, as `infer` gives them, in order.
+
+        Rows of one key have the same tokens, also those of other calls.
+        """
+        # 1. rows whose text's states are there from an earlier batch
+        depths = self._find_depths(rows)
+        kept = self._find_kept(rows, keys, depths)
+        found: dict[int, Tensor] = {}
+        if kept:
+            begun = [replace(rows[index], prefix=prefix) for index, prefix in kept.items()]
+            found |= dict(zip(kept, infer(self._bank, begun), strict=True))
+        # 2. the depth that each other row begins from; with the attention there, where it is frozen for all of them
+        groups = _group(rows, keys, {index: depth for index, depth in depths.items() if index not in kept})
+        has_others = sum(len(group.rows) for group in groups) + len(kept) < len(rows)
+        levels = _choose_levels(groups, self._num_layers, self._launch_tokens, has_others=has_others)
         begins = {index: _floor(levels, depths[index].layer) for group in groups for index in group.rows}
         mixed = {depths[index].layer for index in begins if not depths[index].with_attention}
         reaches = [CacheDepth(level, level not in mixed and level < self._num_layers) for level in levels]
         shared = [group for group in groups if any(begins[index] for index in group.rows)]
-        # 2. compute the states of some texts, and answer their rows, before the next ones need the memory
-        found: dict[int, Tensor] = {}
+        # 3. compute the states of some texts, and answer their rows, before the next ones need the memory
         for chunk in self._chunks(shared):
             ready: dict[int, Row] = {}
             for group, states in zip(chunk, self._states(rows, chunk, begins, reaches), strict=True):
                 own = {index: states[begins[index]] for index in group.rows if begins[index]}
                 ready |= {index: replace(rows[index], prefix=prefix) for index, prefix in own.items()}
+                for prefix in states.values():
+                    self._kept.keep(group.key, prefix)
             found |= dict(zip(ready, infer(self._bank, list(ready.values())), strict=True))
-        # 3. all other rows
+        # 4. all other rows
         left = [index for index in range(len(rows)) if index not in found]
         found |= dict(zip(left, infer(self._bank, [rows[index] for index in left]), strict=True))
         return [found[index] for index in range(len(rows))]
 
-    def _group(self, rows: Sequence[Row], keys: Sequence[Hashable]) -> tuple[list[_Group], dict[int, CacheDepth]]:
-        """Find the rows that share a text, and how deep each row is frozen."""
-        by_key: dict[Hashable, list[int]] = {}
-        depths: dict[int, CacheDepth] = {}
+    def _find_depths(self, rows: Sequence[Row]) -> dict[int, CacheDepth]:
+        """Find how deep each row is frozen, of those that are at all."""
         by_slot: dict[int, CacheDepth] = {}
-        for index, (row, key) in enumerate(zip(rows, keys, strict=True)):
-            if row.slot not in by_slot:
-                spec = self._bank.specs[row.slot]
-                by_slot[row.slot] = CacheDepth(0) if spec is None else self.find_depth(spec)
-            depth = by_slot[row.slot]
-            if depth.layer and row.prefix is None:
-                depths[index] = depth
-                by_key.setdefault(key, []).append(index)
-        groups = [
-            _Group(rows[own[0]].num_tokens, tuple(own), Counter(depths[index].layer for index in own))
-            for own in by_key.values()
-            if len(own) > 1
-        ]
-        return groups, depths
+        for slot in {row.slot for row in rows}:
+            spec = self._bank.specs[slot]
+            by_slot[slot] = CacheDepth(0) if spec is None else self.find_depth(spec)
+        return {i: by_slot[row.slot] for i, row in enumerate(rows) if by_slot[row.slot].layer and row.prefix is None}
+
+    def _find_kept(
+        self, rows: Sequence[Row], keys: Sequence[Hashable], depths: dict[int, CacheDepth]
+    ) -> dict[int, CachedStates]:
+        """Find the rows that can begin from states that are kept, where that saves more than another pass costs.
+
+        States that end below the depth of several rows are left alone: what is above them is then computed once too.
+        """
+        by_reach: dict[CacheDepth, dict[int, CachedStates]] = {}
+        alike = Counter((keys[index], depth.layer) for index, depth in depths.items())
+        for index, depth in depths.items():
+            states = self._kept.find(keys[index], depth)
+            if states is not None and (states.reach.layer == depth.layer or alike[keys[index], depth.layer] == 1):
+                by_reach.setdefault(states.reach, {})[index] = states
+        kept: dict[int, CachedStates] = {}
+        for reach, own in by_reach.items():
+            saved = reach.layer * sum(rows[index].num_tokens for index in own)
+            if len(own) == len(rows) or saved > self._launch_tokens * (self._num_layers - reach.layer):
+                kept |= own
+        return kept
 
     def _chunks(self, groups: Sequence[_Group]) -> Iterator[list[_Group]]:
         """Yield groups whose texts go through the backbone together."""
@@ -151,6 +178,18 @@ class SharedTexts:
             row = states[position if batch.pack is None else 0]
             found[origin] = row[start : start + len(texts[origin].ids)]
         return [found[index] for index in range(len(texts))]
+
+
+def _group(rows: Sequence[Row], keys: Sequence[Hashable], depths: dict[int, CacheDepth]) -> list[_Group]:
+    """Find the rows that share a text, of those that are frozen to some depth."""
+    by_key: dict[Hashable, list[int]] = {}
+    for index in depths:
+        by_key.setdefault(keys[index], []).append(index)
+    return [
+        _Group(rows[own[0]].num_tokens, tuple(own), Counter(depths[index].layer for index in own), key)
+        for key, own in by_key.items()
+        if len(own) > 1
+    ]
 
 
 def _floor(levels: Sequence[int], depth: int) -> int:

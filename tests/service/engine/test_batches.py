@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from inlay.service.engine.batches import BatchFormer
+import pytest
+
+from inlay.service.engine.batches import BatchFormer, WorkRate
 from inlay.service.engine.fair_queue import FairQueue, WaitingRow
 from inlay.service.engine.protocol import Caller
 
@@ -64,3 +66,22 @@ def test_rows_of_another_tenant_share_nothing():
 def test_a_row_that_does_not_fit_is_overtaken_by_none():
     rows = [row("a text", "a", 1.0), row("another", "a", 0.0), row("a text", "b", 1.0)]
     assert form(rows, budget=1.0) == [1, 1, 1]
+
+
+def test_on_a_core_that_others_use_too_batches_stay_as_large_and_the_queue_is_known_to_take_longer():
+    alone, shared = WorkRate(1000, 0.06), WorkRate(1000, 0.06)
+    for _ in range(200):
+        alone.learn(60, 0.06, 0.06)
+        shared.learn(60, 0.24, 0.06)  # a quarter of a core
+    assert alone.budget == pytest.approx(60, rel=0.01)
+    assert shared.budget == pytest.approx(60, rel=0.01)
+    assert shared.per_s == pytest.approx(250, rel=0.01)
+
+
+def test_a_slower_machine_gets_smaller_batches_and_a_short_slow_one_tells_nothing():
+    rate = WorkRate(1000, 0.06)
+    rate.learn(1, 0.01, 0.01)
+    assert rate.per_s == 1000
+    for _ in range(200):
+        rate.learn(60, 0.12, 0.12)
+    assert rate.budget == pytest.approx(30, rel=0.01)

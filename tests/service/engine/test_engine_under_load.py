@@ -135,7 +135,9 @@ def test_a_queue_is_bounded_by_the_time_it_takes_and_a_tenant_by_half_of_it(tiny
     with run_engine(engine, tmp_path / "s", most_queue_s=1.0) as running:
         client = SyncEngineClient(running.path)
         client.predict(Caller("a"), [wire(name, "hot") for name in names])
-        running.process._rate.learn = lambda work, seconds: None  # the batch above may still be about to teach it
+        running.process._rate.learn = lambda work, seconds, busy_s: (
+            None
+        )  # the batch above may still be about to teach it
         running.process._rate._work, running.process._rate._seconds = 100.0, 1.0  # 100 tokens a second
         threads = [close_gate(engine, running, names[0])]
         text = "the movie was good"  # 6 tokens

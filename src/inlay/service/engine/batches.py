@@ -161,25 +161,34 @@ class BatchFormer:
 
 
 class WorkRate:
-    """The work done in a second, as the last batches showed."""
+    """The work done in a second, as the last batches showed: in a second of the clock, and of computing.
+
+    They differ where other processes want the cores. Then a batch has the work of the target time of computing: batches
+    that grow short with the share of a core cost more for each row, and all wait longer.
+    """
 
     def __init__(self, per_s: float, target_s: float) -> None:
-        self._work, self._seconds = per_s, 1.0
+        self._work, self._seconds, self._busy_s = per_s, 1.0, 1.0
         self._target_s = target_s
 
     @property
     def per_s(self) -> float:
-        """Return the work that a second is enough for."""
+        """Return the work that is done in a second."""
         return self._work / self._seconds
 
     @property
     def budget(self) -> float:
-        """Return the work that is done in the target time."""
-        return self.per_s * self._target_s
+        """Return the work that the target time of computing is enough for."""
+        return self._work / self._busy_s * self._target_s
 
-    def learn(self, work: float, seconds: float) -> None:
-        """Take a batch into account. A short one shows what passes cost beside their work, unless it was fast."""
-        if seconds <= 0 or (seconds < _LEAST_SHARE * self._target_s and work / seconds < self.per_s):
+    def learn(self, work: float, seconds: float, busy_s: float) -> None:
+        """Take a batch into account, which took `busy_s` of computing.
+
+        A short one shows what passes cost beside their work, unless it was fast.
+        """
+        is_short = busy_s < _LEAST_SHARE * self._target_s
+        if busy_s <= 0 or (is_short and work / busy_s < self._work / self._busy_s):
             return
         self._work = _KEPT * self._work + work
-        self._seconds = _KEPT * self._seconds + seconds
+        self._seconds = _KEPT * self._seconds + max(seconds, busy_s)
+        self._busy_s = _KEPT * self._busy_s + busy_s

@@ -235,7 +235,7 @@ class EngineProcess:
         while (batch := self._former.take()) is not None:
             self._call(self._former.fill)
             batch.rows = [row for row in batch.rows if row.ticket[0].begin(row)]
-            began = time.perf_counter()
+            took = _Stopwatch(is_on_device=self._engine.backbone.device.type != "cpu")
             answers: list[Answer] = []
             failure: InlayError | None = None
             try:
@@ -245,23 +245,23 @@ class EngineProcess:
                 log_failure("a batch failed")
                 failure = as_error(error)
             self._former.release(batch)
-            seconds = time.perf_counter() - began
-            self._call(lambda b=batch, a=answers, f=failure, s=seconds: self._take_answers(b, f or a, s))  # type: ignore[misc]
+            took.stop()
+            self._call(lambda b=batch, a=answers, f=failure, t=took: self._take_answers(b, f or a, t))  # type: ignore[misc]
 
     def _call(self, callback: Callable[[], None]) -> None:
         """Have the event loop call something, if there still is one."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback)
 
-    def _take_answers(self, batch: PreparedBatch, found: list[Answer] | InlayError, seconds: float) -> None:
+    def _take_answers(self, batch: PreparedBatch, found: list[Answer] | InlayError, took: _Stopwatch) -> None:
         """Hand the answers of a batch to their requests."""
         if isinstance(found, list) and found:
-            self._rate.learn(batch.work, seconds)
+            self._rate.learn(batch.work, took.seconds, took.busy_s)
             self._num_batches += 1
             self._admission.count(batch.rows)
         for place, row in enumerate(batch.rows):
             ticket, index = row.ticket
-            ticket.compute_s += seconds / len(batch.rows)
+            ticket.compute_s += took.seconds / len(batch.rows)
             self._settle(ticket, index, found if isinstance(found, InlayError) else found[place])
         self._former.fill()
 
@@ -332,6 +332,20 @@ class EngineProcess:
             num_load_failures=self._loader.num_failed,
             is_draining=self._is_draining,
         )
+
+
+class _Stopwatch:
+    """The time that a batch takes, by the clock and of computing; beside a device the thread itself only waits."""
+
+    def __init__(self, *, is_on_device: bool) -> None:
+        self._is_on_device = is_on_device
+        self._began, self._busy_from = time.perf_counter(), time.thread_time()
+        self.seconds = self.busy_s = 0.0
+
+    def stop(self) -> None:
+        """Note the times, in the thread that began."""
+        self.seconds = time.perf_counter() - self._began
+        self.busy_s = self.seconds if self._is_on_device else time.thread_time() - self._busy_from
 
 
 def _measure(engine: Engine) -> float:

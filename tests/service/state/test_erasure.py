@@ -106,6 +106,19 @@ def test_nothing_is_left_of_an_erased_task(db, filled):
     assert [(item.task, item.rows) for item in filled.usage()] == [("", 3)]
 
 
+def test_answers_of_a_batch_that_is_not_done_are_erased_also_if_nobody_noted_where_they_lie(db, workspace):
+    train_and_store(workspace, "mail")
+    batch = workspace.submit(JobRequest("batch", "mail", make_dataset(workspace, "mail").id, {}))
+    part = db.places.batch_parts(workspace.name, batch.id) / "1.1"
+    part.parent.mkdir(parents=True)
+    part.write_text(SECRET)
+    workspace.cancel(batch.id)
+    workspace.erase_task("mail")
+    run_erase_jobs(db)
+    assert places_of_the_secret(db.places.home) == []
+    assert not part.parent.exists()
+
+
 def test_a_dataset_that_another_task_uses_stays(db, workspace):
     shared, own = make_dataset(workspace), make_dataset(workspace)
     train_and_store(workspace, "mail", dataset=shared.id)

@@ -16,6 +16,7 @@ from inlay.service.engine import Caller, EngineRefused, Predicted, VersionLoaded
 from inlay.service.state import JobRequest
 from inlay.service.trainer import side_jobs
 from inlay.service.trainer.suggestions import suggest_rows
+from inlay.service.trainer.trainer import SideStep
 from inlay.serving import Engine, Request, describe_answer
 
 RECIPE = {"method": "head", "size": None, "epochs": None, "lr": None}
@@ -301,6 +302,23 @@ def test_an_erased_task_leaves_nothing_and_the_engine_forgets_it(open_bench, ben
         if path.is_file():
             assert secret.encode() not in path.read_bytes(), path
     assert bench.workspace("other").live("mail") == 1
+
+
+def test_what_a_machine_has_of_a_batch_that_another_ended_or_erased_is_deleted_soon(trained):
+    done, waiting = (ask(trained, [{"text": "a b"}]) for _ in range(2))
+    trained.trainer.do_next()
+    gone, kept = ((trained.db.places.batch_parts("acme", job)) for job in (done.id, waiting.id))
+    erased = trained.db.places.batch_parts("acme", "job_of_an_erased_task")
+    for folder in (gone, kept, erased):
+        folder.mkdir(parents=True)
+        (folder / "1.1").write_text('{"line": 1}\n')
+    step = SideStep(trained.trainer)
+    while step():
+        pass
+    assert not gone.exists()
+    assert not erased.exists()
+    assert [trained.see(job).state for job in (done, waiting)] == ["succeeded"] * 2
+    assert not list(kept.parent.glob("*.parts"))
 
 
 def test_erasing_a_task_while_it_trains_ends_its_job_and_no_other(bench):

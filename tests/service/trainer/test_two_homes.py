@@ -176,6 +176,71 @@ def test_a_batch_goes_on_elsewhere_from_the_answers_that_were_kept(machine, tmp_
     assert keys_below(first, "service/batches/") == [f"service/batches/acme/{batch.id}.jsonl"]
 
 
+def test_texts_of_an_erased_batch_are_gone_from_a_machine_that_had_begun_it(machine, tmp_path, monkeypatch):
+    from inlay.service.trainer import side_jobs
+    from inlay.service.trainer.trainer import SideStep
+
+    first, second = machine("a"), machine("b")
+    Tenants(first.db).add("acme")
+    first.submit(make_rows(60))
+    first.train()
+    rows = [{"text": f"quokka {row['text']}"} for row in make_rows(50, seed=3)]
+    batch = first.workspace().submit(JobRequest("batch", "mail", first.upload(rows), {}))
+    monkeypatch.setattr(side_jobs, "CHUNK_ROWS", 10)
+    answer, calls = first.context.answers.answer, []
+
+    def answer_and_die(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise MachineDied
+        return answer(*given)
+
+    first.context.answers.answer = answer_and_die
+    with pytest.raises(MachineDied):
+        first.trainer.do_next()
+    here = first.db.places.batch_parts("acme", batch.id)
+    assert list(here.iterdir()), "the machine died with answers on its disk"
+    assert second.queue.reclaim_of("a")
+    assert second.trainer.do_next()
+    second.workspace().erase_task("mail")
+    erase_task(second.db, "acme", "mail")
+    SideStep(first.trainer)()
+    assert not here.exists()
+    assert not texts_under(tmp_path / "a", "quokka")
+    assert not texts_under(tmp_path / "b", "quokka")
+    assert not keys_below(first, "service/")
+
+
+def test_a_machine_that_is_stopped_leaves_its_answers_to_the_others_and_none_on_its_disk(
+    machine, tmp_path, monkeypatch
+):
+    from inlay.service.trainer import side_jobs
+
+    first, second = machine("a"), machine("b")
+    Tenants(first.db).add("acme")
+    first.submit(make_rows(60))
+    first.train()
+    batch = first.workspace().submit(JobRequest("batch", "mail", first.upload(make_rows(50, seed=3)), {}))
+    monkeypatch.setattr(side_jobs, "CHUNK_ROWS", 10)
+    answer, calls = first.context.answers.answer, []
+
+    def answer_and_stop(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            first.trainer.stopping.set()
+        return answer(*given)
+
+    first.context.answers.answer = answer_and_stop
+    first.trainer.do_next()
+    assert first.see(batch).state == "queued"
+    assert not first.db.places.batch_parts("acme", batch.id).exists()
+    answered, answer = [], second.context.answers.answer
+    second.context.answers.answer = lambda *given: answered.append(len(given[2])) or answer(*given)
+    assert second.trainer.do_next()
+    assert second.see(batch).result["rows"] == 50
+    assert sum(answered) == 40
+
+
 def test_erased_by_one_machine_nothing_is_left_in_the_bucket(machine, tmp_path):
     first, second = machine("a"), machine("b")
     Tenants(first.db).add("acme")

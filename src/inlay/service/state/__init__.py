@@ -55,7 +55,7 @@ from inlay.service.state.state_errors import (
     StaleLease,
     Unauthorized,
 )
-from inlay.service.state.sweeping import sweep_leftovers
+from inlay.service.state.sweeping import sweep_leftovers, sweep_lost_parts
 from inlay.service.state.tenants import LOCAL, NO_LIMITS, Tenant, TenantLimits, Tenants
 from inlay.service.state.timestamps import day_of, to_iso
 from inlay.service.state.usage import DayUsage, LimitsUsed
@@ -136,5 +136,6 @@ __all__ = [
     "restore",
     "run_erasure",
     "sweep_leftovers",
+    "sweep_lost_parts",
     "to_iso",
 ]

@@ -194,7 +194,8 @@ def _remove_files(db: Database, task: TaskKey) -> int:
         below = select(noted.path).where(noted.tenant == task.tenant, noted.task == task.name)
         paths = [db.places.home / path for path in connection.execute(below).scalars()]
         jobs = select(job.id).where(job.tenant == task.tenant, job.task == task.name)
-        paths += [db.places.batch(task.tenant, job_id) for job_id in connection.execute(jobs).scalars()]
+        for job_id in connection.execute(jobs).scalars():
+            paths += [db.places.batch(task.tenant, job_id), db.places.batch_parts(task.tenant, job_id)]
     return sum(db.files.remove(path) for path in (db.places.evaluations(*task), *paths))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+PARTS = ".parts"
+
 
 @dataclass(frozen=True)
 class Places:
@@ -43,6 +45,10 @@ class Places:
     def batch(self, tenant: str, job: str) -> Path:
         """Return the file with the answers of an offline batch."""
         return self.service / "batches" / tenant / f"{job}.jsonl"
+
+    def batch_parts(self, tenant: str, job: str) -> Path:
+        """Return the folder with the answers of an offline batch that is not done."""
+        return self.batch(tenant, job).with_suffix(PARTS)
 
     def runs(self, tenant: str) -> Path:
         """Return the folder of a tenant's run folders."""

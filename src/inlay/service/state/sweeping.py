@@ -17,8 +17,9 @@ from inlay.errors import UnknownName
 from inlay.service.state import schema
 from inlay.service.state.aliases import ERASING
 from inlay.service.state.database import Database
-from inlay.service.state.file_lock import deleting_files
-from inlay.service.state.jobs import ENDED, ERASE, JobRequest, insert_job
+from inlay.service.state.file_lock import deleting_files, remove_tree
+from inlay.service.state.jobs import BATCH, ENDED, ERASE, JobRequest, insert_job
+from inlay.service.state.places import PARTS
 from inlay.service.state.tenants import LOCAL, REMOVING, tenant_of
 from inlay.store import DRAFT_PREFIX
 
@@ -45,6 +46,22 @@ def sweep_leftovers(db: Database, *, old_s: float = _OLD_S) -> int:
         if versions:
             db.store.gc()
     return count
+
+
+def sweep_lost_parts(db: Database) -> int:
+    """Delete what this machine has of offline batches that have ended or are erased, perhaps by another machine."""
+    found = list((db.places.service / "batches").glob(f"*/*{PARTS}"))  # before the jobs: no new one is among them
+    if not found:
+        return 0
+    job = schema.jobs.c
+    with db.reading() as connection:
+        is_open = (job.kind == BATCH) & job.state.not_in(ENDED)
+        known = {(row.tenant, row.id) for row in connection.execute(select(job.tenant, job.id).where(is_open))}
+    left = [path for path in found if (path.parent.name, path.stem) not in known]
+    if not left:
+        return 0
+    with deleting_files(db.places):
+        return sum(map(remove_tree, left))
 
 
 def _queue_failed(connection: Connection, now: float) -> None:
@@ -76,7 +93,7 @@ def _stray_files(connection: Connection, db: Database) -> Iterator[tuple[Path, f
         files = set(connection.execute(select(dataset.file).where(dataset.tenant == tenant)).scalars())
         yield from _entries(db, places.datasets(tenant), files)
         jobs = set(connection.execute(select(job.id).where(job.tenant == tenant)).scalars())
-        outputs = {f"{job_id}{suffix}" for job_id in jobs for suffix in (".jsonl", ".parts")}
+        outputs = {f"{job_id}{suffix}" for job_id in jobs for suffix in (".jsonl", PARTS)}
         yield from _entries(db, places.batch(tenant, "").parent, outputs)
         names = set(connection.execute(select(task.name).where(task.tenant == tenant)).scalars())
         if tenant != LOCAL:

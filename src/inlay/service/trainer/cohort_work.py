@@ -351,12 +351,19 @@ def take_over(home: Path, folder: Path, kept: KeptAttempts) -> None:
     make_directory(folder)
 
 
-def sweep_runs(context: TrainerContext) -> int:
-    """Delete the run folders of cohorts that are done, and what attempts that lost theirs have left."""
+def sweep_runs(context: TrainerContext, *, only_here: bool = False) -> int:
+    """Delete the run folders of cohorts that are done, and what attempts that lost theirs have left.
+
+    With `only_here` object storage is not looked at.
+    """
     folder, files = runs_folder(context), context.db.files
-    names = [name for name in files.names(folder) if name.startswith("cohort_")]  # before: no new one is among them
+    found = [path.name for path in folder.glob("*")] if only_here else files.names(folder)
+    names = [name for name in found if name.startswith("cohort_")]  # before: no new one is among them
     alive = context.queue.open_cohorts() if names else set()
     left = [name for name in names if name not in alive]
     for name in left:
-        files.remove(folder / name)
+        if only_here:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        else:
+            files.remove(folder / name)
     return len(left)

@@ -79,7 +79,7 @@ class BatchWork:
         self._job = cohort.jobs[0]
         self._words: PlainWords = make_words(context.db.places.home, None)
         self._output = context.db.places.batch(self._job.tenant, self._job.id)
-        self._parts = self._output.with_suffix(".parts")
+        self._parts = context.db.places.batch_parts(self._job.tenant, self._job.id)
         self._files = context.db.files
         self._kept = KeptAttempts(self._files, self._parts, cohort.token)
         self._told_at = 0.0
@@ -101,7 +101,14 @@ class BatchWork:
             sync_directory(self._output.parent)
             self._files.keep(self._output)
             self._succeed()
-        except (StaleLease, StoreUnreachable, StopAsked):
+        except StaleLease:
+            self._leave_part()
+            raise
+        except StopAsked:
+            self._kept.save(self._parts)
+            self._leave_part()
+            raise
+        except StoreUnreachable:
             raise
         except Exception as error:  # the border that isolates one job
             self._lease.check()
@@ -189,6 +196,15 @@ class BatchWork:
         for path in earlier:
             path.unlink(missing_ok=True)
         return part
+
+    def _leave_part(self) -> None:
+        """Delete this attempt's part from this machine, if another may go on, and this one never come back to it."""
+        if not self._files.is_shared:
+            return
+        for path in self._parts.glob(f"*.{self._cohort.token}"):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # the next attempt's part may be in it
+            self._parts.rmdir()
 
     def _list_parts(self) -> list[Path]:
         """Return the parts of earlier attempts, `NUMBER.TOKEN` each, the last one last."""

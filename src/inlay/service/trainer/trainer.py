@@ -31,6 +31,7 @@ from inlay.service.state import (
     JobQueue,
     StaleLease,
     sweep_leftovers,
+    sweep_lost_parts,
 )
 from inlay.service.trainer.answering import Answerer
 from inlay.service.trainer.cohort_work import CohortWork, sweep_runs
@@ -42,6 +43,8 @@ from inlay.threads import set_threads
 
 POLL_S = 0.5
 SWEEP_S = 3600.0
+LOST_S = 60.0
+"""between two looks for what this machine has of jobs that others have ended"""
 _ERROR_S = 5.0  # after an error that nobody foresaw, such as a database that cannot be written
 
 
@@ -126,9 +129,12 @@ class SideStep:
 
     def __init__(self, side: Trainer) -> None:
         self._side = side
-        self._swept_at = -math.inf
+        self._swept_at = self._looked_at = -math.inf
 
     def __call__(self) -> bool:
+        if time.monotonic() - self._looked_at >= LOST_S:
+            self._looked_at = time.monotonic()
+            sweep_lost(self._side.context)
         if time.monotonic() - self._swept_at >= SWEEP_S:
             self._swept_at = time.monotonic()
             context = self._side.context
@@ -136,6 +142,11 @@ class SideStep:
             if any(deleted.values()):
                 log_event("swept", deleted)
         return self._side.do_next()
+
+
+def sweep_lost(context: TrainerContext) -> int:
+    """Delete what this machine has of jobs that have ended or are erased: another machine may have done them."""
+    return sweep_runs(context, only_here=True) + sweep_lost_parts(context.db)
 
 
 def serve(child: Child) -> None:

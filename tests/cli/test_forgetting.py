@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import safetensors.numpy
 
-from inlay.data import token_cache
-from inlay.errors import Unsupported
+from inlay.data import readers, token_cache
+from inlay.data.data_files import RawFile
+from inlay.errors import Missing, Unsupported
 from inlay.reports import RunEntry, forget_task, list_runs
 from inlay.store import Store
 
@@ -92,6 +93,42 @@ def test_nothing_of_a_forgotten_task_is_on_the_disk_and_it_does_not_come_back(
     again = inlay("train", secret, *where, "--json")
     assert again.data["was_finished"] is False
     assert again.data["reference"] == "secret@4"
+
+
+def test_a_signed_link_stays_nowhere_and_its_run_is_resumed_reported_and_forgotten(
+    inlay: Inlay, mail: Mail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = write_secret(tmp_path / "rows.csv")
+
+    def download(url: str) -> RawFile:
+        if "s3cret" not in url:
+            raise Missing(f"`{url}` answered 403 Forbidden", "a private file needs a signed link")
+        return RawFile("https://data.test/linked.csv", ".csv", rows, rows.stat().st_size)
+
+    monkeypatch.setattr(readers, "download", download)
+    link, where = "https://data.test/linked.csv?signature=s3cret", ("--backbone", mail.backbone, *SETTINGS)
+    first = inlay("train", link, *where)
+    assert first.status == 0, first.err
+    # 1. on no screen and in no file
+    again = inlay("train", link + "2", *where, "--json")  # signed anew, the same rows
+    listed, compared = inlay("runs", "list", "--json"), inlay("runs", "compare", *[e.id for e in list_runs(Store())])
+    for ended in (first, again, listed, compared, inlay("show", "linked"), inlay("suggest", link, *where[:2])):
+        assert ended.status == 0, ended.err
+        assert "s3cret" not in ended.out + ended.err
+    assert find_bytes([mail.store], b"s3cret") == []
+    assert find_bytes([mail.store], b"https://data.test/linked.csv#address-")
+    # 2. the same run, whose rows are found where they are said to be
+    assert again.data["was_finished"] is True
+    gone = inlay("report", "linked", "--html", tmp_path / "page.html", "--card", tmp_path / "card.md")
+    assert "403 Forbidden" in gone.err
+    assert "what followed `?` in its link is not kept" in gone.err
+    assert inlay("report", "linked", "--data", link, "--json").status == 0
+    # 3. forgotten, also what was trained of the same link without being published
+    aside = ("--task", "aside", "--no-publish", "--set", "train.seed=7")
+    assert inlay("train", link, "--test", link, *aside, *where).status == 0
+    assert inlay("remove", "linked", "--forget").status == 0
+    assert find_bytes([mail.store], MARKER.encode()) == []
+    assert {entry.tasks for entry in list_runs(Store(mail.store))} == {("mail",)}
 
 
 def test_a_resume_state_with_the_weights_of_a_forgotten_task_goes_too(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:

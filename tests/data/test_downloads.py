@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from inlay.data import downloads, load_task
+from inlay.data.data_files import hide_secrets
 from inlay.data.downloads import download, is_public
 from inlay.data.sources import keep_places, name_of_source, read_table
 from inlay.errors import BadData, InlayError, Missing
@@ -90,6 +91,40 @@ def test_a_url_is_read_as_a_file_is(hosts):
     assert "secret" not in "".join(task.notes)
     assert name_of_source("https://data.test/a/mail.csv.gz?x=1") == "mail"
     assert keep_places(DataConfig("https://data.test/mail.csv")).source == "https://data.test/mail.csv"
+
+
+SECRET_LINKS = [
+    ("https://data.test/a.csv?X-Amz-Signature=s3cret", "https://data.test/a.csv"),
+    ("https://data.test/a.csv#s3cret", "https://data.test/a.csv"),
+    ("https://me:s3cret@data.test:8080/v@1/a.csv", "https://data.test:8080/v@1/a.csv"),
+    ("https://me:s3/cret@data.test/a.csv", "https://data.test/a.csv"),
+    ("https://me:s3?cret@data.test/a.csv", "https://data.test/a.csv"),
+    ("https://s3cret@data.test", "https://data.test"),
+]
+
+
+@pytest.mark.parametrize(("link", "shown"), SECRET_LINKS)
+def test_what_is_secret_in_a_link_is_neither_shown_nor_kept(link, shown):
+    kept = keep_places(DataConfig(link, dev=link, test=link))
+    assert hide_secrets(link) == shown
+    for place in (kept.source, kept.dev, kept.test):
+        assert place.startswith(f"{shown}#")
+        assert not any(part in place for part in ("s3", "cret", "Signature"))
+    assert keep_places(kept) == kept  # kept again it stays
+    assert keep_places(DataConfig(f"{link}x")).source != kept.source  # another link is told from it
+    assert "s3" not in name_of_source(link)
+
+
+@pytest.mark.parametrize("link", ["https://data.test/v@1/a.csv", "http://[::1]:80/x@y", "https://data.test:80/a@b"])
+def test_a_link_without_secrets_is_kept_as_it_is(link):
+    assert hide_secrets(link) == link == keep_places(DataConfig(link)).source
+
+
+@pytest.mark.parametrize("link", ["https://me:s3cret@data.test/a.csv", "https://me:s3/cret@data.test/a.csv"])
+def test_a_refused_link_is_named_without_its_password(link):
+    with pytest.raises(Missing) as raised:
+        download(link)
+    assert not any(part in raised.value.message + str(raised.value.hint) for part in ("s3", "cret"))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.cli.rooms import pipeline, training
+from inlay.cli.rooms import data, pipeline, training
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.processes import check_shared
 from inlay.settings import DATA_FORMATS, PRESETS, FitSettings, RunConfig, apply_preset, overlay, read_tree, split_list
@@ -267,15 +267,16 @@ class RunOptions:
         except InlayError as error:
             raise error.of(task) from None
         if own.data.source != config.data.source:
+            place = data.hide_secrets(own.data.source)
             raise BadConfig(
-                f"`data.{task}.source` is `{own.data.source}`",
-                f"give the data as an argument: `{task}={own.data.source}`",
+                f"`data.{task}.source` is `{place}`",
+                f"give the data as an argument: `{task}={place}`",
             )
         return own
 
     def words(self) -> list[str]:
         """Return the data and the options as they were given, for a command to use next."""
-        words = [self.data] if self.data else []
+        words = [data.hide_secrets(self.data)] if self.data else []
         for option in ("task", "backbone", "preset", "config"):
             if getattr(self, option) is not None:
                 words += [f"--{option}", str(getattr(self, option))]

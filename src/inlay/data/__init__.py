@@ -17,7 +17,7 @@ from inlay.data.calibration import (
 )
 from inlay.data.columns import find_fault
 from inlay.data.comparison import Comparison, Judged, compare_answers, find_right
-from inlay.data.data_files import is_url
+from inlay.data.data_files import hide_secrets
 from inlay.data.encode import Encoded, describe, epoch_batches
 from inlay.data.file_contents import FileQuestion, describe_fault, describe_file
 from inlay.data.findings import describe_suspects, describe_unknown, describe_unpredicted
@@ -112,7 +112,7 @@ __all__ = [
     "fit_temperature",
     "group_keys",
     "is_better",
-    "is_url",
+    "hide_secrets",
     "join_labels",
     "keep_places",
     "likeliest_temperature",

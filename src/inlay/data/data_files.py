@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import errno
+import hashlib
 import io
+import re
 import sys
 import tempfile
 import threading
@@ -27,6 +29,7 @@ CHUNK_BYTES = 1 << 20
 _MEMORY_BYTES = 32 << 20
 """bytes of a spool that are kept in memory"""
 MOST_STDIN_BYTES = 16 << 30
+_KEPT = "address"  # before the digest of a URL that is kept without its secrets
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +137,29 @@ class _SpoolReader(io.RawIOBase):
 def is_url(place: str | Path) -> bool:
     """Return whether data is named by the address of a web server."""
     return str(place).lower().startswith(URL_SCHEMES)
+
+
+def hide_secrets(place: str) -> str:
+    """Return data's name as people may see it: a URL without name, password and what follows `?`, often a secret."""
+    if not is_url(place):
+        return place
+    scheme, _, rest = place.partition("://")
+    host = re.split("[/?#]", rest, maxsplit=1)[0]
+    if re.fullmatch(r"[^@\[]*:[^@]*[^@\d][^@]*", host):  # no port: a password with `/` or `?` in it, not `%2F`
+        rest = rest.rpartition("@")[2]
+    host, *path = re.split("(/)", re.split("[?#]", rest, maxsplit=1)[0], maxsplit=1)
+    return f"{scheme}://{host.rpartition('@')[2]}{''.join(path)}"
+
+
+def keep_address(url: str) -> str:
+    """Return a URL as it is kept on disk: without its secrets, and with a short digest that tells it from others.
+
+    The digest is too short to prove a guess by. It follows `#`, which no server is ever asked.
+    """
+    shown = hide_secrets(url)
+    if url == shown or re.fullmatch(rf"{re.escape(shown)}#{_KEPT}-[0-9a-f]{{8}}", url):
+        return url
+    return f"{shown}#{_KEPT}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
 
 
 def find_file(place: str | Path, download: Callable[[str], RawFile]) -> RawFile:

@@ -19,7 +19,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 
-from inlay.data.data_files import RawFile, Spool
+from inlay.data.data_files import RawFile, Spool, hide_secrets
 from inlay.errors import BadData, Missing
 
 MOST_BYTES = 2 << 30
@@ -51,7 +51,7 @@ _PACKED = {"gzip": ".gz", "x-gzip": ".gz", "zstd": ".zst"}
 def download(url: str) -> RawFile:
     """Fetch a URL into a spool. Redirects are followed, each to an address that is checked."""
     deadline = time.monotonic() + MOST_SECONDS
-    given = _hide_query(url)
+    given = hide_secrets(url)
     for _ in range(MOST_REDIRECTS + 1):
         parts = _check_url(url, given)
         with _connect(parts, given, deadline) as (connection, is_late):
@@ -82,7 +82,8 @@ def _check_url(url: str, given: str) -> SplitResult:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise Missing(f"`{given}` is no URL: {error}", _PIPE) from None
+        reason = "" if "@" in url else f": {error}"  # which may quote a password
+        raise Missing(f"`{given}` is no URL{reason}", _PIPE) from None
     if parts.scheme.lower() not in ("http", "https"):
         raise Missing(f"`{given}` leads to `{parts.scheme[:20]}:`, not to https or http", _PIPE)
     if not host:
@@ -191,11 +192,6 @@ def _find_suffix(response: http.client.HTTPResponse, parts: SplitResult) -> str:
     if packing is not None and suffix != packing:
         return packing  # though it was asked not to
     return suffix or _TYPES.get(kind, "")
-
-
-def _hide_query(url: str) -> str:
-    """A URL without what follows `?`, which often is a secret."""
-    return url.partition("#")[0].partition("?")[0]
 
 
 def _refuse(given: str, error: Exception) -> Missing:

@@ -20,7 +20,7 @@ from inlay.data.columns import (
     read_text,
     split_names,
 )
-from inlay.data.data_files import STDIN, is_url
+from inlay.data.data_files import STDIN, hide_secrets, is_url, keep_address
 from inlay.data.packed_files import strip_packing
 from inlay.data.readers import has_reader, open_file
 from inlay.data.streams import SKIP_HINT, Names, check_num_columns, count_letters
@@ -95,11 +95,12 @@ class InputRow:
 
 
 def keep_places(config: DataConfig) -> DataConfig:
-    """The same rows, found from any folder: files by their whole paths, sets by the folder they are in now."""
+    """The same rows, found from any folder: files by their whole paths, sets by the folder they are in now.
+
+    Of a URL only what is no secret is kept: a link that is signed must be given again.
+    """
     whole: dict[str, Any] = {
-        name: os.path.abspath(Path(place).expanduser())
-        for name in ("source", "dev", "test")
-        if (place := getattr(config, name)) and not _is_elsewhere(place)
+        name: _keep_place(place) for name in ("source", "dev", "test") if (place := getattr(config, name))
     }
     root = config.root or os.environ.get("INLAY_DATA")
     if root and config.source.startswith(_NAMED[:2]):
@@ -107,14 +108,16 @@ def keep_places(config: DataConfig) -> DataConfig:
     return replace(config, **whole)
 
 
-def _is_elsewhere(place: str) -> bool:
-    """Whether data is named otherwise than by a path."""
-    return place == STDIN or is_url(place) or place.startswith(_NAMED)
+def _keep_place(place: str) -> str:
+    if is_url(place):
+        return keep_address(place)
+    is_elsewhere = place == STDIN or place.startswith(_NAMED)
+    return place if is_elsewhere else os.path.abspath(Path(place).expanduser())
 
 
 def name_of_source(source: str) -> str:
     """The name of data: `mail` for `data/mail.csv.gz` or `https://host/mail.csv?v=2`, `cola` for `glue/cola`."""
-    place = source.partition("?")[0] if is_url(source) else source.removeprefix("hub:")
+    place = hide_secrets(source).removeprefix("hub:")
     last = place.rstrip("/").rpartition("/")[2]
     return "stdin" if source == STDIN else Path(strip_packing(last)).stem
 

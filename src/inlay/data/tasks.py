@@ -19,7 +19,7 @@ import numpy as np
 
 from inlay.data import findings
 from inlay.data.columns import Columns, Header, find_columns
-from inlay.data.data_files import STDIN, is_url
+from inlay.data.data_files import STDIN, hide_secrets, is_url
 from inlay.data.in_memory import RowsGiven, is_named, open_given, tabulate
 from inlay.data.kinds import KINDS, Scheme, find_scheme
 from inlay.data.metrics import resolve_metric
@@ -177,7 +177,7 @@ def open_source(config: DataConfig) -> Source:
         if name.startswith(prefix):
             return open_named(name.removeprefix(prefix), config)
     if name == STDIN or is_url(name):
-        return Source(name, {"train": lambda: read_table(name, config)}, config)
+        return Source(hide_secrets(name), {"train": lambda: read_table(name, config)}, config)
     path = Path(name).expanduser()
     if path.is_dir():
         return open_folder(path, config)

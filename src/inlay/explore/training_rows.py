@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from inlay.data import Task, load_task
+from inlay.data import Task, hide_secrets, load_task
 from inlay.errors import BadData, InlayError, Missing
 from inlay.settings import DataConfig, read_toml
 from inlay.store import Manifest, Store, Version
@@ -34,8 +34,10 @@ def find_training_rows(version: Version, manifest: Manifest, store: Store, sourc
         task = load_task(config, version.name)
     except InlayError as error:
         said = f"the training rows of `{version.reference}` cannot be read: {error.message}"
-        raise Missing(said, "name the file where they lie now with `--data FILE`") from None
-    return _check(task, f"`{config.source}`", version, manifest)
+        is_signed = config.source != hide_secrets(config.source)
+        why = "what followed `?` in its link is not kept; " if is_signed else ""
+        raise Missing(said, f"{why}name the file where they lie now with `--data FILE`") from None
+    return _check(task, f"`{hide_secrets(config.source)}`", version, manifest)
 
 
 def _check(task: Task, what: str, version: Version, manifest: Manifest) -> Task:

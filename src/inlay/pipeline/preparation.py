@@ -38,7 +38,7 @@ def prepare(
 
 def load_task(config: RunConfig) -> data.Task:
     """Read the data, and report what was found."""
-    return describe_task(data.load_task(config.data, config.task), f" from {config.data.source}")
+    return describe_task(data.load_task(config.data, config.task), f" from {data.hide_secrets(config.data.source)}")
 
 
 def describe_task(task: data.Task, origin: str = "") -> data.Task:

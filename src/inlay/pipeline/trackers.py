@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay import terminal, training
-from inlay.data import is_url
+from inlay.data import hide_secrets
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 
 _RUN_TAG = "inlay.run"
@@ -159,7 +159,7 @@ def list_settings(run: training.AnyRun) -> dict[str, str]:
     found = {
         "task": run.name,
         "backbone": config.backbone,
-        "data.source": config.data.source.partition("?")[0] if is_url(config.data.source) else config.data.source,
+        "data.source": hide_secrets(config.data.source),
         "data.kind": config.data.kind,
     }
     for section in ("method", "train"):

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,12 @@ def list_runs(store: Store) -> list[RunEntry]:
 
 
 def _read_run(folder: Path, versions: Sequence[str]) -> RunEntry:
+    from inlay.data import keep_places
+
     config, result = RunConfig(), {}
     with suppress(OSError, InlayError):
         config = read_toml(folder / "config.toml")
+        config = replace(config, data=keep_places(config.data))  # folders of before have links as they were given
     with suppress(OSError, ValueError):
         result = json.loads((folder / "result.json").read_text(encoding="utf8"))
     settings = {

@@ -8,14 +8,16 @@ the settings of each and the digest of its rows. `report.html` and `card.md` are
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from inlay.data import keep_places
 from inlay.errors import Missing, StoreDamaged
-from inlay.settings import write_toml
+from inlay.settings import RunConfig, write_toml
 from inlay.store import write_atomically
 from inlay.training.run.checked_files import Checked, read_checked, seal, unseal
 from inlay.training.run.run import AnyRun, Result
@@ -37,11 +39,16 @@ def write_start(folder: Path, run: AnyRun) -> None:
         (folder / JOINT_TASKS).mkdir(exist_ok=True)
         for number, part in enumerate(run.parts):
             path = folder / JOINT_TASKS / f"{number:03}-{part.name}.toml"
-            write_atomically(path, write_toml(part.config).encode())
+            write_atomically(path, write_toml(_keep_settings(part.config)).encode())
             write_atomically(path.with_suffix(DIGEST), f"{part.task.digest}\n".encode())
-    write_atomically(folder / "config.toml", write_toml(run.config).encode())
+    write_atomically(folder / "config.toml", write_toml(_keep_settings(run.config)).encode())
     # The backbone's name in the settings is a path or an alias; the fingerprint says which weights it meant.
     write_atomically(folder / _FINGERPRINT, f"{run.parts[0].fingerprint}\n".encode())
+
+
+def _keep_settings(config: RunConfig) -> RunConfig:
+    """Return settings as they lie on the disk: the data is found from any folder, and no secret of a link is in them."""
+    return dataclasses.replace(config, data=keep_places(config.data))
 
 
 def read_fingerprint(folder: Path) -> str:

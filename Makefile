@@ -7,7 +7,7 @@ JOBS ?= 2
 # Bytecode is written as modules are first imported, not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart serve test ray postgres fuzz kill kill-service soak schemathesis histories churn mutants interop triton quality-env docs wheel-test check lint env clean help
+.PHONY: quickstart serve test ray postgres fuzz kill kill-service soak schemathesis histories churn mutants interop triton mlflow quality-env docs wheel-test check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -30,7 +30,7 @@ serve: env ## serve over HTTP: the page, the API, training (SERVE="--port 9000" 
 	@$(BIN)/inlay serve $(SERVE)
 
 test: env ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton and not ray" -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton and not mlflow and not ray" -n $(JOBS) --dist loadfile
 
 # How long the fuzzer runs, by attempts of each kind or by minutes for all, and how often `make kill` kills each command.
 TRIES ?= 2500
@@ -84,8 +84,12 @@ interop: env ## compare with the `adapters` library itself, in an environment of
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m interop tests/interop
 
 triton: env ## run the Triton kernels in their interpreter, in an environment of its own (.triton/)
-	$(BIN)/python tests/model/make_env.py .triton
+	$(BIN)/python tests/make_env.py .triton triton==3.6.0
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 .triton/bin/python -m pytest -q -m triton -n $(JOBS) tests/model tests/bench tests/training/test_compiled.py tests/training/test_seq2seq.py tests/serving/test_compiled_engine.py
+
+mlflow: env ## run the tests of `--log mlflow` against MLflow itself, in an environment of its own (.mlflow/)
+	$(BIN)/python tests/make_env.py .mlflow mlflow==3.17.2
+	OMP_NUM_THREADS=1 .mlflow/bin/python -m pytest -q -m mlflow tests/pipeline
 
 quality-env: env ## make the environment of SetFit, which bench/quality.py measures beside Inlay
 	$(BIN)/python bench/quality.py --make-env
@@ -105,4 +109,4 @@ lint: env ## formatting, lint and types
 check: lint test ## what every commit must pass
 
 clean: ## remove the environment and caches
-	rm -rf .venv .interop .triton build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info
+	rm -rf .venv .interop .triton .mlflow build .pytest_cache .mypy_cache .ruff_cache src/*.egg-info

@@ -98,7 +98,9 @@ def sweep(
     preset: str | None = None,
     config: RunConfig | None = None,
     publish: bool = True,
+    report: bool = True,
     on: str | None = None,
+    log: Sequence[str] = (),
     store: Store | str | Path | None = None,
     device: str = "auto",
     fit: FitSettings | None = None,
@@ -109,12 +111,13 @@ def sweep(
 
     `grid` has the values of each setting: `{"lr": [3e-4, 1e-3], "size": [8, 64]}`. Each is trained `seeds` times.
     `on="ray"` trains on the machines of a Ray cluster, `on="ray://HOST:10001"` of another one. `data`, `task`,
-    `backbone`, `dev`, `test`, `preset`, `config`, `publish`, `store`, `device`, `fit`, `progress` and `settings` are
-    those of `train`.
+    `backbone`, `dev`, `test`, `preset`, `config`, `publish`, `report`, `log`, `store`, `device`, `fit`, `progress` and
+    `settings` are those of `train`.
 
     >>> inlay.sweep(rows, {"lr": [1e-3, 1e-2]}, "new", **QUICK)
     SweepReport(2 runs, best TrainReport(new@1: ...))
     """
+    pipeline.check_trackers(log, on_cluster=on is not None)
     opened = open_store(store)
     with terminal.silenced(not progress):
         asked = find_config(data, task, backbone, config, preset, opened, settings)
@@ -124,7 +127,8 @@ def sweep(
             axes[f"{section}.{key}"] = values
         points = explore.make_grid(asked, axes, seeds)  # impossible values are refused before anything is read
         cluster = None if on is None else pipeline.parse_cluster(on)
-        wishes = pipeline.TrainWishes(publishes=publish, fit=fit or FitSettings(), cluster=cluster)
+        how: dict[str, Any] = {"cluster": cluster, "trackers": tuple(log), "writes_report": report}
+        wishes = pipeline.TrainWishes(publishes=publish, fit=fit or FitSettings(), **how)
         first = prepare(points[0], opened, device, backbone, data, dev, test)
         return of_first(pipeline.sweep_and_publish(axes, points, wishes, lambda _: first))
 

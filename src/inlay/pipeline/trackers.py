@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 
 _RUN_TAG = "inlay.run"
 _MOST_LETTERS = 500  # of a setting's value, by MLflow's rule
+_MOST_SAID = 300  # letters of an error
 
 
 def open_trackers(names: Sequence[str], folder: Path) -> list[training.Emit]:
     """Return a listener for each of these trackers; `folder` has a folder for each run."""
     check_trackers(names)
-    return [_TRACKERS[name](folder) for name in dict.fromkeys(names)]
+    return [_Guarded(name, _TRACKERS[name](folder)) for name in dict.fromkeys(names)]
 
 
 def check_trackers(names: Sequence[str], *, on_cluster: bool = False) -> None:
@@ -55,62 +57,112 @@ def _import(name: str) -> Any:
         ) from None
 
 
-class TensorBoardTracker:
-    """A listener that writes scalars into `tensorboard/` in each run's folder: `tensorboard --logdir STORE/runs`."""
+class _Guarded:
+    """A tracker that is said and left alone once it fails: no training ends for its sake."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._writers = folder, dict[str, Any]()
+    def __init__(self, name: str, tracker: training.Emit) -> None:
+        self._name, self._tracker, self._has_failed = name, tracker, False
 
     def __call__(self, event: training.Event) -> None:
-        """Write what an epoch came to; close the files of a run that ended."""
-        match event:
-            case training.EpochEnded(member, record):
-                writer = self._writers.get(member.run.id) or self._open(member.run, record)
-                for name, value in list_scalars(record).items():
-                    writer.add_scalar(name, value, record["step"])
-                writer.flush()
-            case training.RunEnded(member) if member.run.id in self._writers:
-                self._writers.pop(member.run.id).close()
+        """Hand an event on, unless the tracker failed before."""
+        if self._has_failed:
+            return
+        try:
+            self._tracker(event)
+        except Exception as error:  # a border to other people's code: disks, servers, their own faults
+            self._has_failed = True
+            said = f"no more is logged to {self._name}: {_describe(error)}; training goes on without it"
+            terminal.log(said, "yellow")
 
-    def _open(self, run: training.AnyRun, record: Mapping[str, Any]) -> Any:
-        """Open a run's files; what a stopped run had written after the step it goes on from is not shown."""
-        writer_of: Callable[..., Any] = _import("tensorboard").SummaryWriter
-        writer = writer_of(log_dir=str(self._folder / run.id / "tensorboard"), purge_step=record["step"])
+
+def _describe(error: Exception) -> str:
+    """Return what an error says in a line, without the passwords and tokens of the URLs in it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return terminal.shorten(mask_urls(text), _MOST_SAID)
+
+
+def mask_urls(text: str) -> str:
+    """Return a text whose URLs have neither a password nor what follows `?`."""
+    hidden = re.sub(r"(\w+://)[^\s'\"`]*@", r"\1***@", text)
+    return re.sub(r"(\w+://[^\s?'\"`]*)\?[^\s'\"`]*", r"\1", hidden)
+
+
+class TensorBoardTracker:
+    """A listener that writes scalars into `tensorboard/` in each run's folder: `tensorboard --logdir STORE/runs`.
+
+    Each epoch is appended and closed at once, not by TensorBoard's own thread: an error is raised where it happens.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._files = folder, dict[str, Path]()
+
+    def __call__(self, event: training.Event) -> None:
+        """Write what an epoch came to."""
+        if not isinstance(event, training.EpochEnded):
+            return
+        from torch.utils.tensorboard import summary
+
+        run, record = event.member.run, event.record
+        file = self._files.get(run.id) or self._begin(run, record["step"])
+        scalars = [summary.scalar(name, value) for name, value in list_scalars(record).items()]
+        _append_events(file, [{"step": record["step"], "summary": scalar} for scalar in scalars])
+
+    def _begin(self, run: training.AnyRun, step: int) -> Path:
+        """Begin a run's file; what a stopped run had written from this step on is not shown."""
+        from tensorboard.compat.proto.event_pb2 import SessionLog
+        from torch.utils.tensorboard import summary
+
+        file = self._folder / run.id / "tensorboard" / f"events.out.tfevents.{time.time_ns()}"
+        file.parent.mkdir(parents=True, exist_ok=True)
         settings = "\n".join(f"    {key} = {value}" for key, value in list_settings(run).items())
-        writer.add_text("settings", settings, 0)
-        self._writers[run.id] = writer
-        return writer
+        start = SessionLog(status=SessionLog.START)
+        first: list[dict[str, Any]] = [{"file_version": "brain.Event:2"}, {"step": step, "session_log": start}]
+        _append_events(file, [*first, {"step": 0, "summary": summary.text("settings", settings)}])
+        self._files[run.id] = file
+        return file
+
+
+def _append_events(file: Path, events: Sequence[Mapping[str, Any]]) -> None:
+    """Append events to a file of TensorBoard, each with the time of now."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    with file.open("ab") as opened:
+        records = RecordWriter(opened)
+        for event in events:
+            records.write(Event(wall_time=time.time(), **event).SerializeToString())
 
 
 class MLflowTracker:
     """A listener that logs runs to MLflow: $MLFLOW_TRACKING_URI, in $MLFLOW_EXPERIMENT_NAME or `inlay`."""
 
     def __init__(self, folder: Path) -> None:
-        self._mlflow = _import("mlflow")
-        self._client = self._mlflow.MlflowClient()
+        mlflow = _import("mlflow")
         self._runs: dict[str, str] = {}
-        self._has_failed = False
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "inlay"
         try:
+            self._client = mlflow.MlflowClient()
             found = self._client.get_experiment_by_name(name)
             self._experiment = self._client.create_experiment(name) if found is None else found.experiment_id
-        except self._mlflow.MlflowException as error:
-            uri = self._mlflow.get_tracking_uri()
-            raise InlayError(f"cannot log to MLflow at `{uri}`: {error}", "see $MLFLOW_TRACKING_URI") from None
+        except Exception as error:  # of MLflow, of its database, of its HTTP client
+            where = mask_urls(str(mlflow.get_tracking_uri()))
+            raise InlayError(
+                f"cannot log to MLflow at `{where}`: {_describe(error)}",
+                "see $MLFLOW_TRACKING_URI, or leave out `--log mlflow`",
+            ) from None
 
     def __call__(self, event: training.Event) -> None:
         """Log what an epoch came to; end the run in MLflow when it ends here."""
-        if self._has_failed:
-            return
-        with self._told():
-            match event:
-                case training.EpochEnded(member, record):
-                    run_id = self._runs.get(member.run.id) or self._begin(member.run)
-                    for name, value in list_scalars(record).items():
-                        self._client.log_metric(run_id, name, value, step=record["step"])
-                case training.RunEnded(member) if member.run.id in self._runs:
-                    has_diverged = member.progress.status == training.DIVERGED
-                    self._client.set_terminated(self._runs.pop(member.run.id), "FAILED" if has_diverged else "FINISHED")
+        match event:
+            case training.EpochEnded(member, record):
+                run_id = self._runs.get(member.run.id) or self._begin(member.run)
+                for name, value in list_scalars(record).items():
+                    self._client.log_metric(run_id, name, value, step=record["step"])
+            case training.RunEnded(member) if member.run.id in self._runs:
+                has_diverged = member.progress.status == training.DIVERGED
+                self._client.set_terminated(self._runs.pop(member.run.id), "FAILED" if has_diverged else "FINISHED")
 
     def _begin(self, run: training.AnyRun) -> str:
         """Begin a run in MLflow, or go on with the one that a stopped training left."""
@@ -125,14 +177,6 @@ class MLflowTracker:
                 self._client.log_param(run_id, key, value[:_MOST_LETTERS])
         self._runs[run.id] = run_id
         return run_id
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        try:
-            yield
-        except self._mlflow.MlflowException as error:
-            self._has_failed = True
-            terminal.log(f"no more is logged to MLflow: {error}", "yellow")
 
 
 _TRACKERS: dict[str, Callable[[Path], training.Emit]] = {

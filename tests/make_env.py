@@ -22,7 +22,8 @@ def make_environment(folder: Path, packages: Sequence[str]) -> Path:
         return python
     venv.create(folder, with_pip=True)
     subprocess.run(
-        [python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *packages], check=True
+        [python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *packages],
+        check=True,
     )
     show = "import sysconfig; print(sysconfig.get_path('purelib'))"
     found = subprocess.run([python, "-c", show], check=True, capture_output=True, text=True).stdout.strip()

@@ -34,7 +34,7 @@ ARROWS = {
     "serving": LEAVES | ROOMS,
     "explore": LEAVES | ROOMS | {"training", "serving"},
     "exchange": LEAVES | ROOMS | {"training", "serving"},
-    "stream": LEAVES | ROOMS | {"training", "serving"},
+    "stream": LEAVES | ROOMS | {"training", "serving", "reports"},
     "studies": LEAVES | ROOMS | {"training", "serving", "explore", "cluster"},
     "reports": LEAVES | ROOMS | {"training", "serving"},
     "cluster": LEAVES | ROOMS | {"training"},

@@ -44,9 +44,8 @@ def test_tensorboard_reads_every_epoch_of_every_run(tiny_bert, tmp_path):
 @pytest.mark.mlflow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of sqlalchemy, in MLflow
 def test_mlflow_has_settings_and_scores_and_no_text(tiny_bert, tmp_path, monkeypatch):
-    import mlflow
-    import mlflow.sklearn  # only the whole package has it; `mlflow-skinny` has no database either
-
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow.server.handlers", reason="mlflow-skinny, which has no database")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     (run,), (result,) = train(tiny_bert, tmp_path, ["mlflow"])
     client = mlflow.MlflowClient()
@@ -78,7 +77,7 @@ def test_a_full_disk_ends_the_log_and_not_the_training(tiny_bert, tmp_path, monk
         append(file, events)
 
     monkeypatch.setattr(trackers, "_append_events", fill_up)
-    (run,), (result,) = train(tiny_bert, tmp_path, ["tensorboard"])
+    _, (result,) = train(tiny_bert, tmp_path, ["tensorboard"])
     assert result.status == "finished"
     assert len(result.history) == 3
     assert len(calls) == 3, "asked no more after it failed"
@@ -101,7 +100,9 @@ class FakeMLflow(SimpleNamespace):
 
     def __init__(self, num_answers: int) -> None:
         self.left, self.calls = num_answers, 0
-        super().__init__(MlflowClient=lambda: self, get_tracking_uri=lambda: "http://me:s3cret@mlflow.test/?token=t0ken")
+        super().__init__(
+            MlflowClient=lambda: self, get_tracking_uri=lambda: "http://me:s3cret@mlflow.test/?token=t0ken"
+        )
 
     def get_experiment_by_name(self, name: str):
         self._answer()

@@ -91,8 +91,9 @@ def test_every_kind_of_task_gets_a_page_and_a_card(kind, backbone_of, tmp_path):
     assert page.names.count("h1") == 1
     assert page.names.count("script") == 0
     assert ("svg" in page.names) or kind == "text"
-    assert len(report.points) == (len(task.dev) if KINDS[kind].is_number else 0)
-    assert (report.dev["confusion"] is not None) == KINDS[kind].targets.is_one_label
+    assert [each.side for each in report.details] == ["dev"]
+    assert len(report.main.points) == (len(task.dev) if KINDS[kind].is_number else 0)
+    assert (report.main.about["confusion"] is not None) == KINDS[kind].targets.is_one_label
     assert len(report.training.history) >= 2
     assert report.to_markdown().startswith("---\nlibrary_name: inlay\n")
     json.dumps(report.to_json(), allow_nan=False)
@@ -111,11 +112,18 @@ def test_the_numbers_are_those_of_the_rows(backbone_of, tmp_path):
     train_labels = np.bincount(task.train.targets)
     assert report.sides[0].labels == {"ham": train_labels[0], "spam": train_labels[1]}
     assert report.sides[0].median_words == 5
-    counts = np.array(report.dev["confusion"]["counts"])
-    assert counts.sum() == len(task.dev)
-    assert report.num_errors == counts.sum() - np.trace(counts)
-    confidences = [row["confidence"] for row in report.unsure]
-    assert confidences == sorted(confidences)
+    assert [each.side for each in report.details] == ["test", "dev"], "what tells most comes first"
+    for details, rows in zip(report.details, (task.test, task.dev), strict=True):
+        counts = np.array(details.about["confusion"]["counts"])
+        assert counts.sum() == len(rows)
+        assert details.num_errors == counts.sum() - np.trace(counts)
+        confidences = [row["confidence"] for row in details.unsure]
+        assert confidences == sorted(confidences)
+        assert {row["text"] for row in details.unsure} <= set(rows.texts)
+    page = report.to_html()
+    assert page.index("Test rows by their right label") < page.index("Dev rows by their right label")
+    assert page.count("The same of the dev rows") >= 3
+    assert "| label (test rows) |" in report.to_markdown()
     card = report.to_markdown()
     assert "accuracy" in card
     assert not any(line.split(",")[0] in card for line in lines), "a card has no row"

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from inlay import serving, training
+from inlay import pipeline, serving, training
 from inlay.api.arguments import lay_settings, load
 from inlay.data import RowsGiven, Task
 from inlay.errors import BadConfig, speaking_python
@@ -107,17 +107,23 @@ def fit(
     store: Store | None = None,
     settings: FitSettings | None = None,
     emit: Emit = ignore,
+    *,
+    report: bool = True,
 ) -> list[Result]:
     """Train `runs` on `backbone` together, each in its own slot; finished ones are read back, stopped ones go on.
 
     Their folders lie in `store`. `settings` say how memory is used. `emit` is called with every event
-    (`inlay.training.events`): steps, scored epochs, runs that ended.
+    (`inlay.training.events`): steps, scored epochs, runs that ended. `report` writes a brief page and a model card into
+    each run's folder.
 
     >>> inlay.fit([run], backbone)
     [Result(... finished, dev ... at epoch ... of 8, ... s)]
     """
     folder = (store or Store()).root / "runs"
-    return training.fit(runs, backbone, folder, settings or FitSettings(), emit)
+    results = training.fit(runs, backbone, folder, settings or FitSettings(), emit)
+    if report:
+        pipeline.write_briefly(runs, results, backbone, folder)
+    return results
 
 
 @speaking_python()

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli.rooms import explore, pipeline
+from inlay.cli.rooms import explore, pipeline, reports
 from inlay.cli.screen import numbers
 from inlay.cli.train import ResumeOption
 from inlay.settings import FitSettings
@@ -53,6 +53,7 @@ def learn_curve(
     screen.detail(f"learning curve: {listed} rows, {draws} draws of each")
     runs = [each for _, _, each in made]
     results = pipeline.fit_runs(runs, backbone, opened.root / "runs", dataclasses.replace(effort, restart=not resume))
+    pipeline.write_briefly(runs, results, backbone, opened.root / "runs", reports.OF_A_SHARE)
     curve = explore.fit_curve(task, explore.read_points(made, results))
     if picture is not None:
         write_atomically(picture, explore.draw_learning_curve(curve, picture.suffix))

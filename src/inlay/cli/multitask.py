@@ -12,9 +12,9 @@ import typer
 
 from inlay.cli import flags, screen
 from inlay.cli.plan import describe_times, describe_totals
-from inlay.cli.rooms import data, model, pipeline, training
+from inlay.cli.rooms import data, model, pipeline, reports, training
 from inlay.cli.screen import numbers
-from inlay.cli.train import PublishOption, ResumeOption
+from inlay.cli.train import PublishOption, ReportOption, ResumeOption
 from inlay.errors import BadConfig, Diverged, InlayError, Unsupported
 from inlay.settings import FitSettings, MethodConfig, RunConfig, find_preset, read_toml
 from inlay.store import Store
@@ -49,6 +49,7 @@ def multitask(
     ray_gpus: flags.RayGpusOption = 0,
     publish: PublishOption = True,
     resume: ResumeOption = True,
+    report: ReportOption = True,
     device: flags.DeviceOption = "auto",
     store: flags.StoreOption = None,
     json: flags.JsonOption = False,
@@ -77,9 +78,12 @@ def multitask(
     if not best.tensors:
         raise Diverged(f"run `{best.run_id}` {best.message}", "try a smaller `--lr`, such as a third of it")
     chosen = next(item for item in ready.runs if item.id == best.run_id)
-    report = _put_down(chosen, best, ready, publish=publish)
-    report["seeds"] = [{"run": result.run_id, "mean": result.dev_metric} for result in results]
-    screen.emit_json(report) if json else put_report(report)
+    if report:
+        others = [item for item in ready.runs if item.id != best.run_id]
+        pipeline.write_briefly(others, results, ready.backbone, ready.runs_folder)
+    found = _put_down(chosen, best, ready, publish=publish, writes_report=report)
+    found["seeds"] = [{"run": result.run_id, "mean": result.dev_metric} for result in results]
+    screen.emit_json(found) if json else put_report(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,9 +252,12 @@ def _put_counts(made: training.JointPlan) -> None:
     )
 
 
-def _put_down(run: training.JointRun, result: training.Result, ready: _Ready, *, publish: bool) -> dict[str, Any]:
+def _put_down(
+    run: training.JointRun, result: training.Result, ready: _Ready, *, publish: bool, writes_report: bool
+) -> dict[str, Any]:
     trained = training.materialize(run, result, ready.backbone)
     tasks = [finish_task(item, ready.backbone, ready.store, publish=publish) for item in trained]
+    page = _write_report(run, result, ready, list(zip(trained, tasks, strict=True))) if writes_report else None
     tested = [(item["test"] or {}).get(item["metric"]) for item in tasks]
     known = [score for score in tested if score is not None]
     return {
@@ -263,8 +270,29 @@ def _put_down(run: training.JointRun, result: training.Result, ready: _Ready, *,
         "test_mean": sum(known) / len(known) if known and len(known) == len(tested) else None,
         "seconds": result.seconds,
         "folder": str(ready.runs_folder / run.id),
+        "report": None if page is None else str(page),
         "tasks": tasks,
     }
+
+
+def _write_report(
+    run: training.JointRun,
+    result: training.Result,
+    ready: _Ready,
+    finished: Sequence[tuple[training.Trained, dict[str, Any]]],
+) -> Path | None:
+    """Write the report on the run and on each of its tasks; what it cannot be written of is said."""
+    parts = []
+    for item, task in finished:
+        version = None if task["reference"] is None else ready.store.resolve(task["reference"])
+        parts.append(reports.PublishedPart(item, version, task["test"]))
+    prepared = training.PreparedRun(finished[0][0].run, ready.backbone, ready.store)
+    try:
+        with screen.working("writing the reports"):
+            return reports.write_joint_report(run, result, parts, prepared)
+    except InlayError as error:
+        screen.detail(f"no report was written: {error.message}")
+        return None
 
 
 def finish_task(item: training.Trained, backbone: model.Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
@@ -300,4 +328,6 @@ def put_report(report: dict[str, Any]) -> None:
         trained = f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"
         mean = mean if test is None else f"{mean} on dev, {screen.score(test)} on test"
         pairs = {"mean": mean, "trained": trained, **pairs}
+    if report.get("report"):
+        pairs["report"] = report["report"]
     screen.emit_pairs(pairs)

@@ -11,6 +11,7 @@ import typer
 
 from inlay.cli import flags, screen
 from inlay.cli.rooms import pipeline
+from inlay.cli.train import ReportOption
 from inlay.errors import BadConfig, Missing
 from inlay.settings import FitSettings
 
@@ -53,6 +54,7 @@ def stream(
         str | None,
         typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name [default: minilm]"),
     ] = None,
+    report: ReportOption = True,
     device: flags.DeviceOption = "auto",
     store: flags.StoreOption = None,
     json: flags.JsonOption = False,
@@ -76,7 +78,9 @@ def stream(
 
     from inlay.stream import StreamSettings, watch_folder
 
-    watch = StreamSettings(together=together, settle_s=settle_s, every_s=every_s, once=once, fit=effort)
+    watch = StreamSettings(
+        together=together, settle_s=settle_s, every_s=every_s, once=once, fit=effort, writes_reports=report
+    )
     result = watch_folder(folder, loaded, kept, settings, watch, lambda event: _show(event, as_json=json))
     if once and result.is_interrupted:
         raise KeyboardInterrupt("not everything is done; the same command goes on where it was")

@@ -11,7 +11,7 @@ import typer
 from inlay.cli import flags, screen
 from inlay.cli.rooms import explore, pipeline
 from inlay.cli.screen import numbers
-from inlay.cli.train import NameOption, PublishOption, ResumeOption, put_report
+from inlay.cli.train import NameOption, PublishOption, ReportOption, ResumeOption, put_report
 from inlay.settings import FitSettings
 
 _AXES = ("method", "size", "lr", "epochs", "batch_size")
@@ -39,6 +39,7 @@ def sweep(
     publish: PublishOption = True,
     name: NameOption = None,
     resume: ResumeOption = True,
+    report: ReportOption = True,
     log: flags.LogOption = None,
     device: flags.DeviceOption = "auto",
     store: flags.StoreOption = None,
@@ -56,7 +57,8 @@ def sweep(
     grid = explore.make_grid(run.resolve(opened), axes, seeds)  # impossible values are refused before anything is read
     cluster = None if on is None else pipeline.parse_cluster(on, ray_cpus, ray_gpus)
     fit = dataclasses.replace(effort, restart=not resume)
-    wishes = pipeline.TrainWishes(name, publish, fit=fit, cluster=cluster, trackers=tuple(log or ()))
+    how: dict[str, Any] = {"cluster": cluster, "trackers": tuple(log or ()), "writes_report": report}
+    wishes = pipeline.TrainWishes(name, publish, fit=fit, **how)
     found = pipeline.sweep_and_publish(axes, grid, wishes, lambda first: pipeline.prepare(first, opened, device, name))
     if found is None:  # the first process has the last word
         return

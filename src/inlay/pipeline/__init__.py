@@ -15,6 +15,7 @@ from inlay.pipeline.backbones import (
     open_once,
     open_stored,
 )
+from inlay.pipeline.brief_reports import write_briefly
 from inlay.pipeline.evaluation import EvaluationReport, ScoredVersion, evaluate, list_mistakes
 from inlay.pipeline.folds import CrossValidated, cross_validate
 from inlay.pipeline.preparation import describe_run, describe_task, load_task, name_of, prepare
@@ -57,4 +58,5 @@ __all__ = [
     "read_budget",
     "sweep_and_publish",
     "train_and_publish",
+    "write_briefly",
 ]

@@ -6,7 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from inlay import data, terminal, training
+from inlay import data, reports, terminal, training
+from inlay.pipeline.brief_reports import write_briefly
 from inlay.pipeline.progress import fit_runs
 from inlay.settings import FitSettings
 
@@ -26,7 +27,9 @@ class CrossValidated:
         return report if self.label_errors is None else {**report, "label_errors": self.label_errors.to_json()}
 
 
-def cross_validate(ready: training.PreparedRun, num_folds: int, settings: FitSettings) -> CrossValidated | None:
+def cross_validate(
+    ready: training.PreparedRun, num_folds: int, settings: FitSettings, *, writes_reports: bool = True
+) -> CrossValidated | None:
     """Train a run for every fold together, and score the rows each left out; None in all processes but the first."""
     planned = training.make_fold_runs(ready.run, num_folds, ready.backbone, ready.store)
     for text in planned.folds.notes:
@@ -41,6 +44,8 @@ def cross_validate(ready: training.PreparedRun, num_folds: int, settings: FitSet
     results = fit_runs(planned.runs, ready.backbone, ready.runs_folder, quiet)
     if not terminal.is_main_process():
         return None
+    if writes_reports:
+        write_briefly(planned.runs, results, ready.backbone, ready.runs_folder, reports.OF_A_FOLD)
     with terminal.working("answering the rows that folds left out"):
         scores = training.judge_folds(planned, results, ready.backbone)
     if scores.probabilities is None:

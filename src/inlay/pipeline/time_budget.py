@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inlay import terminal, training
+from inlay import reports, terminal, training
 from inlay.errors import BadConfig, StoreDamaged
+from inlay.pipeline.brief_reports import write_briefly
 from inlay.pipeline.progress import fit_runs
 from inlay.settings import FitSettings, RunConfig, digest
 from inlay.store import write_atomically
@@ -73,7 +74,13 @@ class Budget:
     """whether all of them had been trained before"""
 
     def train(
-        self, ready: training.PreparedRun, asked: RunConfig, settings: FitSettings, trackers: Sequence[str] = ()
+        self,
+        ready: training.PreparedRun,
+        asked: RunConfig,
+        settings: FitSettings,
+        trackers: Sequence[str] = (),
+        *,
+        writes_reports: bool = True,
     ) -> tuple[training.PreparedRun, training.Result, bool]:
         """Train the candidates for a run; return the best one, ready to be published, and whether all were known."""
         # 1. find the folder of this command's candidates: the same for the same data, settings and budget
@@ -104,6 +111,8 @@ class Budget:
         self.metric = contest.metric
         by_id = {run.id: run for run in runs}
         self.candidates = [_describe_candidate(by_id[run_id], standings[run_id], results[run_id]) for run_id in order]
+        if writes_reports:
+            write_briefly(runs, trained, ready.backbone, folder, reports.OF_A_CANDIDATE)
         chosen, result = by_id[order[0]], results[order[0]]
         own_folder: Path | None = folder
         if result.status == "finished":

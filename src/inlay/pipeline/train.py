@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inlay import data, explore, terminal, training
+from inlay import data, explore, reports, terminal, training
 from inlay.errors import InlayError
 from inlay.notebook import show_html, show_metrics
+from inlay.pipeline.brief_reports import write_briefly
 from inlay.pipeline.folds import CrossValidated, cross_validate
 from inlay.pipeline.progress import fit_runs
-from inlay.pipeline.run_report import write_run_report
 from inlay.pipeline.time_budget import Budget
 from inlay.settings import FitSettings, RunConfig
 from inlay.store import Version
@@ -135,12 +135,16 @@ def train_and_publish(
     `asked` are the settings before what was open in them was resolved: a budget tries values for those.
     """
     # 1. train: the folds first, if there are any, then the run or the candidates of a budget
-    validated = None if wishes.folds is None else cross_validate(ready, wishes.folds, wishes.fit)
+    validated = None
+    if wishes.folds is not None:
+        validated = cross_validate(ready, wishes.folds, wishes.fit, writes_reports=wishes.writes_report)
     if budget is None:
         was_finished = ready.is_finished
         result = fit_runs([ready.run], ready.backbone, ready.runs_folder, wishes.fit, trackers=wishes.trackers)[0]
     else:
-        ready, result, was_finished = budget.train(ready, asked, wishes.fit, wishes.trackers)
+        ready, result, was_finished = budget.train(
+            ready, asked, wishes.fit, wishes.trackers, writes_reports=wishes.writes_report
+        )
     if not terminal.is_main_process():  # the first process reports
         return None
     # 2. publish
@@ -198,6 +202,9 @@ def sweep_and_publish(
     if not terminal.is_main_process():
         return None
     ranking = explore.rank(runs, results, tuple(axes))
+    others = [run for run in runs if run.id != ranking.best.run_id]
+    if wishes.writes_report:
+        write_briefly(others, results, ready.backbone, ready.runs_folder)
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)
     return SweepReport(ranking, _add_report(finish_run(chosen, best, wishes), wishes))
@@ -210,7 +217,8 @@ def _add_report(finished: TrainReport, wishes: TrainWishes) -> TrainReport:
         try:
             with terminal.working("writing the report"):
                 test = finished.metrics.get("test")
-                page = write_run_report(finished.ready, finished.result, finished.version, finished.all_notes, test)
+                known = (finished.ready, finished.result, finished.version, finished.all_notes, test)
+                page = reports.write_run_report(*known)
         except InlayError as error:
             terminal.detail(f"no report was written: {error.message}")
     return dataclasses.replace(finished, about={**finished.about, "report": None if page is None else str(page)})

@@ -40,6 +40,16 @@ if TYPE_CHECKING:
         list_runs,
         list_unneeded_runs,
     )
+    from inlay.reports.run_reports import (
+        OF_A_CANDIDATE,
+        OF_A_FOLD,
+        OF_A_SHARE,
+        UNCHOSEN,
+        PublishedPart,
+        write_brief_reports,
+        write_joint_report,
+        write_run_report,
+    )
     from inlay.reports.snippets import write_client, write_curl
     from inlay.reports.task_report import (
         TaskReport,
@@ -91,6 +101,10 @@ _HOMES = {
     "inlay.reports.run_folders": (
         *("Deleted", "RunEntry", "compare_runs", "delete_runs", "find_runs", "list_runs", "list_unneeded_runs"),
     ),
+    "inlay.reports.run_reports": (
+        *("OF_A_CANDIDATE", "OF_A_FOLD", "OF_A_SHARE", "UNCHOSEN", "PublishedPart"),
+        *("write_brief_reports", "write_joint_report", "write_run_report"),
+    ),
     "inlay.reports.snippets": ("write_client", "write_curl"),
     "inlay.reports.task_report": (
         *("TaskReport", "TrainedTensors", "TrainingFacts", "report_on", "report_version", "write_reports"),
@@ -106,11 +120,16 @@ _HOMES = {
 __getattr__ = import_lazily(__name__, _HOMES)
 
 __all__ = [
+    "OF_A_CANDIDATE",
+    "OF_A_FOLD",
+    "OF_A_SHARE",
     "SHOWN_LABELS",
+    "UNCHOSEN",
     "Deleted",
     "EvaluatedRow",
     "Evaluation",
     "Forgotten",
+    "PublishedPart",
     "RunEntry",
     "TaskReport",
     "TrainedTensors",
@@ -155,7 +174,10 @@ __all__ = [
     "show_number",
     "show_score",
     "spell_row",
+    "write_brief_reports",
     "write_client",
     "write_curl",
+    "write_joint_report",
     "write_reports",
+    "write_run_report",
 ]

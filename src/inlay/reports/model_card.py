@@ -19,7 +19,7 @@ _LINKS = re.compile(r"(?i)\b(https?:|ftp:|www|mailto:)(?=[/.\w])")
 def write_card(report: TaskReport) -> str:
     """Return the model card of a report."""
     parts = [
-        *(_write_head(report), f"# {_escape(report.reference)}", _summarise(report)),
+        *(_write_head(report), f"# {escape_markdown(report.reference)}", _summarise(report)),
         *("## How to use it", *_show_use(report)),
         *("## What it was trained on", *_describe_data(report)),
         *("## Scores", *_list_scores(report)),
@@ -61,15 +61,19 @@ def _summarise(report: TaskReport) -> str:
     )
     what = f"kind `{report.kind}`"
     if report.labels:
-        labels = ", ".join(map(_escape, report.labels[:_MOST_LABELS]))
+        labels = ", ".join(map(escape_markdown, report.labels[:_MOST_LABELS]))
         left = len(report.labels) - _MOST_LABELS
         what += f", {plural(len(report.labels), 'label')}: {labels}" + (f" and {left} more" if left > 0 else "")
     scored = f"{first_large(metric_words(report.metric))}: **{show_score(value, report.metric)}**{interval}"
-    base = f"A task of {what}. It is an adapter for the frozen backbone {_escape(str(report.backbone['name']))}."
+    base = (
+        f"A task of {what}. It is an adapter for the frozen backbone {escape_markdown(str(report.backbone['name']))}."
+    )
     return f"{base}\n\n{scored}, on {plural(main.num_rows, main.side + ' row')}."
 
 
 def _show_use(report: TaskReport) -> list[str]:
+    if not report.digest:
+        return ["This run is not in the store. Training with its settings reads it back and publishes it."]
     text, pair = "a text", "the second text" if report.has_pairs else None
     return [
         f"```sh\n{write_command(report.name, text, pair)}\n```",
@@ -83,11 +87,11 @@ def _describe_data(report: TaskReport) -> list[str]:
     rows = [
         [side.side, f"{side.num_rows:,}", f"{side.median_words:,}", f"{side.long_words:,}"] for side in report.sides
     ]
-    parts = [_table(["side", "rows", "words, median", "95% have at most"], rows)]
+    parts = [draw_markdown_table(["side", "rows", "words, median", "95% have at most"], rows)]
     labels = list(dict.fromkeys(label for side in report.sides for label in side.labels))[:_MOST_LABELS]
     if labels:
         counts = [[label, *(f"{side.labels.get(label, 0):,}" for side in report.sides)] for label in labels]
-        parts.append(_table(["label", *(side.side for side in report.sides)], counts))
+        parts.append(draw_markdown_table(["label", *(side.side for side in report.sides)], counts))
     return [*parts, f"Digest of the rows: `{report.data_digest}`"]
 
 
@@ -102,13 +106,17 @@ def _list_scores(report: TaskReport) -> list[str]:
             cells.append(show_score(value, name) + bounds)
         rows.append(cells)
     heads = ["metric", *(f"{side.side}, {plural(side.num_rows, 'row')} (95% interval)" for side in report.scores)]
-    parts = [_table(heads, rows)]
-    if report.dev["labels"]:
+    parts = [draw_markdown_table(heads, rows)]
+    if report.main is not None and report.main.about["labels"]:
         scores = [
             [item["label"], *(percent(item[name]) for name in ("precision", "recall", "f1")), f"{item['support']:,}"]
-            for item in report.dev["labels"][:_MOST_LABELS]
+            for item in report.main.about["labels"][:_MOST_LABELS]
         ]
-        parts.append(_table(["label (dev rows)", "precision", "recall", "F1", "rows"], scores))
+        parts.append(
+            draw_markdown_table([f"label ({report.main.side} rows)", "precision", "recall", "F1", "rows"], scores)
+        )
+    if report.main is None:
+        parts.append(escape_markdown(report.left_out))
     return parts
 
 
@@ -131,21 +139,23 @@ def _list_limits(report: TaskReport) -> str:
     lines = ["Dev rows chose the best epoch: scores on them are a little too good."]
     if all(side.side != "test" for side in report.scores):
         lines.append("There were no test rows: no score here is of rows that training never looked at.")
-    if report.dev["confusion"] or report.dev["labels"]:
-        weak = [item["label"] for item in report.dev["labels"] if item["support"] < 10]
+    if report.main is not None:
+        weak = [item["label"] for item in report.main.about["labels"] if item["support"] < 10]
         if weak:
-            shown = ", ".join(map(_escape, weak[:10]))
-            lines.append(f"Fewer than ten dev rows judge {plural(len(weak), 'label')}, such as {shown}.")
+            shown = ", ".join(map(escape_markdown, weak[:10]))
+            judge = f"Fewer than ten {report.main.side} rows judge"
+            lines.append(f"{judge} {plural(len(weak), 'label')}, such as {shown}.")
     lines.append("It answers texts like those it was trained on; of others (`inlay drift`) these scores say nothing.")
     lines.append("What it may be used for, and what not, is for whoever publishes it to say here.")
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [heads, ["---"] * len(heads), *([_escape(cell) for cell in row] for row in rows)]
+def draw_markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
+    lines = [heads, ["---"] * len(heads), *([escape_markdown(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return a text as Markdown that says just it: hubs show the HTML and the links that Markdown has."""
     return _LINKS.sub("\\1&#8203;", _SPECIAL.sub(r"\\\1", clean(" ".join(text.split()))))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from inlay.reports.diagrams import Plot, draw_calibration, draw_epochs, draw_pairs
 from inlay.reports.markup import Html, join, tag, ticked
 from inlay.reports.report_style import STYLE
 from inlay.reports.snippets import LOCAL_SERVICE, write_command, write_curl, write_library
-from inlay.reports.task_report import SideScores, TaskReport
+from inlay.reports.task_report import SideDetails, SideScores, TaskReport
 from inlay.reports.version_reports import SHOWN_LABELS, choose_labels
 from inlay.reports.wording import (
     duration,
@@ -38,13 +38,18 @@ def draw_report(report: TaskReport) -> str:
     for anchor, title, body in sections:
         heading = tag("h2", {"id": f"{anchor}-title"}, title)
         parts.append(tag("section", {"id": anchor, "aria-labelledby": f"{anchor}-title"}, heading, body))
+    return frame_page(f"{report.reference}: report", parts)
+
+
+def frame_page(title: str, parts: Sequence[Html]) -> str:
+    """Return a whole page of these parts."""
     head = join(
         [
             tag("meta", {"charset": "utf-8"}),
             tag("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
             tag("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
             tag("meta", {"name": "referrer", "content": "no-referrer"}),
-            tag("title", None, f"{report.reference}: report"),
+            tag("title", None, title),
             Html(f"<style>{STYLE}</style>"),
         ],
         "\n",
@@ -94,7 +99,9 @@ def _draw_scores(report: TaskReport) -> _Section:
     notes = [_say_drawn(side) for side in report.scores if side.num_judged < side.num_rows]
     dev = "Dev rows chose the best epoch, and probabilities and thresholds were fitted on them: scores there are a "
     notes += [dev + "little too good. Rows that were not looked at while training tell more."]
-    body = join([_table("Scores", heads, rows, num_words=1), *(tag("p", {"class": "soft"}, note) for note in notes)])
+    body = join(
+        [draw_table("Scores", heads, rows, num_words=1), *(tag("p", {"class": "soft"}, note) for note in notes)]
+    )
     return "scores", "Scores", body
 
 
@@ -109,7 +116,7 @@ def _draw_data(report: TaskReport) -> _Section:
         numbers = (side.num_rows, side.median_words, side.long_words)
         cells = [tag("th", {"scope": "row"}, side.side), *(tag("td", _NUMBER, show_number(each)) for each in numbers)]
         rows.append([*cells, tag("td", None, side.path or "memory")])
-    parts: list[Html | None] = [_table("Rows", heads, rows, num_words=1)]
+    parts: list[Html | None] = [draw_table("Rows", heads, rows, num_words=1)]
     labels = list(dict.fromkeys(label for side in report.sides for label in side.labels))
     if labels:
         lines = [
@@ -120,7 +127,7 @@ def _draw_data(report: TaskReport) -> _Section:
             for label in labels[:_MOST_LABELS]
         ]
         heads = ["Label", *(side.side for side in report.sides)]
-        parts.append(_table("Rows of each label", heads, lines, num_words=1))
+        parts.append(draw_table("Rows of each label", heads, lines, num_words=1))
         parts.append(_say_more(len(labels), _MOST_LABELS, "label"))
     parts.append(tag("p", {"class": "soft"}, "Digest of the rows: ", tag("code", None, report.data_digest)))
     return "data", "Data", join(parts)
@@ -135,12 +142,29 @@ def _list_notes(report: TaskReport) -> _Section:
     return "found", "What was inferred", tag("ul", None, *items) if items else Html()
 
 
+def _of_sides(report: TaskReport, draw: Callable[[SideDetails], Html]) -> Html:
+    """Return what is drawn of the main side, and the same of the other one, folded."""
+    drawn = [(item.side, draw(item)) for item in report.details]
+    if not drawn or not drawn[0][1]:
+        return Html()
+    folded = [
+        tag("details", None, tag("summary", None, f"The same of the {side} rows"), body)
+        for side, body in drawn[1:]
+        if body
+    ]
+    return join([drawn[0][1], *folded])
+
+
 def _draw_confusion(report: TaskReport) -> _Section:
-    found = report.dev["confusion"]
+    return "confusion", "What was taken for what", _of_sides(report, _draw_matrix)
+
+
+def _draw_matrix(details: SideDetails) -> Html:
+    found = details.about["confusion"]
     if found is None:
-        return "confusion", "Confusion", Html()
+        return Html()
     labels, counts = found["labels"], found["counts"]
-    shown = [labels.index(label) for label in choose_labels(report.dev)]
+    shown = [labels.index(label) for label in choose_labels(details.about)]
     heads = [tag("th", {"scope": "col", "dir": "auto"}, labels[said]) for said in shown]
     rows = []
     for true in shown:
@@ -151,7 +175,7 @@ def _draw_confusion(report: TaskReport) -> _Section:
             look = f"{'r' if true == said else 'w'}{strength}" if strength else "none"
             cells.append(tag("td", {"class": look}, show_number(counts[true][said])))
         rows.append(tag("tr", None, *cells))
-    said = "Dev rows by their right label (down) and the label that was given (across)."
+    said = f"{details.side.title()} rows by their right label (down) and the label that was given (across)."
     caption = tag("caption", {"class": "hidden"}, said)
     head = tag("thead", None, tag("tr", None, tag("td"), *heads))
     table = tag("table", {"class": "confusion"}, caption, head, tag("tbody", None, *rows))
@@ -159,17 +183,18 @@ def _draw_confusion(report: TaskReport) -> _Section:
         f"The {SHOWN_LABELS} of {len(labels)} labels that are confused most." if len(shown) < len(labels) else None
     )
     note = None if left_out is None else tag("p", {"class": "soft"}, left_out)
-    return (
-        "confusion",
-        "What was taken for what",
-        join([tag("p", {"class": "soft"}, said), _scroll("Confusion matrix", table), note]),
-    )
+    title = f"Confusion matrix of the {details.side} rows"
+    return join([tag("p", {"class": "soft"}, said), _scroll(title, table), note])
 
 
 def _list_labels(report: TaskReport) -> _Section:
-    scores = report.dev["labels"]
+    return "labels", "Label by label", _of_sides(report, _score_labels)
+
+
+def _score_labels(details: SideDetails) -> Html:
+    scores = details.about["labels"]
     if not scores:
-        return "labels", "Labels", Html()
+        return Html()
     rows = [
         [
             tag("th", {"scope": "row", "dir": "auto"}, item["label"]),
@@ -180,14 +205,19 @@ def _list_labels(report: TaskReport) -> _Section:
     ]
     words = "Precision: of the rows given a label, the share that has it. Recall: of the rows that have it, the share "
     note = tag("p", {"class": "soft"}, words + "found. F1 is the harmonic mean of both.")
-    table = _table("Dev scores of each label", ["Label", "Precision", "Recall", "F1", "Rows"], rows, num_words=1)
-    return "labels", "Label by label", join([table, _say_more(len(scores), _MOST_LABELS, "label"), note])
+    heads, title = ["Label", "Precision", "Recall", "F1", f"{details.side.title()} rows"], f"{details.side} rows"
+    table = draw_table(f"Scores of each label on the {title}", heads, rows, num_words=1)
+    return join([table, _say_more(len(scores), _MOST_LABELS, "label"), note])
 
 
 def _draw_calibration(report: TaskReport) -> _Section:
-    drawn = draw_calibration(report.dev["calibration"])
+    return "sure", "Is it as sure as it should be?", _of_sides(report, _draw_sureness)
+
+
+def _draw_sureness(details: SideDetails) -> Html:
+    drawn = draw_calibration(details.about["calibration"])
     if drawn is None:
-        return "sure", "Calibration", Html()
+        return Html()
     grid, points = [], []
     for mark in drawn["grid"]:
         grid += [
@@ -207,18 +237,21 @@ def _draw_calibration(report: TaskReport) -> _Section:
     said = (
         "A large dot is many rows. On the dashed line it is right exactly as often as it is sure; hollow dots are too "
     )
-    words = [tag("p", None, drawn["words"]), svg, tag("p", {"class": "soft"}, said + "few rows to tell.")]
-    return "sure", "Is it as sure as it should be?", join(words)
+    spoken = f"Of the {details.side} rows: {drawn['words']}"
+    return join([tag("p", None, spoken), svg, tag("p", {"class": "soft"}, said + "few rows to tell.")])
 
 
 def _draw_numbers(report: TaskReport) -> _Section:
-    plot = draw_pairs(report.points)
+    return "numbers", "Answers and right numbers", _of_sides(report, _draw_points)
+
+
+def _draw_points(details: SideDetails) -> Html:
+    plot = draw_pairs(details.points)
     if plot is None:
-        return "numbers", "Numbers", Html()
+        return Html()
     ideal = tag("line", {"class": "ideal", "x1": 40, "y1": 215, "x2": 310, "y2": 15})
-    said = "Each dot is a dev row. On the dashed line the answer is the right number."
-    words = tag("p", {"class": "soft"}, said)
-    return "numbers", "Answers and right numbers", join([_draw(plot, "the right number", "answer", [ideal]), words])
+    said = f"Each dot is a {details.side} row. On the dashed line the answer is the right number."
+    return join([_draw(plot, "the right number", "answer", [ideal]), tag("p", {"class": "soft"}, said)])
 
 
 def _draw_training(report: TaskReport) -> _Section:
@@ -235,7 +268,9 @@ def _draw_training(report: TaskReport) -> _Section:
     ]
     if not rows:
         return "training", "Training", Html()
-    table = _table("Epochs", ["Epoch", "Training loss", f"Dev {metric_words(report.metric)}", ""], rows, num_words=1)
+    table = draw_table(
+        "Epochs", ["Epoch", "Training loss", f"Dev {metric_words(report.metric)}", ""], rows, num_words=1
+    )
     figures = [
         tag("figure", None, tag("figcaption", None, plot.title), _draw(plot, "epoch", "", [], wide_line=True))
         for plot in plots
@@ -245,24 +280,38 @@ def _draw_training(report: TaskReport) -> _Section:
 
 
 def _list_wrong(report: TaskReport) -> _Section:
+    if report.main is None:
+        return "wrong", "Labels and rows", tag("p", None, ticked(report.left_out))
+    title = "Rows it got wrong" if report.main.about["has_errors"] else "Rows it missed by most"
     if not report.shows_rows:
-        return "wrong", "Rows it got wrong", tag("p", None, "The rows are left out of this report.")
-    has_verdicts = report.dev["has_errors"]
-    title = "Rows it got wrong" if has_verdicts else "Rows it missed by most"
-    if not report.errors:
-        return "wrong", title, tag("p", None, "None of the dev rows.")
-    many = f"{plural(report.num_errors, 'dev row')}, the surest first." if has_verdicts else "The worst first."
-    if has_verdicts and len(report.errors) < report.num_errors:
-        many = f"{len(report.errors)} of {many}"
-    said = " Confident mistakes are often wrong labels: look at the row in its file." if has_verdicts else ""
-    return "wrong", title, join([tag("p", None, many + said), _rows("Rows it got wrong", report.errors)])
+        return "wrong", title, tag("p", None, "The rows are left out of this report.")
+    is_test = report.main.side == "test" and report.main.errors
+    warning = "Mend what you see in the dev rows: test rows that shaped a task no longer judge it."
+    return "wrong", title, join([_of_sides(report, _tell_wrong), tag("p", None, warning) if is_test else None])
+
+
+def _tell_wrong(details: SideDetails) -> Html:
+    if not details.errors:
+        return tag("p", None, f"None of the {details.side} rows.")
+    has_verdicts = details.about["has_errors"]
+    many = plural(details.num_errors, f"{details.side} row")
+    said = f"{many}, the surest first." if has_verdicts else f"Of {many}, the worst first."
+    if has_verdicts and len(details.errors) < details.num_errors:
+        said = f"{len(details.errors)} of {said}"
+    if has_verdicts:
+        said += " Confident mistakes are often wrong labels: look at the row in its file."
+    return join([tag("p", None, said), _rows(f"Wrong {details.side} rows", details.errors)])
 
 
 def _list_unsure(report: TaskReport) -> _Section:
-    if not report.unsure:
-        return "unsure", "Least sure", Html()
-    words = tag("p", None, "The dev rows whose answers it was least sure of, right or wrong.")
-    return "unsure", "Rows it was least sure of", join([words, _rows("Least sure rows", report.unsure)])
+    return "unsure", "Rows it was least sure of", _of_sides(report, _tell_unsure)
+
+
+def _tell_unsure(details: SideDetails) -> Html:
+    if not details.unsure:
+        return Html()
+    words = tag("p", None, f"The {details.side} rows whose answers it was least sure of, right or wrong.")
+    return join([words, _rows(f"Least sure {details.side} rows", details.unsure)])
 
 
 def _rows(title: str, rows: Sequence[Mapping[str, Any]]) -> Html:
@@ -281,7 +330,7 @@ def _rows(title: str, rows: Sequence[Mapping[str, Any]]) -> Html:
             ]
         )
     heads = ["Line", "Text", "Right answer", "It said", "How sure"]
-    return _table(title, heads, lines, num_words=0, words=(1, 2, 3))
+    return draw_table(title, heads, lines, num_words=0, words=(1, 2, 3))
 
 
 def _cut(text: str) -> str:
@@ -308,7 +357,7 @@ def _list_costs(report: TaskReport) -> _Section:
         for name, value in settings.items()
         if value is not None
     ]
-    table = _table("Settings", ["Setting", "Value"], rows, num_words=2)
+    table = draw_table("Settings", ["Setting", "Value"], rows, num_words=2)
     folded = tag("details", None, tag("summary", None, "Every setting"), table)
     return "cost", "What it cost", join([tag("dl", {"class": "facts"}, *items), folded])
 
@@ -318,6 +367,9 @@ def _spell(value: Any) -> str:
 
 
 def _show_use(report: TaskReport) -> _Section:
+    if not report.digest:
+        words = "This run is not in the store. Training with its settings reads it back and publishes it."
+        return "use", "How to use it", tag("p", None, words)
     text, pair = "a text", "the second text" if report.has_pairs else None
     pieces = {
         "On the command line": write_command(report.name, text, pair),
@@ -361,7 +413,7 @@ def _svg(words: str, parts: Sequence[Html]) -> Html:
     return tag("svg", {"viewBox": "-12 0 344 254", "role": "img", "aria-label": words}, *parts)
 
 
-def _table(
+def draw_table(
     title: str, heads: Sequence[str], rows: Sequence[Sequence[Html]], *, num_words: int, words: Sequence[int] = ()
 ) -> Html:
     """Return a table; its first `num_words` columns and those of `words` hold words, the others numbers."""

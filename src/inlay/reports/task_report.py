@@ -1,7 +1,8 @@
 """The report on a trained task as data: its rows, its scores with intervals, what it got wrong, what it cost.
 
 The page (`report_page.py`) and the model card (`model_card.py`) are written from it. It is computed by answering the
-dev rows, and the test rows where there are some, with the version's own tensors: as the version would when served.
+dev rows, and the test rows where there are some, with the version's own tensors: as the version would when served. A
+brief report (`run_reports.py`) has only what training wrote of a run, and answers nothing.
 """
 
 from __future__ import annotations
@@ -71,6 +72,21 @@ class SideScores:
 
 
 @dataclass(frozen=True)
+class SideDetails:
+    """The answers to the rows of one side, summed up and, where rows may be shown, one by one."""
+
+    side: str
+    about: Mapping[str, Any]
+    """scores of labels, confusion and calibration, as `make_report` gives them"""
+    errors: tuple[Mapping[str, Any], ...]
+    num_errors: int
+    """rows it got wrong; of numbers, all rows"""
+    unsure: tuple[Mapping[str, Any], ...]
+    points: tuple[tuple[float, float], ...]
+    """of numbers: the target and the answer of some rows"""
+
+
+@dataclass(frozen=True)
 class TaskReport:
     """A report on a trained task. `to_html` is the page, `to_markdown` the model card, `to_json` all of it as data.
 
@@ -98,17 +114,13 @@ class TaskReport:
     data_digest: str
     sides: tuple[SideFacts, ...]
     scores: tuple[SideScores, ...]
-    dev: Mapping[str, Any]
-    """scores of labels, confusion and calibration on the dev rows, as `make_report` gives them"""
-    errors: tuple[Mapping[str, Any], ...]
-    num_errors: int
-    """dev rows it got wrong; of numbers, all rows"""
-    unsure: tuple[Mapping[str, Any], ...]
-    points: tuple[tuple[float, float], ...]
-    """of numbers: the target and the answer of dev rows"""
+    details: tuple[SideDetails, ...]
+    """of the test rows, where there are some, and of the dev rows; none in a brief report"""
     training: TrainingFacts = field(default_factory=TrainingFacts)
     shows_rows: bool = True
     """whether rows are in it at all"""
+    left_out: str = ""
+    """of a brief report: why it has no details, and how to get them"""
 
     def __repr__(self) -> str:
         main = self.main_scores
@@ -120,6 +132,11 @@ class TaskReport:
     def main_scores(self) -> SideScores:
         """The scores that tell most: of test rows, where there are some."""
         return next((each for each in self.scores if each.side == "test"), self.scores[0])
+
+    @property
+    def main(self) -> SideDetails | None:
+        """The details that tell most, of the rows of `main_scores`; None in a brief report."""
+        return self.details[0] if self.details else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as data: `inlay report --json` prints it."""
@@ -143,7 +160,8 @@ class TaskReport:
         scores = {
             each.side: {name: found[0] or math.nan for name, found in each.metrics.items()} for each in self.scores
         }
-        return show_metrics(self.reference, {"kind": self.kind, "wrong dev rows": self.num_errors}, scores)
+        wrong = {f"wrong {each.side} rows": each.num_errors for each in self.details}
+        return show_metrics(self.reference, {"kind": self.kind, **wrong}, scores)
 
 
 @dataclass(frozen=True)
@@ -161,20 +179,17 @@ def report_on(
     trained: TrainedTensors, task: Task, facts: TrainingFacts = TrainingFacts(), *, shows_rows: bool = True
 ) -> TaskReport:
     """Return the report on trained tensors and the rows they were trained on, judged by the dev and test rows."""
-    from inlay.data import KINDS
 
     manifest, version = trained.manifest, trained.version
     if not len(task.dev):
         raise Unsupported(f"task `{task.name}` has no dev rows to report on", "give some with `--data FILE`")
-    scores, judged = [], {}
+    scores: list[SideScores] = []
+    details: list[SideDetails] = []
     for side, rows in (("dev", task.dev), ("test", task.test)):
         if rows is not None and rows.targets is not None and len(rows):
-            judged[side] = _judge(trained, rows)
-            scores.append(_score_side(side, len(rows), *judged[side], manifest.metrics.get(side, {})))
-    dev, scored = judged["dev"]
-    errors = list_errors(dev)
-    step = max(1, -(-len(dev.rows) // _MOST_POINTS))
-    is_number = KINDS[manifest.kind].is_number
+            evaluation, scored = _judge(trained, rows)
+            scores.append(_score_side(side, len(rows), evaluation, scored, manifest.metrics.get(side, {})))
+            details.insert(0, _detail_side(side, evaluation, scored, shows_rows=shows_rows))
     return TaskReport(
         reference=task.name if version is None else version.reference,
         name=task.name if version is None else version.name,
@@ -190,15 +205,27 @@ def report_on(
         settings=manifest.config,
         num_parameters=manifest.num_parameters,
         data_digest=manifest.data_digest,
-        sides=tuple(_describe_sides(task)),
+        sides=describe_sides(task),
         scores=tuple(scores),
-        dev=make_report(dev, scored),
-        errors=tuple(errors[:MOST_ERRORS]) if shows_rows else (),
-        num_errors=len(errors),
-        unsure=tuple(list_unsure(dev, MOST_UNSURE)) if shows_rows else (),
-        points=tuple((row.target, row.given) for row in dev.rows[::step]) if is_number else (),
+        details=tuple(details),
         training=facts,
         shows_rows=shows_rows,
+    )
+
+
+def _detail_side(side: str, evaluation: Evaluation, scored: Report, *, shows_rows: bool) -> SideDetails:
+    from inlay.data import KINDS
+
+    errors = list_errors(evaluation)
+    step = max(1, -(-len(evaluation.rows) // _MOST_POINTS))
+    is_number = KINDS[evaluation.kind].is_number
+    return SideDetails(
+        side=side,
+        about=make_report(evaluation, scored),
+        errors=tuple(errors[:MOST_ERRORS]) if shows_rows else (),
+        num_errors=len(errors),
+        unsure=tuple(list_unsure(evaluation, MOST_UNSURE)) if shows_rows else (),
+        points=tuple((row.target, row.given) for row in evaluation.rows[::step]) if is_number else (),
     )
 
 
@@ -234,7 +261,7 @@ def _score_side(
     return SideScores(side, num_rows, len(evaluation.rows), {name: finite[name] for name in first})  # type: ignore[misc]
 
 
-def _describe_sides(task: Task) -> list[SideFacts]:
+def describe_sides(task: Task) -> tuple[SideFacts, ...]:
     """Return the facts on the rows of each side."""
     import numpy as np
 
@@ -251,7 +278,7 @@ def _describe_sides(task: Task) -> list[SideFacts]:
             counts = dict(zip(labels, map(int, form.count_labels(rows.targets, len(labels))), strict=True))
         long = int(np.quantile(words, 0.95))
         found.append(SideFacts(side, rows.path, len(rows), int(np.median(words)), long, counts))
-    return found
+    return tuple(found)
 
 
 def report_version(

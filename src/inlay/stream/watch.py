@@ -28,6 +28,7 @@ import numpy as np
 from inlay.data import WHOLE_ROW, Split, Task, load_task
 from inlay.errors import DiskFull, Diverged, InlayError, Missing, StoreBusy, StoreDamaged, UnknownName
 from inlay.model import Backbone
+from inlay.reports import write_run_report
 from inlay.serving import Engine, verify
 from inlay.settings import RunConfig, digest, from_tree, write_toml
 from inlay.store import Store, Version
@@ -64,6 +65,8 @@ class StreamSettings:
     """process the files that are there, and end"""
     fit: FitSettings = field(default_factory=FitSettings)
     """settings of the training"""
+    writes_reports: bool = True
+    """whether the folder of each run gets a report and a model card"""
 
 
 @dataclass(frozen=True)
@@ -353,8 +356,20 @@ class _Stream:
             "run": ready.prepared.run.id,
             "dev": result.dev_metrics,
             "trained": was_trained,
+            "report": self._write_report(ready, result, version),
         }
         self._emit(StreamEvent("published", message, item.name, task.name, version.reference, details))
+
+    def _write_report(self, ready: _ReadyFile, result: Result, version: Version) -> str | None:
+        """Write the report on a published file; return where it lies, None if there is none. No task fails for it."""
+        if not self._settings.writes_reports:
+            return None
+        run = ready.prepared.run
+        with suppress(InlayError):
+            notes = [*run.task.notes, *run.start.notes, *run.notes]
+            test = self._store.manifest(version).metrics.get("test")
+            return str(write_run_report(ready.prepared, result, version, notes, test))
+        return None
 
     def _prove(self) -> None:
         """Check every version on this backbone, alone and in mixed batches; raise if one does not stand."""

@@ -88,13 +88,14 @@ from inlay.training.run.publish import (
     report_task,
 )
 from inlay.training.run.run import DIVERGED, STOPPED_EARLY, AnyRun, Result, Run, Trained
-from inlay.training.run.run_folder import is_finished, read_result, read_tensors
+from inlay.training.run.run_folder import JOINT_TASKS, is_finished, read_result, read_tensors
 from inlay.training.run.start import Start, check_method, inherit
 
 __all__ = [
     "ANSWERED",
     "CONTRAST",
     "DIVERGED",
+    "JOINT_TASKS",
     "MAX_COHORT",
     "MAX_STEPS",
     "PROBE",

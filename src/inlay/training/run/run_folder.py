@@ -47,7 +47,7 @@ def write_start(folder: Path, run: AnyRun) -> None:
 
 
 def _keep_settings(config: RunConfig) -> RunConfig:
-    """Return settings as they lie on the disk: the data is found from any folder, and no secret of a link is in them."""
+    """Return settings as they are kept: the data is found from any folder, and no secret of a link is in them."""
     return dataclasses.replace(config, data=keep_places(config.data))
 
 

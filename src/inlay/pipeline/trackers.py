@@ -22,6 +22,8 @@ from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 _RUN_TAG = "inlay.run"
 _MOST_LETTERS = 500  # of a setting's value, by MLflow's rule
 _MOST_SAID = 300  # letters of an error
+# MLflow's own are 7 and 120: four minutes in which a training would stand still because a server is gone.
+_PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 
 
 def open_trackers(names: Sequence[str], folder: Path) -> list[training.Emit]:
@@ -140,6 +142,8 @@ class MLflowTracker:
 
     def __init__(self, folder: Path) -> None:
         mlflow = _import("mlflow")
+        for variable, value in _PATIENCE.items():
+            os.environ.setdefault(variable, value)
         self._runs: dict[str, str] = {}
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "inlay"
         try:

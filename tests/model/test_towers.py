@@ -319,6 +319,22 @@ def test_texts_that_pairs_share_are_read_once_and_answered_as_the_formula_says(t
     assert sum(counted) == len(rows)
 
 
+def test_an_answer_is_the_canonical_one_to_rounding_whoever_shares_its_texts(tiny_bert):
+    """Its last bits may depend on them: invariant 3 says how far."""
+    bank = fill(tiny_bert, tower_spec())
+    spec, tensors = bank.specs[0], bank.read(0)
+    asked = Row(TEXTS[0], 0, other=TEXTS[1])
+    (canonical,) = inference.infer_canonically(tiny_bert, spec, tensors, [asked])
+    within = 1e-5 * max(1.0, float(canonical.abs().max()))
+    others = [Row(first, 0, other=second) for first in TEXTS for second in TEXTS if first is not second]
+    for count in (0, 1, 3, 7, len(others)):
+        for company in (others[:count], others[::-1][:count]):
+            rows = [*company, asked, *company]
+            answers = infer(bank, rows)
+            assert float((answers[len(company)] - canonical).abs().max()) <= within
+            assert torch.equal(infer(bank, rows)[len(company)], answers[len(company)]), "the same request again"
+
+
 def test_pairs_of_different_texts_are_read_as_they_come(tiny_bert, monkeypatch):
     bank = fill(tiny_bert, tower_spec())
     rows = [Row(TEXTS[0], 0, other=TEXTS[1]), Row(TEXTS[2], 0, other=TEXTS[3])]

@@ -1,14 +1,17 @@
 """The move of a service's state from SQLite into Postgres: all rows in one transaction, and then a note in the home.
 
 What always holds: until the note is written the service is on SQLite as before, and from then on it is on Postgres.
-The service must not run meanwhile. Files stay where they are; SQLite's file is kept under another name.
+The service must not run meanwhile, and no command writes: the writer's lock of SQLite is held from before the copy
+until its file has another name, and who waited for it finds the note (`Database.writing`). Files stay where they are;
+SQLite's file is kept, whole: its log is empty when the copy begins.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +27,13 @@ from inlay.service.state.places import Places
 from inlay.service.state.postgres import Postgres
 from inlay.service.state.schema import datasets, jobs, keys, metadata, revisions, tasks
 from inlay.service.state.sqlite import Sqlite
+from inlay.service.state.state_errors import Conflict
 from inlay.service.state.upgrade import bring_up_to_date
 from inlay.store import Store, write_atomically
 
 _ROWS = 1000  # inserted at a time
+_TRIES = 20
+_LOGS = ("-wal", "-shm")
 _MADE_BY_USE = (keys, datasets, jobs, tasks)  # what a database that nobody used yet has no rows of
 
 
@@ -67,29 +73,38 @@ def _move(places: Places, old: Sqlite, new: Postgres) -> MoveReport:
             bring_up_to_date(kind, places, time.time)
     source, target = make_engine(old), make_engine(new)
     try:
-        num_rows = _copy(places, (old, source), (new, target))
+        with telling_sql_errors(old), _holding(old, source) as reading:
+            num_rows = _copy(places, reading, (new, target))
+            write_atomically(places.postgres_note, f"{new.where}\n".encode())
+            kept = _put_aside(places)
     finally:
         source.dispose()
         target.dispose()
-    write_atomically(places.postgres_note, f"{new.where}\n".encode())
+    _clear_logs(kept)
     with closing(Database.open(places.home)):  # as every later start does
         pass
-    return MoveReport(new.where, num_rows, _put_aside(places))
+    return MoveReport(new.where, num_rows, kept)
 
 
-def _copy(places: Places, old: tuple[Sqlite, Engine], new: tuple[Postgres, Engine]) -> int:
+@contextmanager
+def _holding(old: Sqlite, source: Engine) -> Iterator[Connection]:
+    """Give a connection that shuts out all writers of SQLite, whose file has all that was ever written."""
+    for _ in range(_TRIES):
+        old.checkpoint()
+        with source.connect() as connection, old.as_writer(connection).begin():
+            if not _size_of(_log_of(old.path)):  # nobody wrote since, and nobody can now
+                yield connection
+                return
+    hint = "end whatever uses it (`fuser` names it), and begin again; nothing was changed"
+    raise Conflict(f"another process reads `{old.path}`, so what was written last cannot be brought into it", hint)
+
+
+def _copy(places: Places, reading: Connection, new: tuple[Postgres, Engine]) -> int:
     """Copy every row in one transaction; return how many there are."""
-    (from_kind, source), (to_kind, target) = old, new
+    kind, target = new
     num_rows = 0
-    with (
-        telling_sql_errors(from_kind),
-        source.connect() as reading,
-        reading.begin(),
-        telling_sql_errors(to_kind),
-        target.connect() as connection,
-        to_kind.as_writer(connection).begin(),
-    ):
-        _check_empty(connection, to_kind)
+    with telling_sql_errors(kind), target.connect() as connection, kind.as_writer(connection).begin():
+        _check_empty(connection, kind)
         for table in reversed(metadata.sorted_tables):
             connection.execute(table.delete())  # the rows that a new database begins with
         for table in metadata.sorted_tables:
@@ -120,9 +135,28 @@ def _continue_numbers(connection: Connection, table: Table, last: int) -> None:
 
 
 def _put_aside(places: Places) -> Path:
-    """Give SQLite's file another name; what its log had is in it since the connections were closed."""
+    """Give SQLite's file another name, and its log, which a process that has it open goes on with."""
     kept = places.database.with_suffix(".db.moved")
-    for suffix in ("-wal", "-shm"):
-        places.database.with_name(places.database.name + suffix).unlink(missing_ok=True)
     os.replace(places.database, kept)
+    for suffix in _LOGS:
+        with suppress(FileNotFoundError):
+            os.replace(f"{places.database}{suffix}", f"{kept}{suffix}")
     return kept
+
+
+def _clear_logs(kept: Path) -> None:
+    """Delete the log beside SQLite's file, which is empty; one that is not stays."""
+    if not _size_of(_log_of(kept)):
+        for suffix in _LOGS:
+            Path(f"{kept}{suffix}").unlink(missing_ok=True)
+
+
+def _log_of(database: Path) -> Path:
+    return Path(f"{database}{_LOGS[0]}")
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import subprocess
+import threading
+import time
+from contextlib import closing
 
 import pytest
 from postgres_server import IS_POSTGRES, drop_database, make_database, url_of
@@ -11,10 +15,11 @@ from sqlalchemy import select
 from state_makers import make_dataset, train, train_and_store
 
 from inlay.errors import BadConfig, Missing
+from inlay.service import moving
 from inlay.service.home import AlreadyServed, HomeLock, prepare_home
 from inlay.service.moving import move_to_postgres
 from inlay.service.settings import ServeSettings
-from inlay.service.state import Database, Keys, Tenants, Workspace
+from inlay.service.state import Conflict, Database, Keys, Tenants, Workspace
 from inlay.service.state.schema import metadata
 
 needs_postgres = pytest.mark.skipif(not IS_POSTGRES, reason="`make postgres` runs it")
@@ -97,6 +102,79 @@ def test_a_running_service_is_not_moved(old, empty):
         move_to_postgres(old)
     lock.release()
     assert move_to_postgres(old).num_rows
+
+
+def begin_aside(work):
+    """Begin something in a thread; return a function that waits for its result, or the error that it ended with."""
+    found = []
+
+    def run():
+        try:
+            found.append(work())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return lambda: thread.join() or found[0]
+
+
+@needs_postgres
+def test_what_a_command_writes_while_the_state_is_moved_is_not_lost(old, empty, monkeypatch):
+    """It waits, and is told then where the state lies; or it was in time, and is moved too."""
+    monkeypatch.delenv("INLAY_DATABASE")
+    db = Database.open(old)
+    monkeypatch.setenv("INLAY_DATABASE", url_of(empty))
+    write_note, results = moving.write_atomically, []
+
+    def write_late(path, content):
+        results.append(begin_aside(lambda: Keys(db).make("acme", ("predict",), "late")))
+        time.sleep(0.3)  # now it waits for the lock
+        write_note(path, content)
+
+    monkeypatch.setattr(moving, "write_atomically", write_late)
+    Keys(db).make("acme", ("predict",), "in time")
+    move_to_postgres(old)
+    late = results[0]()
+    db.close()
+    moved = Database.open(old)
+    names = {key.name for key in Keys(moved).list("acme")}
+    moved.close()
+    assert isinstance(late, Missing), late
+    assert "lies in Postgres" in late.message
+    assert "in time" in names
+    assert "late" not in names
+
+
+@needs_postgres
+def test_a_log_that_cannot_be_emptied_is_neither_lost_nor_moved(old, empty, monkeypatch):
+    monkeypatch.delenv("INLAY_DATABASE")
+    monkeypatch.setattr(moving, "_TRIES", 2)
+    db = Database.open(old)
+    with closing(sqlite3.connect(old / "service" / "service.db", isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM keys").fetchall()
+        Keys(db).make("acme", ("predict",), "last")
+        monkeypatch.setenv("INLAY_DATABASE", url_of(empty))
+        with pytest.raises(Conflict, match="another process reads"):
+            move_to_postgres(old)
+        assert (old / "service" / "service.db-wal").stat().st_size
+        assert not (old / "service" / "postgres").exists()
+    db.close()
+    report = move_to_postgres(old)
+    with closing(sqlite3.connect(report.kept)) as kept:
+        assert ("last",) in kept.execute("SELECT name FROM keys").fetchall()
+    assert not list((old / "service").glob("service.db*-wal"))
+
+
+def test_nothing_is_written_into_sqlite_once_the_state_lies_in_postgres(old):
+    db = Database.open(old)
+    (old / "service" / "postgres").write_text("postgresql://db/inlay")
+    with pytest.raises(Missing, match="lies in Postgres"):
+        Keys(db).make("acme", ("predict",), "late")
+    with closing(sqlite3.connect(old / "service" / "service.db")) as connection:
+        assert ("late",) not in connection.execute("SELECT name FROM keys").fetchall()
+    db.close()
 
 
 def test_without_a_database_to_move_to_it_says_what_to_set(old):

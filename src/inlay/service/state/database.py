@@ -127,6 +127,8 @@ class Database:
                 self._connect() as connection,
                 self._kind.as_writer(connection).begin(),
             ):
+                if isinstance(self._kind, Sqlite):
+                    _check_not_moved(self.places)  # `inlay serve move` may have held the lock until now
                 yield connection
         finally:
             self._writer.release()
@@ -219,15 +221,21 @@ def _check_same_database(kind: Sqlite | Postgres, places: Places, store: Store) 
             f"`${VARIABLE}` is not set: a service on `{store.place}` needs a database for all its machines",
             "set it to postgresql://USER:PASSWORD@HOST/DATABASE, or give a folder with `--store DIR`",
         )
-    if isinstance(kind, Sqlite) and noted.exists():
-        raise Missing(
-            f"the state of the service in `{places.home}` lies in Postgres, and `${VARIABLE}` is not set",
-            f"set it to the address of {noted.read_text(errors='replace').strip()[:200]}, with its password",
-        )
+    if isinstance(kind, Sqlite):
+        _check_not_moved(places)
     if isinstance(kind, Postgres) and not noted.exists() and places.database.exists():
         raise BadConfig(
             f"`{places.home}` has a service whose state lies in SQLite, and `${VARIABLE}` names Postgres",
             "start with a new folder, or leave the variable unset",
+        )
+
+
+def _check_not_moved(places: Places) -> None:
+    noted = places.postgres_note
+    if noted.exists():
+        raise Missing(
+            f"the state of the service in `{places.home}` lies in Postgres, and `${VARIABLE}` is not set",
+            f"set it to the address of {noted.read_text(errors='replace').strip()[:200]}, with its password",
         )
 
 

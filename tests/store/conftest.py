@@ -12,9 +12,14 @@ import torch
 from inlay.store import Manifest, Probe, Store
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
+@pytest.fixture(params=["folder", "object storage"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store in a folder, and one on object storage, which here is a folder too, asked by its `file://` address."""
+    if request.param == "folder":
+        return Store(tmp_path / "store")
+    pytest.importorskip("obstore")
+    monkeypatch.setenv("INLAY_LOCAL", str(tmp_path / "local"))
+    return Store(f"file://{tmp_path}/bucket")
 
 
 @pytest.fixture

@@ -85,6 +85,18 @@ def test_publishing_again_gives_the_same_version_and_names_count_by_themselves(
     assert [info.version.number for info in store.versions("spam")] == [1, 2]
 
 
+def test_a_number_that_another_machine_gave_just_now_is_found(store, make_manifest, make_tensors, monkeypatch) -> None:
+    """A service's engine that was asked for version 1 all the time must find version 2 before it goes live."""
+    store.publish("spam", make_tensors(0), make_manifest())
+    monkeypatch.setattr(bucket, "_REMEMBERED_S", 1e9)
+    asked = Store(store.place)
+    assert asked.resolve("spam").number == 1
+    second = store.publish("spam", make_tensors(1), make_manifest())
+    assert asked.resolve("spam@2") == second
+    with pytest.raises(UnknownName, match=r"spam@3.*versions of `spam`: 1, 2"):
+        asked.resolve("spam@3")
+
+
 def test_removed_numbers_are_never_given_again(store, make_manifest, make_tensors, tmp_path, monkeypatch) -> None:
     store.publish("spam", make_tensors(0), make_manifest())
     second = store.publish("spam", make_tensors(1), make_manifest())

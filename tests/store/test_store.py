@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -24,15 +25,31 @@ from inlay.store import Manifest, Store, Version, write_atomically
 from inlay.store.format import Export, encode_object
 
 DOCS = Path(__file__).parents[2] / "docs"
+in_a_folder = pytest.mark.parametrize("store", ["folder"], indirect=True)
+"""for what is about a folder's own files; test_bucket.py has the like for object storage"""
+
+
+def folder_of(store: Store) -> Path:
+    """The folder with a store's bytes."""
+    return Path(store.place.removeprefix("file://"))
 
 
 def files_of(store: Store) -> dict[str, bytes]:
-    paths = [path for path in store.root.rglob("*") if path.is_file()]
-    return {str(path.relative_to(store.root)): path.read_bytes() for path in paths}
+    paths = [path for path in folder_of(store).rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder_of(store))): path.read_bytes() for path in paths}
 
 
 def object_path(store: Store, version: Version) -> Path:
-    return store.root / "objects" / version.digest[:2] / f"{version.digest}.safetensors"
+    """The file with a version's content; on object storage each upload has a key of its own."""
+    place = folder_of(store) / "objects" / version.digest[:2] / version.digest
+    return max(place.glob("*")) if store.is_remote else place.with_suffix(".safetensors")
+
+
+def look_again(store: Store) -> Store:
+    """The store as a machine sees it that has kept nothing of it."""
+    if store.is_remote:
+        shutil.rmtree(store.root, ignore_errors=True)
+    return Store(store.place)
 
 
 def test_what_is_published_is_what_is_loaded(store, make_manifest, make_tensors):
@@ -53,6 +70,7 @@ def test_object_is_named_by_the_sha256_of_its_bytes(store, make_manifest, make_t
     assert content == encode_object(make_tensors(), make_manifest())
 
 
+@in_a_folder
 def test_store_writes_safetensors_and_json_only(store, make_manifest, make_tensors):
     version = store.publish("spam", make_tensors(), make_manifest(), {"host": "here"})
     digest = version.digest
@@ -69,9 +87,11 @@ def test_same_content_again_is_the_same_version(store, make_manifest, make_tenso
     first = store.publish("spam", make_tensors(), make_manifest(), {"seconds": 1})
     before = files_of(store)
     assert store.publish("spam", dict(reversed(make_tensors().items())), make_manifest(), {"seconds": 2}) == first
-    assert files_of(store) == before
+    assert store.is_remote or files_of(store) == before  # on object storage each upload has a key of its own
+    assert look_again(store).sidecar(first) == {"seconds": 1}
 
 
+@in_a_folder
 def test_same_content_under_another_name_shares_the_object(store, make_manifest, make_tensors):
     first = store.publish("spam", make_tensors(), make_manifest())
     second = store.publish("mail", make_tensors(), make_manifest())
@@ -212,6 +232,7 @@ def test_number_is_never_given_twice(store, make_manifest, make_tensors):
     assert store.load(again).manifest == make_manifest()
 
 
+@in_a_folder
 def test_remove_drops_the_reference_and_gc_the_bytes(store, make_manifest, make_tensors):
     kept = store.publish("mail", make_tensors(0), make_manifest(), {"seconds": 1})
     store.publish("spam", make_tensors(0), make_manifest())
@@ -234,6 +255,7 @@ def test_remove_drops_the_reference_and_gc_the_bytes(store, make_manifest, make_
         store.load(gone)
 
 
+@in_a_folder
 def test_gc_with_a_clock_ahead_leaves_the_drafts_of_living_writers(store, make_manifest, make_tensors, monkeypatch):
     store.publish("spam", make_tensors(), make_manifest())
     state, seen = store.root / "runs" / "cohorts" / "1" / "state.safetensors", []
@@ -254,6 +276,7 @@ def test_gc_with_a_clock_ahead_leaves_the_drafts_of_living_writers(store, make_m
     assert state.read_bytes() == b"weights"
 
 
+@in_a_folder
 def test_gc_leaves_fresh_drafts_of_runs_and_files_it_does_not_know(store, make_manifest, make_tensors):
     store.publish("spam", make_tensors(), make_manifest())
     runs = store.run_folder("ab12")
@@ -276,8 +299,9 @@ def test_one_changed_byte_is_damage_and_says_what_to_do(store, make_manifest, ma
     content = bytearray(path.read_bytes())
     content[position] ^= 1
     path.write_bytes(content)
+    store = look_again(store)
     for read in (store.load, store.check):
-        with pytest.raises(StoreDamaged, match=re.escape(str(path))) as caught:
+        with pytest.raises(StoreDamaged, match=version.digest) as caught:
             read(version)
         assert "inlay remove spam@1" in (caught.value.hint or "")
     with pytest.raises(StoreDamaged):
@@ -291,14 +315,16 @@ def test_truncated_object_is_damage_with_and_without_the_digest(store, make_mani
     assert path.stat().st_size > 1200
     os.truncate(path, length)
     for check in (True, False):
-        with pytest.raises(StoreDamaged, match=re.escape(str(path))):
-            store.load(version, check=check)
+        with pytest.raises(StoreDamaged, match=version.digest):
+            look_again(store).load(version, check=check)
 
 
 def test_missing_object_is_damage_and_publishing_again_mends(store, make_manifest, make_tensors):
     version = store.publish("spam", make_tensors(), make_manifest())
     for damage in (Path.unlink, lambda path: path.write_bytes(b"rot")):
-        damage(object_path(store, version))
+        for path in (folder_of(store) / "objects").rglob("*.safetensors"):
+            damage(path)
+        store = look_again(store)
         for read in (store.load, store.check, store.manifest):
             with pytest.raises(StoreDamaged):
                 read(version)
@@ -309,8 +335,9 @@ def test_missing_object_is_damage_and_publishing_again_mends(store, make_manifes
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"format":1}', b"\xff"])
 def test_damaged_reference_is_named_blocks_gc_and_can_be_removed(store, make_manifest, make_tensors, content):
     damaged = store.publish("spam", make_tensors(0), make_manifest())
-    path = store.root / "tasks" / "spam" / "1.json"
+    path = folder_of(store) / "tasks" / "spam" / "1.json"
     path.write_bytes(content)
+    store = look_again(store)
     other = store.publish("spam", make_tensors(1), make_manifest())
     assert store.resolve("spam") == other
     for read in (store.ledger, store.gc, lambda: store.versions("spam"), lambda: store.resolve("spam@1")):
@@ -319,12 +346,12 @@ def test_damaged_reference_is_named_blocks_gc_and_can_be_removed(store, make_man
     assert object_path(store, damaged).exists()
     assert [version.number for version in store.remove("spam@1")] == [1]
     assert [info.version for info in store.versions("spam")] == [other]
-    assert store.gc().num_objects == 1
+    assert store.gc().num_objects == (0 if store.is_remote else 1)  # on object storage it waits a day
 
 
 def test_damaged_sidecar_is_named(store, make_manifest, make_tensors):
     version = store.publish("spam", make_tensors(), make_manifest(), {"seconds": 1})
-    path = store.root / "sidecars" / f"{version.digest}.json"
+    path = folder_of(store) / "sidecars" / f"{version.digest}.json"
     path.write_bytes(b"{")
     with pytest.raises(StoreDamaged, match=re.escape(str(path))):
         store.sidecar(version)
@@ -342,6 +369,7 @@ def test_store_that_cannot_be_written_is_an_error_with_a_way_out(tmp_path, make_
         Store(tmp_path).publish("spam", make_tensors(), make_manifest())
 
 
+@in_a_folder
 def test_permissions_of_a_version_follow_the_umask(store, make_manifest, make_tensors):
     before = os.umask(0o027)
     try:
@@ -367,6 +395,7 @@ def test_ledger_tells_what_a_list_of_tasks_shows(store, make_manifest, make_tens
     assert latest.backbone == make_manifest().backbone
 
 
+@in_a_folder
 def test_thousand_tasks_list_fast_and_without_torch_or_numpy(store, make_manifest, make_tensors, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     for index in range(1000):
@@ -490,6 +519,7 @@ def test_import_of_a_changed_file_is_refused_or_harmless(store, tmp_path, make_m
     assert (version.name, version.digest) == ("spam", digest)  # a byte zip does not use, such as a date
 
 
+@in_a_folder
 def test_recipe_in_the_docs_reads_a_version_without_inlay(store, make_manifest, make_tensors):
     store.publish("spam", make_tensors(), make_manifest())
     (recipe,) = re.findall(r"```python\n(.*?)```", (DOCS / "store-format.md").read_text(encoding="utf8"), re.DOTALL)
@@ -505,20 +535,20 @@ def test_a_reference_of_another_version_or_with_another_score_is_damage(store, m
     first = store.publish("spam", make_tensors(0), make_manifest())
     second = store.publish("mail", make_tensors(1), make_manifest())
     again = store.publish("mail", make_tensors(2), make_manifest())
-    paths = [store.root / "tasks" / version.name / f"{version.number}.json" for version in (first, second, again)]
+    paths = [folder_of(store) / "tasks" / version.name / f"{version.number}.json" for version in (first, second, again)]
     contents = [path.read_bytes() for path in paths]
     paths[0].write_bytes(contents[1])
     paths[1].write_bytes(contents[2])
     with pytest.raises(StoreDamaged, match=r"spam/1.json: this is the reference of `mail@1`"):
-        store.resolve("spam")
+        look_again(store).resolve("spam")
     with pytest.raises(StoreDamaged, match=r"mail/1.json: this is the reference of `mail@2`"):
-        store.resolve("mail@1")
+        look_again(store).resolve("mail@1")
     paths[1].write_bytes(contents[1])
     for old, new in ((b'"accuracy":0.98', b'"accuracy":0.99'), (b'"published_at":"2', b'"published_at":"3')):
         assert old in contents[0]
         paths[0].write_bytes(contents[0].replace(old, new))
         with pytest.raises(StoreDamaged, match="does not fit its seal"):
-            store.resolve("spam")
+            look_again(store).resolve("spam")
 
 
 def old_reference(content: bytes, **changes: object) -> bytes:
@@ -531,13 +561,15 @@ def old_reference(content: bytes, **changes: object) -> bytes:
 
 def test_references_of_older_stores_are_read_and_their_scores_proved(store, make_manifest, make_tensors):
     version = store.publish("spam", make_tensors(), make_manifest(metrics={"dev": {"accuracy": math.nan, "f1": 0.5}}))
-    path = store.root / "tasks" / "spam" / "1.json"
+    path = folder_of(store) / "tasks" / "spam" / "1.json"
     content = path.read_bytes()
     path.write_bytes(old_reference(content))
+    store = look_again(store)
     assert store.resolve("spam") == version
     store.check(version)
     for change in ({"size_bytes": 7}, {"summary": {**json.loads(content)["summary"], "metric": "f1"}}):
         path.write_bytes(old_reference(content, **change))
+        store = look_again(store)
         with pytest.raises(StoreDamaged, match=r"1.json: it says of `spam@1` what its object does not"):
             store.check(store.resolve("spam"))
 
@@ -546,9 +578,9 @@ def test_references_of_older_stores_are_read_and_their_scores_proved(store, make
 def test_a_damaged_reference_costs_only_its_own_version(store, make_manifest, make_tensors, content):
     store.publish("mail", make_tensors(0), make_manifest())
     good = store.publish("spam", make_tensors(1), make_manifest())
-    path = store.root / "tasks" / "mail" / "1.json"
+    path = folder_of(store) / "tasks" / "mail" / "1.json"
     path.write_bytes(content)
-    heard = []
+    store, heard = look_again(store), []
     (task,) = store.ledger(lambda version, error: heard.append((version.reference, error)))
     assert task.latest.version == good
     assert store.versions("mail", lambda version, error: heard.append((version.reference, error))) == []

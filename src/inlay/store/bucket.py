@@ -88,10 +88,10 @@ class BucketFiles:
             list(pool.map(lambda item: self._fetch_quietly(*item), missing))
         return sorted(found)
 
-    def list_entries(self, name: str) -> list[str]:
-        """Return the names of a task's files: `3.json`, or `3.removed`."""
+    def list_entries(self, name: str, *, fresh: bool = False) -> list[str]:
+        """Return the names of a task's files: `3.json`, or `3.removed`. `fresh` asks for what was asked just now."""
         listed, entries = self._entries.get(name, (-_REMEMBERED_S, []))
-        if time.monotonic() - listed < _REMEMBERED_S:
+        if not fresh and time.monotonic() - listed < _REMEMBERED_S:
             return list(entries)
         entries = [key.rpartition("/")[2] for key in self._keys(f"tasks/{name}/")]
         self._entries[name] = (time.monotonic(), entries)

@@ -74,7 +74,7 @@ class FolderFiles:
         except OSError as error:
             raise InlayError(f"cannot read the store `{self.root}`: {error.strerror}", ELSEWHERE) from None
 
-    def list_entries(self, name: str) -> list[str]:
+    def list_entries(self, name: str, *, fresh: bool = False) -> list[str]:
         """Return the names of a task's files: `3.json`, or `3.removed`."""
         try:
             return os.listdir(f"{self.root}/tasks/{name}")

@@ -384,6 +384,8 @@ class Store:
             return numbers[-1]
         if selector != "best":
             if int(selector) not in numbers:
+                numbers, _ = self.numbers(name, fresh=True)  # another machine may have published it just now
+            if int(selector) not in numbers:
                 raise self._unknown_version(name, int(selector))
             return int(selector)
         task = TaskInfo(name, tuple(self.versions(name)))
@@ -393,11 +395,14 @@ class Store:
             raise UnknownName("version", f"{name}@best", (), hint=hint)
         return task.best.version.number
 
-    def numbers(self, name: str) -> tuple[list[int], list[int]]:
-        """Return the numbers a name has, and those it had, in order. An illegal name has none."""
+    def numbers(self, name: str, *, fresh: bool = False) -> tuple[list[int], list[int]]:
+        """Return the numbers a name has, and those it had, in order. An illegal name has none.
+
+        On object storage a list is believed for a moment; `fresh` asks anew.
+        """
         found: dict[str, list[int]] = {"json": [], "removed": []}
         if form.is_name(name):
-            for match in filter(None, map(_ENTRY.fullmatch, self.files.list_entries(name))):
+            for match in filter(None, map(_ENTRY.fullmatch, self.files.list_entries(name, fresh=fresh))):
                 found[match[2]].append(int(match[1]))
         return sorted(set(found["json"]) - set(found["removed"])), sorted(found["removed"])
 

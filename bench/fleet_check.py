@@ -21,6 +21,7 @@ import json
 import random
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,7 @@ from inlay.threads import set_threads
 
 WARM_SHARE = 0.1
 LOADS_OF_SEVERAL = (0.5, 0.7)
+MOMENT_S = 0.005
 TOKEN = "a token for engines of this process"
 
 
@@ -58,10 +60,41 @@ def main() -> None:
     options = parser.parse_args()
     replica = json.loads(options.replica.read_text(encoding="utf8"))
     set_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, StallWatch() as stalls:
         checks = asyncio.run(check_all(replica, options, Path(folder)))
     about = {"replica": replica["commit"], "slow": options.slow, "engines": options.engines}
-    report.finish(options, **about, checks=checks, error=summarise(checks))
+    report.finish(options, **about, stalls=stalls.describe(options.slow), checks=checks, error=summarise(checks))
+
+
+class StallWatch:
+    """Sleeps again and again for a moment, and notes how late it wakes: so late came every row and batch of this time.
+
+    Who waits for a core that other work has is no part of the simulation. With stalls the check says little of p99.
+    """
+
+    def __init__(self) -> None:
+        self._late_s: list[float] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> StallWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            began = time.perf_counter()
+            time.sleep(MOMENT_S)
+            self._late_s.append(time.perf_counter() - began - MOMENT_S)
+
+    def describe(self, slow: float) -> dict[str, float]:
+        """Return the percentiles of the lateness and its maximum, in the replica's time."""
+        p50, p99, most = (1000 * float(np.percentile(self._late_s, each)) / slow for each in (50, 99, 100))
+        return {"p50_ms": round(p50, 2), "p99_ms": round(p99, 2), "most_ms": round(most, 1)}
 
 
 async def check_all(replica: dict[str, Any], options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:

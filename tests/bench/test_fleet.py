@@ -9,7 +9,7 @@ import fleet
 import pytest
 import report
 from fleet_cell import ServiceTimes
-from fleet_check import summarise
+from fleet_check import StallWatch, summarise
 from fleet_replica import fit_times
 from fleet_simulator import Fleet
 
@@ -48,6 +48,16 @@ def test_the_times_of_batches_are_found_again():
     found = ServiceTimes(**fit_times(samples))
     for shape in ((2, 90, 1), (10, 400, 10)):
         assert found.batch_s(*shape) == pytest.approx(times.batch_s(*shape), rel=1e-6)
+
+
+def test_a_stall_of_the_machine_shows_in_the_replicas_time(monkeypatch):
+    clock = iter([0.0, 0.005, 1.0, 1.015, 2.0, 2.505])  # on time, 10 ms late, half a second late
+    watch = StallWatch()
+    monkeypatch.setattr("fleet_check.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("fleet_check.time.sleep", lambda seconds: None)
+    with pytest.raises(StopIteration):
+        watch._watch()
+    assert watch.describe(10.0) == {"p50_ms": 1.0, "p99_ms": pytest.approx(49.02), "most_ms": 50.0}
 
 
 def test_errors_of_the_check_are_those_of_its_percentiles():

@@ -72,9 +72,13 @@ postgres: env ## run the tests of the service's state, and of the whole service,
 	INLAY_TEST_POSTGRES=1 OMP_NUM_THREADS=1 pg_virtualenv $(BIN)/python -m pytest -q -W ignore::pytest.PytestUnraisableExceptionWarning tests/service/state tests/service/trainer/test_two_homes.py
 	OMP_NUM_THREADS=1 pg_virtualenv sh -c 'createdb inlay && INLAY_DATABASE=postgresql:///inlay $(BIN)/python -m pytest -q tests/service/test_whole_service.py'
 
-ray: env ## run the tests of sweeps and of a service on a Ray cluster of two nodes on this machine
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[serve,ray]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m ray tests/cluster
+# Debian's `pg_virtualenv`, if it is there: without it the tests that need Postgres are skipped.
+PG := $(shell command -v pg_virtualenv)
+
+ray: env ## run sweeps, studies and the service on a Ray cluster of two nodes on this machine (Postgres by pg_virtualenv)
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[serve,ray-serve,postgres,s3]'
+	OMP_NUM_THREADS=1 $(if $(PG),INLAY_TEST_POSTGRES=1 $(PG)) $(BIN)/python -m pytest -q -m ray tests/cluster
+	INLAY_TEST_ON_RAY=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/service/test_whole_service.py
 
 mutants: env ## change the code a little, a hundred times, and see that a test fails each time (about twenty minutes)
 	$(BIN)/python tests/mutants/run.py --jobs $(JOBS)

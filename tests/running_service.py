@@ -15,7 +15,9 @@ from typing import Any
 
 import httpx
 
-START_S = 60.0
+ON_RAY = "INLAY_TEST_ON_RAY" in os.environ
+"""whether services get their engine and trainer on the Ray cluster that $RAY_ADDRESS names (`make service-on-ray`)"""
+START_S = 240.0 if ON_RAY else 60.0
 """how long a service on the tiny backbone may take until it is ready, on a busy machine"""
 
 
@@ -42,6 +44,7 @@ class RunningService:
     def __init__(self, home: Path, backbone: Path | str, *flags: str) -> None:
         self.home, self.port = home, find_port()
         self.flags = ["--backbone", str(backbone), "--store", str(home), "--port", str(self.port), *flags]
+        self.flags += ["--on", "ray", "--engines", "2", "--ray-cpus", "0.5"] if ON_RAY else []
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = home.with_name(f"{home.name}.log")
         self.process: subprocess.Popen[bytes] | None = None
@@ -67,6 +70,7 @@ class RunningService:
     def start(self) -> None:
         """Start the supervisor; nothing is waited for."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "INLAY_CACHE_BYTES": "0", **self.environment}
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             command = [sys.executable, "-P", "-m", "inlay", "serve", *self.flags]
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
@@ -99,7 +103,15 @@ class RunningService:
         """The process of this name: `supervisor`, `web`, `engine`, `trainer`."""
         if name == "supervisor":
             return None if self.process is None else self.process.pid
-        return next((each["pid"] for each in self.status().get("processes", ()) if each["name"] == name), None)
+        found = [*self.status().get("processes", ()), *self.members()]
+        return next((each["pid"] for each in found if each["name"].startswith(name)), None)
+
+    def members(self) -> list[dict[str, Any]]:
+        """What the service last heard of its engines and trainers on a cluster: `engine-1`, `trainer-1`."""
+        try:
+            return json.loads((self.home / "service" / "run" / "fleet.json").read_bytes())["members"]
+        except (FileNotFoundError, KeyError):
+            return []
 
     def kill(self, name: str) -> None:
         """Kill a process by -9, if it is there."""
@@ -113,7 +125,7 @@ class RunningService:
         if name == "supervisor" and self.process is not None:
             self.process.wait()
 
-    def stop(self, patience_s: float = 40.0) -> int:
+    def stop(self, patience_s: float = START_S) -> int:
         """Ask for a drain; the exit status."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)

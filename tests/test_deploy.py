@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -175,8 +176,11 @@ def test_the_service_reaches_the_pods_it_selects():
             assert deployment["spec"]["selector"]["matchLabels"] == labels
             (container,) = deployment["spec"]["template"]["spec"]["containers"]
             assert {port["targetPort"] for port in service["spec"]["ports"]} <= {p["name"] for p in container["ports"]}
-            assert deployment["spec"]["strategy"] == {"type": "Recreate"}
-            assert deployment["spec"]["replicas"] == 1
+            keeps_home = any("persistentVolumeClaim" in volume for pod in find_pods(path) for volume in pod["volumes"])
+            assert keeps_home == ("strategy" in deployment["spec"]), "two services refuse each other one home"
+            if keeps_home:
+                assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+                assert deployment["spec"]["replicas"] == 1
 
 
 def test_ray_lets_in_who_has_the_token_and_gives_engines_what_they_ask_for():
@@ -209,10 +213,45 @@ def test_ray_lets_in_who_has_the_token_and_gives_engines_what_they_ask_for():
             assert f"ray=={spec['rayVersion']}" in constraints
 
 
+def test_the_serve_application_of_a_manifest_is_ours_and_finds_its_resources():
+    from importlib import import_module
+
+    pytest.importorskip("ray.serve")
+    for path in MANIFESTS:
+        for service in (document for document in read(path) if document["kind"] == "RayService"):
+            (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+            module, _, name = application["import_path"].partition(":")
+            rooms = import_module(module)
+            settings = rooms.make_settings(rooms.GatewayArguments(**application["args"]))
+            assert callable(getattr(rooms, name))
+            assert settings.store == application["args"]["store"]
+            # 1. the token
+            cluster = service["spec"]["rayClusterConfig"]
+            assert cluster["authOptions"]["mode"] == "token"
+            constraints = (ROOT / "constraints.txt").read_text(encoding="utf8").split()
+            assert f"ray=={cluster['rayVersion']}" in constraints
+            # 2. each replica has a pod
+            (deployment,) = application["deployments"]
+            assert deployment["name"] == rooms.NAME
+            (wanted,) = deployment["ray_actor_options"]["resources"].items()
+            gateways, engines = cluster["workerGroupSpecs"]
+            assert json.loads(gateways["rayStartParams"]["resources"].strip('"').replace("\\", "")) == dict([wanted])
+            assert gateways["replicas"] == gateways["minReplicas"] == deployment["num_replicas"]
+            # 3. each engine and trainer has one, and nothing else is placed there
+            (worker,) = engines["template"]["spec"]["containers"]
+            assert settings.cluster is not None
+            assert float(worker["resources"]["limits"]["cpu"]) == settings.cluster.num_cpus
+            fewest, most = (settings.cluster.engines[place] + settings.cluster.trainers[place] for place in (0, 1))
+            assert (engines["minReplicas"], engines["maxReplicas"]) == (fewest, most)
+            assert (
+                gateways["rayStartParams"]["num-cpus"] == cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+            )
+
+
 def test_the_image_is_built_with_extras_that_exist():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["project"]
     asked = [DEPLOY / "Dockerfile", *MANIFESTS]
-    found = [re.findall(r"EXTRAS=([a-z0-9,]+)", path.read_text(encoding="utf8")) for path in asked]
+    found = [re.findall(r"EXTRAS=([a-z0-9,-]+)", path.read_text(encoding="utf8")) for path in asked]
     extras = {extra for lines in found for line in lines for extra in line.split(",")}
     assert "serve" in extras
     assert extras <= set(project["optional-dependencies"])

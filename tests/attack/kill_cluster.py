@@ -9,7 +9,6 @@ trainer, the web process. Prints `N kills, M problems`.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -43,8 +42,7 @@ class ClusterService(RunningService):
         wait_until(lambda: self.is_ready() and self.is_whole(), f"all members:\n{self.tail()}", READY_S, 0.2)
 
     def is_whole(self) -> bool:
-        members = read_fleet(self.home)
-        alive = [each for each in members if each["is_up"] and Path(f"/proc/{each['pid']}").exists()]
+        alive = [each for each in self.members() if each["is_up"] and Path(f"/proc/{each['pid']}").exists()]
         return sorted(each["name"] for each in alive) == ["engine-1", "engine-2", "trainer-1"]
 
     def stop(self, patience_s: float = 150.0) -> int:
@@ -94,7 +92,7 @@ class ClusterAttack(kill_service.Attack):
         elif name in ("web", "cluster"):
             self.service.kill(name)
         elif name in ("engine", "trainer"):
-            self.kill_one([each["pid"] for each in read_fleet(self.service.home) if each["name"].startswith(name)])
+            self.kill_one([each["pid"] for each in self.service.members() if each["name"].startswith(name)])
         else:
             title = {"keeper": b"ray::FleetKeeper", "member": b"ray::FleetMember"}[name]
             self.kill_one(find_titles(title))
@@ -106,14 +104,6 @@ class ClusterAttack(kill_service.Attack):
                 os.kill(self.chance.choice(known), signal.SIGKILL)
             except ProcessLookupError:
                 return
-
-
-def read_fleet(home: Path) -> list[dict[str, Any]]:
-    """What the service last heard of its engines and trainers."""
-    try:
-        return json.loads((home / "service" / "run" / "fleet.json").read_bytes())["members"]
-    except (FileNotFoundError, KeyError):
-        return []
 
 
 def find_titles(title: bytes) -> list[int]:

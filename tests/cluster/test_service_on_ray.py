@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -13,24 +12,29 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from running_service import RunningService, wait_until
 
 sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "attack")]
+from service_calls import (
+    READY_S,
+    ROWS,
+    TASK,
+    ask,
+    call,
+    check_same,
+    find_processes,
+    roster_of,
+    running_on_ray,
+    train,
+    wait_for,
+)
 from service_customer import Customer, Ledger, check_ledger
 from two_nodes import add_node, run_two_nodes
 
 pytestmark = pytest.mark.ray
-READY_S = 240.0
 LIVE_S = 2.0
-TASK = "desk"
-ROWS = [
-    (f"{word} {index}", label)
-    for index in range(10)
-    for word, label in (("refund charge", "billing"), ("crash login", "support"))
-]
 
 
 @pytest.fixture(scope="module")
@@ -44,71 +48,8 @@ def two_nodes() -> Iterator[Any]:
 def service(two_nodes, tmp_path_factory, tiny_bert_folder) -> Iterator[RunningService]:
     home = tmp_path_factory.mktemp("service") / "home"
     running = RunningService(home, tiny_bert_folder, "--on", "ray", "--engines", "2", "--ray-cpus", "0.5")
-    with RunningOnRay(running):
+    with running_on_ray(running):
         yield running
-
-
-class RunningOnRay:
-    def __init__(self, service: RunningService) -> None:
-        self.service = service
-
-    def __enter__(self) -> None:
-        self.service.start()
-        self.service.wait_ready(READY_S)
-
-    def __exit__(self, *_: object) -> None:
-        if self.service.process is not None and self.service.process.poll() is None:
-            self.service.stop(120.0)
-
-
-def call(service: RunningService, method: str, path: str, status: int, **more: Any) -> Any:
-    response = httpx.request(method, service.url + path, timeout=90, **more)
-    assert response.status_code == status, response.text
-    return response
-
-
-def ask(service: RunningService, text: str = "refund charge 3") -> dict[str, Any]:
-    (answer,) = call(service, "POST", "/v1/predict", 200, json={"task": TASK, "rows": [text]}).json()["answers"]
-    return answer
-
-
-def train(service: RunningService, rows: list[tuple[str, str]] = ROWS, **more: Any) -> dict[str, Any]:
-    """Upload rows and train on them; the job as it ended."""
-    content = "text,label\n" + "".join(f"{text},{label}\n" for text, label in rows)
-    dataset = call(service, "POST", "/v1/datasets", 201, files={"file": ("desk.csv", content, "text/csv")}).json()
-    settings = {"method": "houlsby", "size": 8, "epochs": 1, "lr": 0.003, "max_length": 16}
-    body = {"task": TASK, "dataset": dataset["id"], "settings": settings, "publish": "always", **more}
-    return wait_for(service, call(service, "POST", "/v1/jobs", 202, json=body).headers["location"])
-
-
-def wait_for(service: RunningService, path: str) -> dict[str, Any]:
-    is_done = {"succeeded", "failed", "cancelled"}
-    return wait_until(
-        lambda: (job := call(service, "GET", path, 200).json())["state"] in is_done and job, "the end of a job", 240.0
-    )
-
-
-def check_same(answers: list[dict[str, Any]], first: dict[str, Any]) -> None:
-    """Every answer is the first one; numbers differ by the rounding of batches."""
-    for answer in answers:
-        assert (answer["version"], answer["label"]) == (first["version"], first["label"])
-        assert answer["probabilities"] == pytest.approx(first["probabilities"], abs=1e-5)
-
-
-def roster_of(service: RunningService) -> dict[str, Any]:
-    return json.loads((service.home / "service" / "run" / "roster.json").read_bytes())
-
-
-def find_processes(role: str) -> list[int]:
-    """The processes of engines or trainers of any service here."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if b'"name": "' + role.encode() + b"-" in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_from_a_file_to_an_answer_feedback_a_new_version_and_back(service, tiny_bert):

@@ -1,18 +1,23 @@
-"""The whole service, in processes of its own on the tiny backbone: from a file to an answer, over a restart."""
+"""The whole service, in processes of its own on the tiny backbone: from a file to an answer, over a restart.
+
+With $INLAY_TEST_ON_RAY its engines and trainer are on a Ray cluster of two nodes (`make ray`), and all of it holds too.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from running_service import RunningService, wait_until
+from running_service import ON_RAY, START_S, RunningService, wait_until
 
-sys.path.append(str(Path(__file__).parents[1] / "attack"))
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("attack", "cluster")]
 from service_customer import Customer, Ledger, Stopped, check_ledger
+from two_nodes import run_two_nodes
 
 ROWS = "".join(
     f"{word} {index},{label}\n"
@@ -21,11 +26,23 @@ ROWS = "".join(
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nodes() -> Iterator[None]:
+    """The cluster that services find, if they are to run on one."""
+    if not ON_RAY:
+        yield
+        return
+    with run_two_nodes():
+        yield
+
+
 @pytest.fixture(scope="module")
-def service(tmp_path_factory, tiny_bert_folder) -> RunningService:
+def service(nodes, tmp_path_factory, tiny_bert_folder) -> Iterator[RunningService]:
     folder = tmp_path_factory.mktemp("service")
     with RunningService(folder / "home", tiny_bert_folder) as running:
         yield running
+        if ON_RAY and running.process is not None and running.process.poll() is None:
+            running.stop()  # else its engines keep the room for a minute
 
 
 def ask(service: RunningService, text: str = "refund charge 3") -> httpx.Response:
@@ -115,7 +132,7 @@ def test_a_second_service_on_the_home_is_refused(service):
     second = RunningService(service.home, "minilm")
     second.log = service.home.with_name("second.log")
     second.start()
-    assert second.process.wait(60) == 18
+    assert second.process.wait(START_S) == 18
     assert f"already at {service.url}" in second.tail()
 
 
@@ -132,6 +149,6 @@ def test_logs_have_no_text_and_no_label(service):
 def test_a_backbone_that_is_missing_ends_the_service_with_a_hint(tmp_path):
     alone = RunningService(tmp_path / "home", tmp_path / "no-such-folder")
     alone.start()
-    assert alone.process.wait(60) == 9
+    assert alone.process.wait(START_S) == 9
     assert "hint:" in alone.tail()
     assert "no-such-folder" in alone.tail()

@@ -11,7 +11,6 @@ import typer
 from inlay.cli import screen
 from inlay.cli.app import STOPPED, make_typer
 from inlay.cli.flags import DeviceOption, JsonOption, PrecisionOption, StoreOption, parse_size
-from inlay.errors import BadConfig
 
 if TYPE_CHECKING:
     from inlay.service import BackupReport, ClusterSettings, Readiness
@@ -107,7 +106,8 @@ def serve(
     Ctrl-C ends it at once. Nothing that was acknowledged is lost either way.
 
     With `--on ray` engines and trainers run on the machines of a Ray cluster, as many as asked for; this machine takes
-    requests. Several machines need Postgres ($INLAY_DATABASE) and one folder that all of them see.
+    requests. Several machines need Postgres ($INLAY_DATABASE), and a store on object storage (`--store s3://…`) or in
+    one folder that all of them see.
     """
     if context.invoked_subcommand is not None:
         return
@@ -217,18 +217,10 @@ def _full_name(name: str) -> str:
 
 def _parse_cluster(on: str, numbers: tuple[str, str], num_cpus: float, num_gpus: float) -> ClusterSettings:
     from inlay.cluster import parse_address
-    from inlay.service import ClusterSettings
+    from inlay.service import ClusterSettings, parse_range
 
-    engines, trainers = map(_parse_range, ("--engines", "--trainers"), numbers)
+    engines, trainers = map(parse_range, ("--engines", "--trainers"), numbers)
     return ClusterSettings(parse_address(on), engines, trainers, num_cpus, num_gpus)
-
-
-def _parse_range(option: str, text: str) -> tuple[int, int]:
-    """Parse the fewest and the most: `2`, `1-4`."""
-    least, _, most = text.partition("-")
-    if not (least.isdigit() and (most or least).isdigit()):
-        raise BadConfig(f"`{option} {text}` is no number", f"write `{option} 2`, or the fewest and the most: `1-4`")
-    return int(least), int(most or least)
 
 
 def _show_progress(name: str, message: str) -> None:

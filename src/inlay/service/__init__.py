@@ -13,7 +13,7 @@ from inlay.lazy_imports import import_lazily
 if TYPE_CHECKING:
     from inlay.service.home import read_status
     from inlay.service.moving import MoveReport, move_to_postgres
-    from inlay.service.settings import ClusterSettings, ServeSettings
+    from inlay.service.settings import ClusterSettings, ServeSettings, parse_range
     from inlay.service.start_service import Announcer, Readiness, check_extra, find_home, find_place, serve
     from inlay.service.state import (
         USUAL_SCOPES,
@@ -34,7 +34,7 @@ _HOMES = {
     "inlay.service.home": ("read_status",),
     "inlay.service.moving": ("MoveReport", "move_to_postgres"),
     "inlay.service.start_service": ("Announcer", "Readiness", "check_extra", "find_home", "find_place", "serve"),
-    "inlay.service.settings": ("ClusterSettings", "ServeSettings"),
+    "inlay.service.settings": ("ClusterSettings", "ServeSettings", "parse_range"),
     "inlay.service.state": (
         "USUAL_SCOPES",
         "BackupReport",
@@ -72,6 +72,7 @@ __all__ = [
     "find_home",
     "find_place",
     "move_to_postgres",
+    "parse_range",
     "read_status",
     "remove_tenant",
     "restore",

@@ -179,11 +179,6 @@ class ServeSettings:
                 )
         if self.cluster is not None:
             self.cluster.check()
-            if self.store is not None:
-                raise BadConfig(
-                    f"`--on ray` with a service on `{self.store}`",
-                    "give a folder that all machines see, or start `inlay serve` on each machine without `--on ray`",
-                )
         if self.drain_s < 0 or self.max_body < 1024:
             raise BadConfig(
                 "`--drain` must not be negative, and `--max-body` at least 1 kB", "see `inlay serve --help`"
@@ -206,6 +201,14 @@ def read_settings(variables: Mapping[str, str] = os.environ) -> ServeSettings:
         ranges = {name: tuple(known[name]) for name in ("engines", "trainers")}
         tree["cluster"] = ClusterSettings(**known | ranges)
     return ServeSettings(**tree)
+
+
+def parse_range(option: str, text: str) -> tuple[int, int]:
+    """Return the fewest and the most of `2` or `1-4`."""
+    least, _, most = text.partition("-")
+    if not (least.isdigit() and (most or least).isdigit()):
+        raise BadConfig(f"`{option} {text}` is no number", f"write `{option} 2`, or the fewest and the most: `1-4`")
+    return int(least), int(most or least)
 
 
 def _is_loopback(host: str) -> bool:

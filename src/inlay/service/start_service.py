@@ -212,7 +212,7 @@ def find_place(folder: Path | None) -> str:
     return store.place if store.is_remote else str(find_home(folder))
 
 
-def find_home(folder: Path | None) -> Path:
+def find_home(folder: Path | str | None) -> Path:
     """Return a service's home on this machine, with all links followed, so that every process means the same folder."""
     from inlay.store import Store
 

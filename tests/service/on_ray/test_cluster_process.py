@@ -19,7 +19,7 @@ def left(monkeypatch) -> list[str]:
     found: list[str] = []
 
     class PlayedVisitor:
-        def __init__(self, *given: Any) -> None:
+        def __init__(self, *given: Any, **more: Any) -> None:
             pass
 
         def run(self, child: Any) -> None:

@@ -6,8 +6,6 @@ processes go on meanwhile, with the engines that are there or by asking for pati
 
 from __future__ import annotations
 
-import os
-import secrets
 import time
 from contextlib import closing, suppress
 from typing import Any
@@ -64,16 +62,19 @@ def serve(child: Child) -> None:
             # After an error that came later this process is started again, and finds the engines as they were.
             if child.stopping.is_set() or not child.is_ready:
                 visitor.leave()
+                with suppress(Exception):
+                    ray.shutdown()
 
 
 class Visitor:
     """Visits the keeper of the service's fleet."""
 
-    def __init__(self, ray: Any, settings: ServeSettings, db: Database) -> None:
+    def __init__(self, ray: Any, settings: ServeSettings, db: Database, *, name: str = "") -> None:
+        """`name` tells apart several that visit for one home; a service that was killed visits again as the same."""
         self._ray, self._settings, self._db = ray, settings, db
         self._order = make_order(settings)
         self._namespace = find_namespace(settings)
-        self._service = f"{self._order.hostname}/{os.getpid()}/{secrets.token_hex(4)}"
+        self._service = f"{self._order.hostname}:{settings.home}:{name}"
         self._file = RosterFile(settings.roster_file)
         self._known: Roster | None = None
         self._members: list[dict[str, Any]] = []
@@ -120,8 +121,6 @@ class Visitor:
         with suppress(Exception):
             if self._keeper is not None:
                 self._ray.get(self._keeper.leave.remote(self._service), timeout=self._settings.drain_s + START_S / 10)
-        with suppress(Exception):
-            self._ray.shutdown()
 
     def _visit(self) -> FleetReport:
         assert self._settings.cluster is not None

@@ -2,7 +2,7 @@
 
 The process is the one of a service on one machine, under the same supervisor. It ends with the actor, however that
 ends; Ray then starts the actor again, here or elsewhere. What always holds: a machine with other versions, or that does
-not see the service's folder, runs nothing and says why.
+not see the service's folder or bucket, runs nothing and says why.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from inlay.cluster import own_versions
-from inlay.errors import InlayError, Unsupported
+from inlay.errors import InlayError, Missing, StoreUnreachable, Unsupported
 from inlay.service.engine import Roster, RosterFile
 from inlay.service.engine.engine_start import VARIABLE as ENGINE_VARIABLE
 from inlay.service.engine.engine_start import PortPlace
+from inlay.service.home import prepare_home
 from inlay.service.logs import log_event, log_failure, set_up_logs
 from inlay.service.on_ray.fleet_messages import (
     DATABASE_VARIABLE,
@@ -31,13 +34,17 @@ from inlay.service.on_ray.fleet_messages import (
     FleetOrder,
     MemberReport,
     describe_failure,
+    take_environment,
 )
+from inlay.service.on_ray.marks import has_mark
 from inlay.service.settings import ROSTER_VARIABLE, ServeSettings, read_settings
 from inlay.service.settings import VARIABLE as SETTINGS_VARIABLE
-from inlay.service.start_service import make_environment
+from inlay.service.start_service import find_home, make_environment
 from inlay.service.supervisor import Listeners, ServiceProcess, Supervisor
+from inlay.store import Store
 
 _GRACE_S = 5.0
+SWEEP_S = 3600.0
 
 
 class FleetMember:
@@ -59,10 +66,9 @@ class FleetMember:
         self._roster = RosterFile(Path(self._folder.name) / "roster.json")
         self._revision = -1
         try:
-            for variable, value in order.environment.items():
-                os.environ.setdefault(variable, value)
+            take_environment(order.environment)
             check_machine(order, settings)
-            self._begin(settings, role)
+            self._begin(prepare_machine(settings), role)
         except InlayError as error:
             self._failure = describe_failure(error)
 
@@ -93,6 +99,8 @@ class FleetMember:
         # The process ends with the thread that started it, so this one goes on as long as it.
         self._thread = threading.Thread(target=self._run, args=(self._supervisor,), name="supervisor", daemon=True)
         self._thread.start()
+        if role == ENGINE and settings.store is not None:  # a trainer does it itself
+            threading.Thread(target=forget_gone, args=(settings.store,), name="copies", daemon=True).start()
 
     def _take_facts(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
@@ -114,16 +122,36 @@ def check_machine(order: FleetOrder, settings: ServeSettings) -> None:
     if own != order.versions:
         found = f"machine `{here}` has {', '.join(own)}, and the service {', '.join(order.versions)}"
         raise Unsupported(found, "install the same versions on all machines of the cluster")
-    if settings.store is None and not _has_mark(settings, order.mark):
-        hint = "mount one folder at the same path on all machines"
-        raise Unsupported(f"machine `{here}` does not see the service's folder `{settings.home}`", hint)
+    if not _sees_store(settings, order.mark, here):
+        if settings.store is None:
+            hint = "mount one folder at the same path on all machines"
+            raise Unsupported(f"machine `{here}` does not see the service's folder `{settings.home}`", hint)
+        hint = "it asks another endpoint (such as AWS_ENDPOINT_URL) or account than the service: set the same ones"
+        raise Unsupported(f"machine `{here}` has another bucket for `{settings.store}`", hint)
     if here != order.hostname and not os.environ.get(DATABASE_VARIABLE):
         hint = f"keep it in Postgres, and set ${DATABASE_VARIABLE} (docs/operating.md)"
         raise Unsupported(f"the service's state lies in SQLite, which machine `{here}` cannot share", hint)
 
 
-def _has_mark(settings: ServeSettings, mark: str) -> bool:
+def _sees_store(settings: ServeSettings, mark: str, here: str) -> bool:
     try:
-        return (settings.run_folder / "cluster-mark").read_text() == mark
-    except OSError:
-        return False
+        return has_mark(settings, mark)
+    except (Missing, StoreUnreachable) as error:
+        raise type(error)(f"on machine `{here}`: {error.message}", error.hint) from None
+
+
+def prepare_machine(settings: ServeSettings) -> ServeSettings:
+    """Return the settings with this machine's own home, made, where the store is no folder that all machines see."""
+    if settings.store is None:
+        return settings
+    settings = replace(settings, home=find_home(settings.store))
+    prepare_home(settings)
+    return settings
+
+
+def forget_gone(place: str) -> None:
+    """Delete, once an hour and for ever, what an engine's machine has kept of versions that are no longer there."""
+    while True:
+        time.sleep(SWEEP_S)
+        with suppress(InlayError):  # storage that is gone for a moment
+            Store(place).forget_gone()

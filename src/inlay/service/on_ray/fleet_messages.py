@@ -8,23 +8,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from inlay.cluster import own_versions
 from inlay.errors import InlayError
 from inlay.service.engine import Roster
+from inlay.service.on_ray.marks import leave_mark
 from inlay.service.settings import ClusterSettings, ServeSettings
-from inlay.store import write_atomically
 
 ENGINE, TRAINER = "engine", "trainer"
 KEEPER = "keeper"
 DATABASE_VARIABLE = "INLAY_DATABASE"
 _HANDED_OVER = (DATABASE_VARIABLE, "INLAY_BACKBONES", "INLAY_STORE_CACHE")
 """variables that a machine of the cluster takes from the service where it has none of its own"""
+_OF_STORAGE = ("AWS_", "GOOGLE_", "AZURE_")
+"""how variables of object storage begin"""
+_CREDENTIAL = re.compile("KEY|SECRET|TOKEN|CREDENTIAL|PROFILE|ROLE|ACCOUNT|CLIENT|TENANT")
+"""in the name of such a variable if it says who asks: a machine with one takes none, as two would not fit together"""
 _COMPARED = ("backbone", "device", "precision", "num_slots", "train", "target_batch_ms")
 
 
@@ -38,7 +43,7 @@ class FleetOrder:
     """it may have the password of the database"""
     token: str = field(repr=False)
     mark: str
-    """the content of a file in the home: a machine that reads it sees the same folder, if the store is one"""
+    """what `leave_mark` left in the folder or bucket: a machine that reads it there sees the same one"""
     versions: tuple[str, ...]
     hostname: str
 
@@ -100,16 +105,25 @@ class FleetReport:
 
 
 def make_order(settings: ServeSettings) -> FleetOrder:
-    """Return the order for a service's fleet, and leave the mark in its home."""
-    mark = secrets.token_hex(16)
-    path = settings.run_folder / "cluster-mark"
-    if path.exists():
-        mark = path.read_text()
-    else:
-        write_atomically(path, mark.encode())
-    environment = {name: os.environ[name] for name in _HANDED_OVER if name in os.environ}
-    versions, hostname = own_versions(), socket.gethostname()
+    """Return the order for a service's fleet, and leave the mark in its folder or bucket."""
+    begins = _OF_STORAGE if settings.store is not None else ()
+    environment = {name: text for name, text in os.environ.items() if name in _HANDED_OVER or name.startswith(begins)}
+    versions, hostname, mark = own_versions(), socket.gethostname(), leave_mark(settings)
     return FleetOrder(settings.to_json(), environment, secrets.token_hex(32), mark, versions, hostname)
+
+
+def take_environment(given: Mapping[str, str], own: MutableMapping[str, str] = os.environ) -> None:
+    """Take the service's variables on a machine of the cluster, but for those that the machine has itself."""
+    known = {kind for name in own if (kind := _find_account(name))}
+    for name, text in given.items():
+        if _find_account(name) not in known:
+            own.setdefault(name, text)
+
+
+def _find_account(name: str) -> str:
+    """Return whose credentials a variable has part of: "AWS_" and the like, or "" """
+    kind = next((begin for begin in _OF_STORAGE if name.startswith(begin)), "")
+    return kind if _CREDENTIAL.search(name.removeprefix(kind)) else ""
 
 
 def find_namespace(settings: ServeSettings) -> str:

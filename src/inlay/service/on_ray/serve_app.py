@@ -1,0 +1,176 @@
+"""A Ray Serve application: replicas that take requests, before the engines and trainers of `inlay serve --on ray`.
+
+    serve run inlay.service.on_ray.serve_app:build store=s3://bucket/inlay engines=2-8 ray_gpus=1
+
+Serve keeps the replicas and hands them requests; rows go from a replica straight to an engine, as from a web process.
+What always holds: state lies in Postgres, requests need a key, and the last replica takes engines and trainers along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from ray import serve
+from ray.serve import Application
+
+from inlay.cluster import connect
+from inlay.errors import BadConfig, InlayError, LostProcess
+from inlay.service.child import Child, Place
+from inlay.service.engine import FleetClient, RosterFile
+from inlay.service.home import prepare_home
+from inlay.service.logs import log_event, log_failure, set_up_logs
+from inlay.service.on_ray.cluster_process import START_S, Visitor
+from inlay.service.on_ray.fleet_messages import DATABASE_VARIABLE
+from inlay.service.settings import VARIABLE, ClusterSettings, ServeSettings, parse_range, read_settings
+from inlay.service.start_service import check_extra, find_home, find_place, prepare_database
+from inlay.service.state import Database
+from inlay.service.web import make_app
+
+NAME = "Gateway"
+"""the deployment's name, by which a config sets its replicas and processors"""
+_MOST_REQUESTS = 1000  # at a time; what is too much for the engines they refuse themselves
+_LOOK_S = 0.1
+_AGAIN_S = 1.0
+
+
+class GatewayArguments(BaseModel):
+    """What a Serve config gives as `args`; the options of `inlay serve` of the same names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    store: str
+    """s3://BUCKET/PREFIX, or a folder that all machines see"""
+    backbone: str = ServeSettings.backbone
+    device: str = ServeSettings.device
+    precision: str = ServeSettings.precision
+    slots: int = ServeSettings.num_slots
+    engines: str = "1"
+    trainers: str = "1"
+    engine_threads: int | None = None
+    trainer_threads: int | None = None
+    ray_cpus: float = 1
+    ray_gpus: float = 0
+    train: bool = True
+    allow_host: str = ""
+    """names under which the service is asked, with commas between them; without any it answers to all"""
+    log_json: bool = True
+
+
+def build(arguments: dict[str, Any]) -> Application:
+    """Return the application for the `args` of a Serve config, or for what `serve run` was told."""
+    text = make_settings(GatewayArguments(**arguments)).to_json()
+
+    def start() -> Gateway:  # on the machine of each replica
+        return Gateway(read_settings({VARIABLE: text}))
+
+    deployment = serve.deployment(
+        serve.ingress(start)(),
+        name=NAME,
+        max_ongoing_requests=_MOST_REQUESTS,
+        graceful_shutdown_timeout_s=ServeSettings.drain_s + START_S / 5,
+    )
+    return deployment.bind()
+
+
+def make_settings(arguments: GatewayArguments) -> ServeSettings:
+    """Return the arguments as the settings of a service that others can reach, and so one that needs keys."""
+    place = find_place(Path(arguments.store))
+    settings = ServeSettings(
+        home=find_home(arguments.store),
+        store=place if "://" in place else None,
+        host="0.0.0.0",
+        backbone=arguments.backbone,
+        device=arguments.device,
+        precision=arguments.precision,
+        num_slots=arguments.slots,
+        engine_threads=arguments.engine_threads,
+        trainer_threads=arguments.trainer_threads,
+        hosts=tuple(name.strip() for name in arguments.allow_host.split(",") if name.strip()),
+        train=arguments.train,
+        log_json=arguments.log_json,
+        cluster=ClusterSettings(
+            engines=parse_range("engines", arguments.engines),
+            trainers=parse_range("trainers", arguments.trainers),
+            num_cpus=arguments.ray_cpus,
+            num_gpus=arguments.ray_gpus,
+        ),
+    )
+    settings.check()
+    return settings
+
+
+class Gateway:
+    """The ASGI app of one replica, with the thread that visits the keeper. Made once engines answer."""
+
+    def __init__(self, settings: ServeSettings) -> None:
+        check_extra()
+        if not os.environ.get(DATABASE_VARIABLE):
+            raise BadConfig(
+                f"`${DATABASE_VARIABLE}` is not set, and replicas on several machines cannot share a file",
+                "set it to postgresql://USER:PASSWORD@HOST/DATABASE on every machine",
+            )
+        if settings.store is not None:  # a disk of this machine's own
+            settings = dataclasses.replace(settings, home=find_home(settings.store))
+        set_up_logs("gateway", as_json=settings.log_json)
+        prepare_home(settings)
+        prepare_database(settings)
+        self._settings, self._child = settings, Child(settings, Place("gateway"))
+        self._failure: InlayError | None = None
+        self._db = Database.open(settings.place)
+        self._thread = threading.Thread(target=self._visit, name="visits", daemon=True)
+        self._thread.start()
+        self._wait()
+        self._app = make_app(settings, self._db, FleetClient(RosterFile(settings.roster_file)))
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request; at the end of the replica take leave of the engines first."""
+
+        async def hear() -> Any:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                self._app.state.is_draining = True
+                await asyncio.to_thread(self._end)
+            return message
+
+        await self._app(scope, hear if scope["type"] == "lifespan" else receive, send)
+
+    def _wait(self) -> None:
+        """Wait for the first engines; raise what prevents them."""
+        until = time.monotonic() + START_S
+        while not self._child.is_ready:
+            if self._failure is not None or time.monotonic() > until:
+                self._end()
+                raise self._failure or LostProcess("the engines did not come up in time", "Ray's logs say why")
+            time.sleep(_LOOK_S)
+
+    def _visit(self) -> None:
+        """Visit the keeper until the replica ends, again after every error that came later."""
+        assert self._settings.cluster is not None
+        while not self._child.stopping.is_set():
+            ray = connect(self._settings.cluster.address)
+            visitor = Visitor(ray, self._settings, self._db, name=f"{os.getpid()}")
+            try:
+                visitor.run(self._child)
+            except InlayError as error:
+                log_event(str(error), {"code": error.code}, level=40)
+                if not self._child.is_ready:
+                    self._failure = error
+                    visitor.leave()
+                    return
+            except Exception:
+                log_failure("the gateway goes on after an error that nobody foresaw")
+            if self._child.stopping.is_set():
+                visitor.leave()
+            self._child.stopping.wait(_AGAIN_S)
+
+    def _end(self) -> None:
+        self._child.stop()
+        self._thread.join(self._settings.drain_s + START_S / 10)
+        self._db.close()

@@ -230,8 +230,15 @@ def test_nobody_at_the_address_is_an_error_that_names_it(proxy, monkeypatch) -> 
 
 
 def test_bucket_that_does_not_exist_is_an_error_that_says_so(proxy, make_manifest, make_tensors) -> None:
-    with pytest.raises(StoreUnreachable, match="no bucket at `s3://other/x`"):
-        Store("s3://other/x").resolve("spam")
+    store = Store("s3://nobody-has-this/prefix")
+    for use in (
+        lambda: store.publish("spam", make_tensors(), make_manifest()),
+        lambda: store.resolve("spam"),
+        lambda: store.storage.prove_conditions(),  # the first thing that a service asks for
+        lambda: store.storage.get("key"),
+    ):
+        with pytest.raises(StoreUnreachable, match="no bucket at `s3://nobody-has-this/prefix`"):
+            use()
 
 
 def test_address_given_as_a_path_is_the_same_store(proxy) -> None:

@@ -30,6 +30,7 @@ LAYOUT = 1
 _LAYOUT_KEY = "layout.json"
 _ATTEMPTS, _FIRST_PAUSE_S = 5, 0.2
 _NO_RETRIES = {"max_retries": 0}
+_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound")
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,11 @@ class ObjectStorage:
             except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:
                 hint = "check the credentials (such as AWS_ACCESS_KEY_ID) and what they allow for this bucket"
                 raise StoreUnreachable(f"`{self.address}` refuses: {_first_line(error)}", hint) from None
-            except failures.BaseError as error:  # a key that is not there is Python's own FileNotFoundError
-                if re.search("NoSuchBucket|ContainerNotFound", str(error)):
+            except (failures.BaseError, FileNotFoundError) as error:
+                if _NO_BUCKET.search(str(error)):
                     raise StoreUnreachable(f"no bucket at `{self.address}`", "create it, or correct its name") from None
+                if isinstance(error, FileNotFoundError):  # a key that is not there
+                    raise
                 last = error
             if attempt + 1 < _ATTEMPTS:
                 time.sleep(_FIRST_PAUSE_S * 2**attempt * random.uniform(0.5, 1.5))

@@ -41,7 +41,7 @@ _AGAIN_S = 1.0
 
 
 class GatewayArguments(BaseModel):
-    """What a Serve config gives as `args`; the options of `inlay serve` of the same names."""
+    """The `args` of a Serve config: options of `inlay serve`, by the same names."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -9,8 +9,14 @@ a training would keep a request waiting for hundreds of steps.
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock, get_ident
 from typing import IO, Any
 from weakref import WeakKeyDictionary
@@ -21,6 +27,9 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+TRAINING_LOCK = "training.lock"
+"""the file in a cohort's folder by which a process claims the runs that it trains"""
 
 
 def lock_file(file: int | IO[Any], *, is_shared: bool = False, waits: bool = False) -> None:
@@ -40,6 +49,63 @@ def unlock_file(file: int | IO[Any]) -> None:
     """Release a lock now. Closing is not enough: a child that was forked meanwhile has the file open too."""
     if fcntl is not None:
         fcntl.flock(file, fcntl.LOCK_UN)
+
+
+@contextmanager
+def claim(path: Path, names: Sequence[str]) -> Iterator[None]:
+    """Say in a file, as long as the block runs, that this process works on things of these names.
+
+    Several processes may claim the same. Where the file system has no locks, nothing is said, and no file is left.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            lock_file(descriptor, is_shared=True, waits=True)  # a reader has it for an instant
+        except (OSError, Unsupported):
+            path.unlink(missing_ok=True)
+        else:
+            about = {"names": list(names), "host": platform.node(), "process": os.getpid()}
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(about).encode(), 0)
+        yield
+    finally:
+        with suppress(OSError):
+            unlock_file(descriptor)
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The last claim in a file: on what, by which process of which machine."""
+
+    names: tuple[str, ...]
+    host: str
+    process: int
+    is_held: bool
+    """whether a process has it now"""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether `is_held` can be relied on: locks of another machine may not be seen here."""
+        return self.is_held or (self.host == platform.node() and fcntl is not None)
+
+
+def read_claim(path: Path) -> Claim | None:
+    """Read who claims what in a file, and whether still; None if nothing can be read of it."""
+    try:
+        with path.open("rb") as file:
+            is_held = False
+            try:
+                lock_file(file)
+            except BlockingIOError:
+                is_held = True
+            except (OSError, Unsupported):
+                pass
+            about = json.loads(file.read())
+        return Claim(tuple(about["names"]), str(about["host"]), int(about["process"]), is_held)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 class FairLock:

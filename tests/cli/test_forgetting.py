@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +18,8 @@ import safetensors.numpy
 from inlay.data import readers, token_cache
 from inlay.data.data_files import RawFile
 from inlay.errors import Missing, Unsupported
-from inlay.reports import RunEntry, forget_task, list_runs
+from inlay.locks import claim
+from inlay.reports import RunEntry, delete_runs, forget_task, list_runs
 from inlay.store import Store
 
 from .conftest import SETTINGS, Inlay, Mail, write_mail
@@ -158,13 +162,70 @@ def test_what_cannot_be_forgotten_is_refused_and_left_alone(inlay: Inlay, mail: 
     (run,) = list_runs(Store(mail.store))
     (run.folder / "result.json").rename(run.folder / "away.json")
     (run.folder / "metrics.jsonl").touch()
-    busy = inlay("remove", "mail", "--forget")
-    assert "it may be training now" in busy.err
+    (lock,) = run.folder.parent.glob("cohorts/*/training.lock")
+    with claim(lock, [run.id]):
+        age(run.folder)  # however long an epoch takes
+        busy = inlay("remove", "mail", "--forget")
+        assert f"process {os.getpid()} of `{platform.node()}` is training it" in busy.err
+        assert inlay("gc", "--runs").status == 0
+        assert inlay("runs", "delete", run.id, "--force").status != 0
+        assert run.folder.is_dir()
     (run.folder / "away.json").rename(run.folder / "result.json")
     (mail.store / "service" / "evaluations" / "local" / "mail").mkdir(parents=True)
     served = inlay("remove", "mail", "--forget")
     assert "belongs to the service in this store" in served.err
     assert inlay("verify", "mail").status == 0
+
+
+def test_whether_a_run_is_being_trained_is_told_by_its_lock_and_else_by_the_age_of_its_files(mail: Mail) -> None:
+    (run,) = list_runs(Store(mail.store))
+    assert not run.is_busy, "it is finished"
+    (run.folder / "result.json").unlink()
+    (lock,) = run.folder.parent.glob("cohorts/*/training.lock")
+    assert json.loads(lock.read_text())["names"] == [run.id], "it was claimed while it was trained"
+
+    def look() -> RunEntry:
+        return next(entry for entry in list_runs(Store(mail.store)) if entry.id == run.id)
+
+    (run.folder / "metrics.jsonl").touch()
+    assert look().trainer == "", "killed a moment ago: nobody holds its lock"
+    with claim(lock, [run.id]), claim(lock, [run.id]):
+        assert "is training it" in look().trainer
+    elsewhere = json.loads(lock.read_text()) | {"host": "elsewhere"}
+    lock.write_text(json.dumps(elsewhere))
+    assert "it may be training now" in look().trainer, "another machine's locks may not be seen here"
+    lock.unlink()
+    assert "it may be training now" in look().trainer, "a folder of before there were locks"
+    age(run.folder)
+    assert look().trainer == ""
+
+
+def test_a_run_that_another_process_trains_is_busy_however_old_its_files_are(mail: Mail) -> None:
+    (run,) = list_runs(Store(mail.store))
+    (run.folder / "result.json").unlink()
+    (lock,) = run.folder.parent.glob("cohorts/*/training.lock")
+    program = f"""
+import sys
+from pathlib import Path
+from inlay.locks import claim
+with claim(Path({str(lock)!r}), [{run.id!r}]):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+    age(run.folder)
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == b"claimed\n"
+        (entry,) = list_runs(Store(mail.store))
+        assert entry.trainer.startswith(f"process {process.pid} of ")
+        with pytest.raises(Unsupported, match="is training it"):
+            delete_runs(Store(mail.store), [entry])
+    finally:
+        process.kill()
+        process.communicate()
+    (entry,) = list_runs(Store(mail.store))
+    assert not entry.is_busy, "a process that dies lets go"
 
 
 def test_a_task_of_a_service_on_object_storage_is_refused_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

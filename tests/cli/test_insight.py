@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import csv
+import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+import inlay as inlay_library
+from inlay.errors import InlayError
 
 from .conftest import HAM, SPAM, Inlay, Mail, write_mail
 
@@ -74,6 +79,39 @@ def test_pick_writes_rows_that_no_spreadsheet_runs(inlay: Inlay, mail: Mail, tmp
     assert all(row["text"].startswith("'=") for row in rows)
     assert rows[0].keys() == {"text", "answer", "predicted_answer", "doubt", "distance"}
     assert inlay("pick", pool, "--task", "mail", "--by", "guess").status == 3
+
+
+def test_files_with_another_name_and_without_a_header_are_read_as_they_are_said_to_be(
+    inlay: Inlay, mail: Mail, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rows, as a table of tabs under the name of something else."""
+    pool, moved = tmp_path / "pool.data", tmp_path / "moved.data"
+    pool.write_text("".join(f"{HAM[row % 7]} {SPAM[row % 6]} {row}\tx\n" for row in range(30)))
+    lines = [line.rpartition(",") for line in mail.data.read_text().splitlines()]
+    moved.write_text("".join(f"{text}\t{label}\n" for text, _, label in lines))
+    table = ("--format", "tsv", "--no-header")
+    # 1. rows that a task looks at
+    assert "--format" in inlay("pick", pool, "--task", "mail").err
+    picked = inlay("pick", pool, "--task", "mail", "--count", 5, *table, "--text", 1, "--json")
+    assert [row["line"] <= 30 for row in picked.data["rows"]] == [True] * 5
+    drifted = inlay("drift", "mail", pool, *table, "--text", 1, "--json")
+    assert drifted.data["num_new"] == 30, drifted.err
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(pool.read_bytes()), isatty=lambda: False))
+    piped = inlay("pick", "-", "--task", "mail", "--count", 5, *table, "--text", 1, "--json")
+    assert piped.data["rows"] == picked.data["rows"], piped.err
+    # 2. the rows it was trained on, at another place
+    assert "--format" in inlay("report", "mail", "--data", moved, "--json").err
+    assert inlay("report", "mail", "--data", moved, "--format", "tsv", "--json").status == 0
+    near = inlay("explain", "mail", "free win", "--data", moved, "--format", "tsv", "--json")
+    assert len(near.data["nearest"]) == 3, near.err
+    lone = inlay("report", "mail", "--format", "tsv")
+    assert "without `--data`" in lone.err
+    # 3. the same in Python
+    rows = inlay_library.pick("mail", pool, count=5, format="tsv", header=False, text="1", progress=False).rows
+    assert [row.line for row in rows] == [row["line"] for row in picked.data["rows"]]
+    assert inlay_library.report("mail", data=moved, format="tsv", progress=False).main_scores.side == "test"
+    with pytest.raises(InlayError, match="JSON"):
+        inlay_library.drift("mail", pool, format="jsonl", progress=False)
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from inlay import Store, load_backbone, verify
+
 from .conftest import Inlay, Mail
 
 
@@ -62,8 +64,15 @@ def test_a_task_of_private_texts_is_proved_by_hashes_once_its_rows_are_given_aga
     bare = inlay("verify", "--store", tmp_path, "--json").data["checks"]
     assert [(check["stands"], check["num_probes"]) for check in bare] == [(True, 0), (True, 0)]
     assert "no rows to answer" in inlay("verify", "--store", tmp_path).out
+    renamed = tmp_path / "rows.data"
+    renamed.write_bytes(Path(mail.data).read_bytes())
     proved = inlay("verify", "--store", tmp_path, "--rows", mail.data, "--json")
     assert proved.status == 0, proved.err
+    assert "--format" in inlay("verify", "--store", tmp_path, "--rows", renamed).err
+    other = inlay("verify", "--store", tmp_path, "--rows", renamed, "--format", "csv", "--header", "--json")
+    assert other.data == proved.data
+    library = verify(load_backbone(str(mail.backbone)), Store(tmp_path), renamed, format="csv")
+    assert [check.num_probes for check in library] == [check["num_probes"] for check in proved.data["checks"]]
     first, second = proved.data["checks"]
     assert (first["version"], first["stands"], first["is_exact"]) == ("hashed@1", True, True)
     assert first["num_probes"] > 1

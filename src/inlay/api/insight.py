@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from inlay import explore, pipeline, reports, terminal
 from inlay.api.arguments import find_config, load, open_backbone, open_store, open_trained_on
@@ -14,7 +14,7 @@ from inlay.errors import InlayError, speaking_python
 from inlay.explore import DriftReport, Explanation, LearningCurve, Picked, PickSettings, VersionReader
 from inlay.model import Backbone
 from inlay.reports import TaskReport
-from inlay.settings import DataConfig, FitSettings, RunConfig, TaskSettings
+from inlay.settings import DataConfig, DataSettings, FitSettings, RunConfig, TaskSettings, from_tree
 from inlay.store import Store
 
 _MOST_READ = 20_000
@@ -31,6 +31,8 @@ def explain(
     label: str | None = None,
     nearest: int = 3,
     data: str | Path | Task | None = None,
+    format: str = "auto",
+    header: bool | None = None,
     backbone: str | Backbone | None = None,
     store: Store | str | Path | None = None,
     device: str = "auto",
@@ -40,8 +42,8 @@ def explain(
 
     `task` answers `text`, or `text` and `pair`. `by` is `occlusion` (each word left out in turn) or `gradients`
     (integrated through the task's slot). `label` asks about another label than the answer's. `nearest` training rows
-    are read from the file that the task was trained on, or from `data`, a file or the task itself. `backbone`,
-    `store`, `device` and `progress` are those of `evaluate`.
+    are read from the file that the task was trained on, or from `data`, a file (of that `format`, with a `header` or
+    not) or the task itself. `backbone`, `store`, `device` and `progress` are those of `evaluate`.
 
     >>> found = inlay.explain("mood", "a good film", nearest=0)
     >>> [word.text for word in found.words]
@@ -53,7 +55,8 @@ def explain(
         if not nearest:
             return found
         try:
-            trained = explore.find_training_rows(reader.version, reader.manifest, kept, _source(data))
+            known: dict[str, Any] = {"format": format, "header": header}
+            trained = explore.find_training_rows(reader.version, reader.manifest, kept, _source(data), **known)
         except InlayError as error:
             if data is not None:
                 raise
@@ -119,12 +122,13 @@ def pick(
     store: Store | str | Path | None = None,
     device: str = "auto",
     progress: bool = True,
+    **settings: Unpack[DataSettings],
 ) -> Picked:
     """Pick texts that are worth labelling: the task is unsure of them, and they differ, as `inlay pick` does.
 
     `pool` is a file, or texts (or pairs of texts), of which `task` picks `count`. `by` is `margin` or `entropy`. Texts
     that the task was trained on are left out, if `data` or the file they came from is there. `backbone`, `store`,
-    `device` and `progress` are those of `explain`.
+    `device` and `progress` are those of `explain`, `settings` (`format`, `header`, `text` …) of `load_task`.
 
     >>> found = inlay.pick("mood", ["good film", "bad film", "one two three"], count=2)
     >>> len(found.rows)
@@ -139,7 +143,7 @@ def pick(
                 raise
             train = None
         wishes = PickSettings(count, by, lambda number: meter.advance(number, "rows"))
-        return explore.pick_rows(reader, _read_texts(pool), wishes, train)
+        return explore.pick_rows(reader, _read_texts(pool, settings), wishes, train)
 
 
 @speaking_python()
@@ -152,11 +156,13 @@ def drift(
     store: Store | str | Path | None = None,
     device: str = "auto",
     progress: bool = True,
+    **settings: Unpack[DataSettings],
 ) -> DriftReport:
     """Tell whether new texts look like those a task was trained on, as `inlay drift` does.
 
     `new` is a file, or texts (or pairs of texts). The rows `task` was trained on are read from `data` (a file, or the
-    task itself), or from where they lay then. `backbone`, `store`, `device` and `progress` are those of `explain`.
+    task itself), or from where they lay then. `backbone`, `store`, `device` and `progress` are those of `explain`,
+    `settings` (`format`, `header`, `text` …) of `load_task`.
 
     >>> inlay.drift("mood", ["good film", "bad film"], data="gone.csv")
     Traceback (most recent call last):
@@ -165,7 +171,7 @@ def drift(
     with terminal.silenced(not progress), terminal.Meter("comparing") as meter:
         kept, reader = _open(task, backbone, store, device)
         train = explore.find_training_rows(reader.version, reader.manifest, kept, _source(data)).train
-        rows = explore.split_of(_read_texts(new))
+        rows = explore.split_of(_read_texts(new, settings))
         return explore.find_drift(reader, rows, train, on_rows=lambda number: meter.advance(number, "rows"))
 
 
@@ -177,6 +183,8 @@ def report(
     card: str | Path | None = None,
     rows: bool = True,
     data: str | Path | Task | None = None,
+    format: str = "auto",
+    header: bool | None = None,
     backbone: str | Backbone | None = None,
     store: Store | str | Path | None = None,
     device: str = "auto",
@@ -186,8 +194,8 @@ def report(
 
     `html` and `card` are files to write the page and the model card to; the result has both too, as `to_html()` and
     `to_markdown()`. `rows=False` leaves out the rows it got wrong. The rows it was trained on are read from `data` (a
-    file, or the task itself), or from where they lay then. `backbone`, `store`, `device` and `progress` are those of
-    `evaluate`.
+    file of that `format`, with a `header` or not, or the task itself), or from where they lay then. `backbone`,
+    `store`, `device` and `progress` are those of `evaluate`.
 
     >>> found = inlay.report("mood", data=task, progress=False)
     >>> found.main.num_errors <= 8, found.main_scores.side
@@ -195,7 +203,8 @@ def report(
     """
     with terminal.silenced(not progress):
         kept, reader = _open(task, backbone, store, device)
-        trained_on = explore.find_training_rows(reader.version, reader.manifest, kept, _source(data))
+        known: dict[str, Any] = {"format": format, "header": header}
+        trained_on = explore.find_training_rows(reader.version, reader.manifest, kept, _source(data), **known)
         found = reports.report_version(kept, reader.version, trained_on, reader.backbone, shows_rows=rows)
         reports.write_reports(found, None if html is None else Path(html), None if card is None else Path(card))
         return found
@@ -212,9 +221,10 @@ def _source(data: str | Path | Task | None) -> str | Task | None:
     return data if data is None or isinstance(data, Task) else str(data)
 
 
-def _read_texts(given: Texts) -> list[InputRow]:
-    """Return the rows of a file, or texts and pairs as rows, counted from 1."""
+def _read_texts(given: Texts, settings: Mapping[str, Any]) -> list[InputRow]:
+    """Return the rows of a file, read with these settings, or texts and pairs as rows, counted from 1."""
+    config = from_tree(DataConfig, settings, "data.")
     if isinstance(given, str | Path):
-        return explore.draw_rows(Path(given), most=_MOST_READ)[0]
+        return explore.draw_rows(given, config, most=_MOST_READ)[0]
     pairs = [(item, None) if isinstance(item, str) else item for item in given]
     return [InputRow(line, text, pair) for line, (text, pair) in enumerate(pairs, 1)]

@@ -13,6 +13,7 @@ from inlay.errors import BadConfig, speaking_python
 from inlay.model import Backbone
 from inlay.serving import Answer, Check, Request
 from inlay.settings import (
+    DataConfig,
     DataSettings,
     FitSettings,
     JointConfig,
@@ -20,6 +21,7 @@ from inlay.settings import (
     MethodConfig,
     RunConfig,
     RunSettings,
+    from_tree,
     overlay,
     split_settings,
 )
@@ -203,8 +205,15 @@ class Engine(serving.Engine):
 
 
 @speaking_python()
-def verify(backbone: Backbone, store: Store | None = None) -> list[Check]:
+def verify(
+    backbone: Backbone,
+    store: Store | None = None,
+    rows: RowsGiven | None = None,
+    **settings: Unpack[DataSettings],
+) -> list[Check]:
     """Prove that every version of the `store` trained on `backbone` still stands, bit for bit where it can be.
+
+    `rows` are those that a task with hashed probes was trained on, as `load_task` takes them, with its `settings`.
 
     >>> [check.stands for check in inlay.verify(backbone)]
     [True]
@@ -217,4 +226,6 @@ def verify(backbone: Backbone, store: Store | None = None) -> list[Check]:
         for info in task.versions
         if info.summary.backbone["fingerprint"] == backbone.fingerprint
     ]
-    return damaged + serving.verify(versions, backbone, store)
+    read = from_tree(DataConfig, settings, "data.")
+    given = [] if rows is None else pipeline.read_probe_rows(store, versions, rows, read)
+    return damaged + serving.verify(versions, backbone, store, rows=given)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from inlay.cli import flags, screen
+from inlay.cli import flags, rooms, screen
 from inlay.cli.rooms import explore
 from inlay.cli.screen import Column, numbers
 from inlay.cli.trained_on import PairColumnOption, TrainedOnOption, open_version, read_training_rows
@@ -27,7 +26,9 @@ _VERDICTS = {
 
 def drift(
     task: flags.TaskArgument,
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="file of new rows, labelled or not")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="file of new rows, labelled or not; - for stdin, or a URL")],
+    format: flags.FormatOption = "auto",
+    header: flags.HeaderOption = None,
     text: flags.TextOption = None,
     pair: PairColumnOption = None,
     data: TrainedOnOption = None,
@@ -43,11 +44,12 @@ def drift(
     tokens the backbone does not know, and the new rows most unlike any training row. Exit status: 0 if alike, 20 if
     slightly different (AUC from 0.6), 21 if clearly different (from 0.75). The training rows are read from their file.
     """
-    rows, num_rows = explore.draw_rows(new, DataConfig(text=text, pair=pair), most=_MOST_READ)
+    columns = DataConfig(format=format, header=header, text=text, pair=pair)
+    rows, num_rows = explore.draw_rows(new, columns, most=_MOST_READ)
     kept, reader = open_version(task, store, backbone, device)
     train = read_training_rows(reader, kept, data).train
     with screen.Meter("comparing") as meter:
-        split = explore.split_of(rows, str(new))
+        split = explore.split_of(rows, rooms.data.hide_secrets(new))
         found = explore.find_drift(reader, split, train, on_rows=lambda number: meter.advance(number, "rows"))
     status = STATUS[found.verdict]
     if json:

@@ -12,8 +12,15 @@ import typer
 from inlay.cli import flags, screen
 from inlay.cli.rooms import explore
 from inlay.cli.screen import Column, numbers
-from inlay.cli.trained_on import TrainedOnOption, open_version, try_training_rows
+from inlay.cli.trained_on import (
+    DataFormatOption,
+    DataHeaderOption,
+    TrainedOnOption,
+    open_version,
+    try_training_rows,
+)
 from inlay.serving import answer_words
+from inlay.settings import DataConfig
 from inlay.store import write_atomically
 
 _MOST_LISTED = 12
@@ -39,6 +46,8 @@ def explain(
         int, typer.Option("--nearest", metavar="N", min=0, help="training rows to show; 0 reads none")
     ] = 3,
     data: TrainedOnOption = None,
+    format: DataFormatOption = "auto",
+    header: DataHeaderOption = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="write the explanation as a page too")
     ] = None,
@@ -55,10 +64,11 @@ def explain(
     evidence must fall further than without random ones. The nearest training rows are read from the file that the task
     was trained on, if it is still there.
     """
+    columns = DataConfig(format=format, header=header)
     kept, reader = open_version(task, store, backbone, device)
     found = explore.explain_answer(reader, text, pair, by=by, label=label)
     if nearest:
-        trained, reason = try_training_rows(reader, kept, data, "no nearest training rows")
+        trained, reason = try_training_rows(reader, kept, data, "no nearest training rows", columns)
         if trained is None:
             found = dataclasses.replace(found, notes=(*found.notes, str(reason)))
         else:

@@ -19,18 +19,21 @@ _ADDED = ("answer", "doubt", "distance")
 
 
 def pick(
-    pool: Annotated[Path, typer.Argument(metavar="POOL", help="file of rows without labels")],
+    pool: Annotated[str, typer.Argument(metavar="POOL", help="file of rows without labels, - for stdin, or a URL")],
     task: Annotated[str, typer.Option("--task", metavar="TASK", help="the task: NAME, NAME@3 or NAME@best")],
     count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="rows to pick")] = 20,
     by: Annotated[
         str, typer.Option("--by", metavar="margin|entropy", help="what is unsure: two labels nearly equal, or all")
     ] = "margin",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="CSV, TSV or JSONL file to write")
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="CSV, TSV, JSONL, Parquet or .xlsx file to write"),
     ] = None,
     most: Annotated[
         int, typer.Option("--most", metavar="N", min=1, help="rows of the file to look at, drawn evenly")
     ] = _MOST_READ,
+    format: flags.FormatOption = "auto",
+    header: flags.HeaderOption = None,
     text: flags.TextOption = None,
     pair: PairColumnOption = None,
     data: TrainedOnOption = None,
@@ -46,7 +49,7 @@ def pick(
     those the task was trained on. So near duplicates are not picked twice. Where answers have no probability, such as
     numbers, rows are picked for being different alone. Of a long file, --most rows are looked at.
     """
-    columns = DataConfig(text=text, pair=pair)
+    columns = DataConfig(format=format, header=header, text=text, pair=pair)
     rows, num_rows = explore.draw_rows(pool, columns, most=most)
     kept, reader = open_version(task, store, backbone, device)
     trained, _ = try_training_rows(reader, kept, data, "picked rows may be like training rows")

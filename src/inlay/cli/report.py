@@ -9,8 +9,15 @@ import typer
 
 from inlay.cli import flags, screen
 from inlay.cli.rooms import reports
-from inlay.cli.trained_on import TrainedOnOption, open_version, read_training_rows
+from inlay.cli.trained_on import (
+    DataFormatOption,
+    DataHeaderOption,
+    TrainedOnOption,
+    open_version,
+    read_training_rows,
+)
 from inlay.errors import InlayError, Missing
+from inlay.settings import DataConfig
 
 
 def report(
@@ -25,6 +32,8 @@ def report(
         bool, typer.Option("--rows/--no-rows", help="show the rows it got wrong, and the least sure")
     ] = True,
     data: TrainedOnOption = None,
+    format: DataFormatOption = "auto",
+    header: DataHeaderOption = None,
     backbone: flags.BackboneOption = None,
     device: flags.DeviceOption = "auto",
     store: flags.StoreOption = None,
@@ -37,9 +46,10 @@ def report(
     one file that needs no other; the card is Markdown and never has rows. With --json only files that are named are
     written. `inlay train` writes both into the run's folder.
     """
+    columns = DataConfig(format=format, header=header)
     kept, reader = open_version(task, store, backbone, device)
     try:
-        trained_on = read_training_rows(reader, kept, data)
+        trained_on = read_training_rows(reader, kept, data, columns)
     except InlayError as error:
         written = kept.run_folder(reader.manifest.run_id) / "report.html"
         if data is None and written.is_file():

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from inlay import serving
 from inlay.cli import screen
-from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
-from inlay.cli.rooms import data, model, pipeline
+from inlay.cli.flags import (
+    BackboneOption,
+    DeviceOption,
+    FormatOption,
+    HeaderOption,
+    JsonOption,
+    StoreOption,
+    open_store,
+)
+from inlay.cli.rooms import model, pipeline
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, StoreDamaged
 from inlay.settings import DataConfig
-from inlay.store import HASHED, Store, Version
+from inlay.store import Store, Version
 
 
 def verify(
@@ -24,9 +30,11 @@ def verify(
         list[str] | None, typer.Argument(metavar="TASK", help="NAME (all its versions), NAME@3 or NAME@best")
     ] = None,
     rows: Annotated[
-        Path | None,
+        str | None,
         typer.Option("--rows", metavar="FILE", help="the data a task was trained on, where its probes are hashed"),
     ] = None,
+    format: FormatOption = "auto",
+    header: HeaderOption = None,
     text: Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="text column of --rows")] = None,
     pair: Annotated[str | None, typer.Option("--pair", metavar="COLUMN", help="second text's column of --rows")] = None,
     label: Annotated[str | None, typer.Option("--label", metavar="COLUMN", help="label column of --rows")] = None,
@@ -56,7 +64,8 @@ def verify(
         versions += [version for version in named if version not in versions]
     if not references:
         versions = [info.version for task in kept.ledger(hear) for info in task.versions]
-    given = [] if rows is None else _read_rows(kept, versions, rows, DataConfig(text=text, pair=pair, label=label))
+    columns = DataConfig(format=format, header=header, text=text, pair=pair, label=label)
+    given = [] if rows is None else pipeline.read_probe_rows(kept, versions, rows, columns)
     checks += [] if not versions else _check_all(kept, versions, backbone, device, given)
     fallen = [check for check in checks if not check.stands]
     if json:
@@ -81,22 +90,6 @@ def verify(
             f"{len(fallen)} of {screen.count(len(checks), 'version')} failed the proof, "
             f"such as `{fallen[0].version.reference}`: {fallen[0].problem}"
         )
-
-
-def _read_rows(store: Store, versions: Sequence[Version], source: Path, config: DataConfig) -> list[serving.ProbeRow]:
-    """Read the rows of a file as each version with hashed probes reads them."""
-    found: dict[serving.ProbeRow, None] = {}
-    for version in versions:
-        try:
-            manifest = store.manifest(version)
-        except InlayError:
-            continue  # its check will say so
-        if manifest.extra.get(HASHED):
-            merges = dataclasses.replace(config, merge_labels=bool(manifest.extra.get("merge_labels")))
-            split = data.read_split(str(source), manifest.labels, manifest.kind, merges)
-            pairs: Sequence[str | None] = split.pairs or [None] * len(split)
-            found |= dict.fromkeys(zip(split.texts, pairs, strict=True))
-    return list(found)
 
 
 def _check_all(

@@ -10,11 +10,19 @@ from inlay.settings import DataConfig, read_toml
 from inlay.store import Manifest, Store, Version
 
 
-def find_training_rows(version: Version, manifest: Manifest, store: Store, source: str | Task | None = None) -> Task:
+def find_training_rows(
+    version: Version,
+    manifest: Manifest,
+    store: Store,
+    source: str | Task | None = None,
+    *,
+    format: str = "auto",
+    header: bool | None = None,
+) -> Task:
     """Return the task a version was trained on; refuse rows that are not those.
 
     A version has the digest of its rows, its run's folder where they lay. `source` says where they lie now, or is the
-    task itself.
+    task itself. `format` and `header` are of that place; by default as in training.
     """
     if isinstance(source, Task):
         return _check(source, "the task that was given", version, manifest)
@@ -22,6 +30,8 @@ def find_training_rows(version: Version, manifest: Manifest, store: Store, sourc
     config = read_toml(path).data if path.is_file() else DataConfig()
     if source is not None:
         config = dataclasses.replace(config, source=source)
+        config = config if format == "auto" else dataclasses.replace(config, format=format)
+        config = config if header is None else dataclasses.replace(config, header=header)
     elif not config.source:
         raise Missing(
             f"nothing here says where the training rows of `{version.reference}` lie: `{path}` is not there",
@@ -34,6 +44,8 @@ def find_training_rows(version: Version, manifest: Manifest, store: Store, sourc
         task = load_task(config, version.name)
     except InlayError as error:
         said = f"the training rows of `{version.reference}` cannot be read: {error.message}"
+        if source is not None:  # what is wrong with the file that was named
+            raise Missing(said, error.hint) from None
         is_signed = config.source != hide_secrets(config.source)
         why = "what followed `?` in its link is not kept; " if is_signed else ""
         raise Missing(said, f"{why}name the file where they lie now with `--data FILE`") from None

@@ -16,7 +16,9 @@ from inlay.settings import DataConfig
 MEASURES = ("margin", "entropy")
 
 
-def draw_rows(path: Path, config: DataConfig = DataConfig(), *, most: int, seed: int = 0) -> tuple[list[InputRow], int]:
+def draw_rows(
+    path: str | Path, config: DataConfig = DataConfig(), *, most: int, seed: int = 0
+) -> tuple[list[InputRow], int]:
     """Draw up to `most` rows of a file, evenly over all of it, in constant memory; return also how many there are.
 
     Rows that cannot be read are left out; if none can, the first one's error is raised.

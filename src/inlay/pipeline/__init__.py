@@ -16,7 +16,7 @@ from inlay.pipeline.backbones import (
     open_stored,
 )
 from inlay.pipeline.brief_reports import write_briefly
-from inlay.pipeline.evaluation import EvaluationReport, ScoredVersion, evaluate, list_mistakes
+from inlay.pipeline.evaluation import EvaluationReport, ScoredVersion, evaluate, list_mistakes, read_probe_rows
 from inlay.pipeline.folds import CrossValidated, cross_validate
 from inlay.pipeline.preparation import describe_run, describe_task, load_task, name_of, prepare
 from inlay.pipeline.progress import TrainingProgress, fit_runs, parse_cluster
@@ -56,6 +56,7 @@ __all__ = [
     "parse_cluster",
     "prepare",
     "read_budget",
+    "read_probe_rows",
     "sweep_and_publish",
     "train_and_publish",
     "write_briefly",

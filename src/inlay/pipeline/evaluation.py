@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from inlay import data, model, serving, terminal, training
-from inlay.errors import BadConfig, BadData, NotFinite
+from inlay.errors import BadConfig, BadData, InlayError, NotFinite
 from inlay.notebook import show_html
 from inlay.pipeline.backbones import check_backbone_name, check_device_name, check_precision, open_stored
 from inlay.settings import DataConfig
-from inlay.store import Manifest, Store, Version
+from inlay.store import HASHED, Manifest, Store, Version
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,24 @@ def _read_rows(source: data.RowsGiven, config: DataConfig, version: Version, man
     for note in rows.notes:
         terminal.detail(note)
     return rows
+
+
+def read_probe_rows(
+    store: Store, versions: Sequence[Version], rows: data.RowsGiven, config: DataConfig
+) -> list[serving.ProbeRow]:
+    """Read rows as each version with hashed probes reads them: among these are those of its probes."""
+    found: dict[serving.ProbeRow, None] = {}
+    for version in versions:
+        try:
+            manifest = store.manifest(version)
+        except InlayError:
+            continue  # its check will say so
+        if manifest.extra.get(HASHED):
+            merges = dataclasses.replace(config, merge_labels=bool(manifest.extra.get("merge_labels")))
+            split = data.read_split(rows, manifest.labels, manifest.kind, merges)
+            pairs: Sequence[str | None] = split.pairs or [None] * len(split)
+            found |= dict.fromkeys(zip(split.texts, pairs, strict=True))
+    return list(found)
 
 
 def list_mistakes(judged: ScoredVersion) -> list[dict[str, Any]]:

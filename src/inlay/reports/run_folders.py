@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import InlayError, UnknownName, Unsupported
+from inlay.locks import TRAINING_LOCK, read_claim
 from inlay.settings import RunConfig, read_toml
 from inlay.store import Store
 
@@ -52,8 +53,27 @@ class RunEntry:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a process may be training it now: it is not finished, and its files changed minutes ago."""
-        return not self.is_finished and time.time() - self.changed_at < _BUSY_SECONDS
+        """Whether a process is training it now, or may be."""
+        return bool(self.trainer)
+
+    @property
+    def trainer(self) -> str:
+        """What tells that it is being trained now, in words; "" if nothing does.
+
+        A process that trains holds a lock on a file that names its runs. Where no such file tells, or only one of
+        another machine, whose locks may not be seen here, files that changed minutes ago count.
+        """
+        if self.is_finished:
+            return ""
+        paths = (self.folder.parent / _COHORTS).glob(f"*/{TRAINING_LOCK}")
+        claims = [claim for path in paths if (claim := read_claim(path)) is not None and self.id in claim.names]
+        held = next((claim for claim in claims if claim.is_held), None)
+        if held is not None:
+            return f"process {held.process} of `{held.host}` is training it"
+        is_sure = bool(claims) and all(claim.is_sure for claim in claims)
+        if is_sure or time.time() - self.changed_at >= _BUSY_SECONDS:
+            return ""
+        return f"its files changed within {_BUSY_SECONDS // 60} minutes: it may be training now"
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as data: `inlay runs list --json` prints it."""
@@ -155,13 +175,11 @@ def delete_runs(store: Store, entries: Sequence[RunEntry]) -> Deleted:
 
     Other unfinished runs of such a state begin anew when they are trained again.
     """
-    busy = [entry.id for entry in entries if entry.is_busy]
-    if busy:
-        raise Unsupported(
-            f"run `{busy[0]}` is not finished, and its files changed within {_BUSY_SECONDS // 60} minutes: it may be "
-            "training now",
-            "stop its training, or wait, and delete it then",
-        )
+    for entry in entries:
+        if trainer := entry.trainer:
+            raise Unsupported(
+                f"run `{entry.id}` is not finished, and {trainer}", "stop its training, or wait, and delete it then"
+            )
     states = [folder for entry in entries for folder in _list_cohorts(entry.folder.parent, {entry.id})]
     num_bytes = 0
     for folder in dict.fromkeys(states):

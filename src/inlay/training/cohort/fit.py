@@ -6,7 +6,7 @@ It can be killed and resumed at any point. A finished run is never trained again
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from inlay.errors import Missing, OutOfMemory
+from inlay.locks import TRAINING_LOCK, claim
 from inlay.model import Backbone, first_layer
 from inlay.settings import FitSettings
 from inlay.threads import Threads, generator_lock, own_threads
@@ -147,6 +148,14 @@ def _unfinished(runs: list[AnyRun], folder: Path) -> list[AnyRun]:
 
 
 def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cache: FrozenCache) -> None:
+    """Train runs as one cohort, and say as long in its folder that they are being trained."""
+    ids = [run.id for run in _unfinished(runs, context.runs_dir)]
+    lock = context.runs_dir / "cohorts" / cohort_id(runs) / TRAINING_LOCK
+    with claim(lock, ids) if context.world.process.is_first else nullcontext():
+        _fit_claimed(runs, backbone, context, cache)
+
+
+def _fit_claimed(runs: list[AnyRun], backbone: Backbone, context: FitContext, cache: FrozenCache) -> None:
     """Train runs as one cohort, from its resume state if it was stopped; with fewer slots if memory runs out."""
     asked, folder = context.settings, context.runs_dir
     # 1. Find the cohort as it was stopped, or begin it.

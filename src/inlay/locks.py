@@ -76,7 +76,7 @@ def claim(path: Path, names: Sequence[str]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Claim:
+class FileClaim:
     """The last claim in a file: on what, by which process of which machine."""
 
     names: tuple[str, ...]
@@ -91,7 +91,7 @@ class Claim:
         return self.is_held or (self.host == platform.node() and fcntl is not None)
 
 
-def read_claim(path: Path) -> Claim | None:
+def read_claim(path: Path) -> FileClaim | None:
     """Read who claims what in a file, and whether still; None if nothing can be read of it."""
     try:
         with path.open("rb") as file:
@@ -103,7 +103,7 @@ def read_claim(path: Path) -> Claim | None:
             except (OSError, Unsupported):
                 pass
             about = json.loads(file.read())
-        return Claim(tuple(about["names"]), str(about["host"]), int(about["process"]), is_held)
+        return FileClaim(tuple(about["names"]), str(about["host"]), int(about["process"]), is_held)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -72,7 +72,7 @@ def fill_all(backbone):
     names = [name for name in METHODS if (backbone.anatomy.family, name) not in UNSUPPORTED]
     bank = Bank(backbone, len(names))
     for slot, name in enumerate(names):
-        is_shared = backbone.anatomy.family == "deberta-v2" and name in ("lora", "ia3")
+        is_shared = backbone.anatomy.family == "deberta-v2" and name in ("lora", "dora", "ia3")
         method = MethodConfig(name, linears=("value", "contract") if is_shared else ())
         spec = SlotSpec.of(method, head_of(backbone, 2))
         bank.initialise(slot, spec, seed=slot)
@@ -102,7 +102,7 @@ def test_mixed_batch_of_every_method_equals_one_by_one_in_bf16(backbone_folder, 
 
 KINDS = [
     *[{}, {"inner_norm": "layer"}, {"inner_norm": "batch"}, {"depth": 2}, {"combine": "multiply"}],
-    *[{"form": "parallel"}, {"sharing": "every-2"}, {"name": "lora"}, {"name": "ia3"}, {"name": "bitfit"}],
+    *[{"form": "parallel"}, {"sharing": "every-2"}, {"name": "lora"}, {"name": "dora"}, {"name": "ia3"}, {"name": "bitfit"}],
     *[{"name": "pfeiffer"}, {"name": "parallel"}, {"name": "full"}, {"name": "top"}],
 ]
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from inlay import threads
-from inlay.threads import Threads, choose_number, find_quota, own_threads, spin_briefly
+from inlay.threads import Threads, choose_number, find_quota, generator_lock, own_threads, spin_briefly
 
 SOURCE = Path(__file__).parents[1] / "src"
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -181,3 +181,9 @@ def test_the_command_line_says_how_threads_wait_before_torch_is_loaded():
         [sys.executable, "-c", program], capture_output=True, text=True, env={"PATH": "", "PYTHONPATH": str(SOURCE)}
     )
     assert done.stderr.split()[-2:] == ["10000", "False"], done.stderr
+
+
+def test_every_device_has_one_lock_for_its_generator_by_whatever_name():
+    first, same, second = (generator_lock(torch.device(name)) for name in ("cuda", "cuda:0", "cuda:1"))
+    assert first is same
+    assert len({first, second, generator_lock(torch.device("cpu"))}) == 3

@@ -19,9 +19,10 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
-from inlay.locks import FairLock, lock_of
+from inlay.locks import FairLock
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """environment variables that set the number of torch's threads"""
@@ -36,6 +37,8 @@ _IDLE = (3, 4)  # columns of /proc/stat: idle, and waiting for a disk
 
 
 _SETTING = FairLock()  # held while the number is set, and as long as it must not change
+_GENERATORS: dict[tuple[str, int], FairLock] = {}
+_FINDING = Lock()
 
 
 def spin_briefly() -> None:
@@ -173,10 +176,8 @@ def set_threads(number: int) -> None:
 
 def generator_lock(device: Any) -> FairLock:
     """The lock of a torch device's random generator, which trainings hold: what one draws depends on no other."""
-    import torch
-
-    generators = torch.cuda.default_generators if device.type == "cuda" else (torch.default_generator,)
-    return lock_of(generators[device.index or 0])
+    with _FINDING:  # by name: a generator itself takes no weak reference
+        return _GENERATORS.setdefault((device.type, device.index or 0), FairLock())
 
 
 @contextmanager

@@ -102,7 +102,14 @@ def test_mixed_batch_of_every_method_equals_one_by_one_in_bf16(backbone_folder, 
 
 KINDS = [
     *[{}, {"inner_norm": "layer"}, {"inner_norm": "batch"}, {"depth": 2}, {"combine": "multiply"}],
-    *[{"form": "parallel"}, {"sharing": "every-2"}, {"name": "lora"}, {"name": "dora"}, {"name": "ia3"}, {"name": "bitfit"}],
+    *[
+        {"form": "parallel"},
+        {"sharing": "every-2"},
+        {"name": "lora"},
+        {"name": "dora"},
+        {"name": "ia3"},
+        {"name": "bitfit"},
+    ],
     *[{"name": "pfeiffer"}, {"name": "parallel"}, {"name": "full"}, {"name": "top"}],
 ]
 

@@ -192,17 +192,19 @@ def test_a_lost_cohort_goes_on_with_the_same_members(queue, workspace, clock):
     assert [job.id for job in again.others] == [done.id]
 
 
-def test_a_job_that_kills_its_trainer_is_trained_alone_and_fails_at_the_third_death(queue, workspace, clock):
+def test_a_job_that_kills_its_trainer_is_trained_alone_and_fails_at_the_fifth_death(queue, workspace, clock):
     bad, good = train(workspace), train(workspace, "good")
     claim_now(queue)
     lose(queue, clock)
     assert len(claim_now(queue).jobs) == 2
     lose(queue, clock)
-    alone = claim_now(queue)
-    assert [job.id for job in alone.jobs] == [bad.id]
-    lose(queue, clock)
+    for deaths in (2, 3, 4):
+        assert (workspace.job(bad.id).state, workspace.job(bad.id).deaths) == ("queued", deaths)
+        alone = claim_now(queue)
+        assert [job.id for job in alone.jobs] == [bad.id]
+        lose(queue, clock)
     failed = workspace.job(bad.id)
-    assert (failed.state, failed.error["code"], failed.deaths) == ("failed", "trainer-died", 3)
+    assert (failed.state, failed.error["code"], failed.deaths) == ("failed", "trainer-died", 5)
     spared = claim_now(queue)
     assert [job.id for job in spared.jobs] == [good.id]
     queue.publish_live(spared, good.id, publication())

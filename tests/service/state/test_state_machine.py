@@ -312,7 +312,7 @@ class ServiceState(RuleBasedStateMachine):
             if job.cohort != cohort or job.state != "running":
                 continue
             job.deaths += has_died
-            job.state = "cancelled" if job.is_to_cancel else "failed" if job.deaths >= 3 else "queued"
+            job.state = "cancelled" if job.is_to_cancel else "failed" if job.deaths >= 5 else "queued"
             if has_died and job.deaths >= 2 and job.state == "queued":
                 job.cohort = None
 

@@ -223,7 +223,7 @@ def test_a_job_that_kills_every_trainer_fails_and_says_so(tmp_path, backbone_of,
         bench.queue.reclaim_of("tester")
         bench.train()
 
-    for _ in range(3):
+    for _ in range(5):
         os.waitpid(fork(work), 0)
     bench = open_bench_at(home, backbone)
     bench.queue.reclaim_of("tester")

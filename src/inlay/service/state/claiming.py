@@ -18,8 +18,8 @@ HELD, LATE, PARKED, DONE = "running", "late", "waiting", "done"
 """states of a cohort: held; held, but its lease was over when somebody looked; to go on with; finished"""
 LEASE_S, GRACE_S = 20.0, 10.0
 """a lease, and the time after it in which a sign of life still counts: a clock that jumps must not take it away"""
-MOST_DEATHS = 3
-_ALONE_AFTER = MOST_DEATHS - 1
+MOST_DEATHS, _ALONE_AFTER = 5, 2
+"""deaths of trainers that end a job, and those after which it is trained alone: company may have been the reason"""
 _GONE = {
     "code": "trainer-died",
     "message": f"the trainer ended without a word {MOST_DEATHS} times while it had this job, in the end alone",

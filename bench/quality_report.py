@@ -77,6 +77,8 @@ class Record:
     source: str
     commit: str = ""
     date: str = ""
+    gpu: str | None = None
+    """its name; the CPU seconds of a run on it say nothing about those without one"""
 
     @property
     def cell(self) -> Cell:
@@ -97,14 +99,18 @@ class Check:
 
 
 def read_records(folder: Path) -> list[Record]:
-    """The newest record of each set, size, draw and system; of a cell only those of the same rows."""
+    """The newest record of each set, size, draw and system; of a cell only those of the same rows.
+
+    One without a GPU counts before all that had one: it says what it cost, too.
+    """
     newest: dict[tuple[str, int, int, str], tuple[str, Record]] = {}
-    names = Record.__dataclass_fields__
+    names = Record.__dataclass_fields__.keys() - {"gpu"}
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf8").splitlines():
             said = json.loads(line)
-            record = Record(**{name: said[name] for name in names})
-            newest[record.key] = (said["date"], record)
+            record = Record(**{name: said[name] for name in names}, gpu=said.get("hardware", {}).get("gpu"))
+            if record.key not in newest or record.gpu is None or newest[record.key][1].gpu is not None:
+                newest[record.key] = (said["date"], record)
     rows: dict[Cell, tuple[str, str]] = {}
     for date, record in newest.values():
         rows[record.cell] = max(rows.get(record.cell, ("", "")), (date, record.digest))
@@ -132,6 +138,10 @@ class Scores:
     def mean(self, system: str, cells: Sequence[Cell]) -> float:
         """The mean over the sets of the means over their draws."""
         return _mean_of_sets({cell: self.score(system, cell) for cell in cells})
+
+    def timed_cells(self, size: int, system: str) -> list[Cell]:
+        """The cells of a system that say what it costs on processors alone."""
+        return [cell for cell in self.cells(size, (system,)) if not self.records[(*cell, system)].gpu]
 
     def mean_cpu(self, system: str, cells: Sequence[Cell]) -> float:
         return _mean_of_sets({cell: self.records[(*cell, system)].cpu_s for cell in cells})
@@ -226,7 +236,7 @@ def _check_stsb(scores: Scores) -> Check:
 
 def _check_cpu(records: Sequence[Record]) -> list[Check]:
     """CPU seconds beside SetFit's; one that ran out of time took at least its limit."""
-    spent = {record.key: record.cpu_s for record in records if record.status in ("ok", "timeout")}
+    spent = {record.key: record.cpu_s for record in records if record.status in ("ok", "timeout") and not record.gpu}
     checks = []
     for size in sorted({record.size for record in records if record.system == "setfit"}):
         cells = [key[:3] for key in spent if key[1] == size and key[3] == "setfit" and (*key[:3], OURS) in spent]
@@ -344,7 +354,7 @@ def _render_cpu(scores: Scores) -> list[str]:
     for size in scores.sizes:
         shown = []
         for name in scores.systems:
-            cells = scores.cells(size, (name,))
+            cells = scores.timed_cells(size, name)
             shown.append(f"{scores.mean_cpu(name, cells):.0f} ({len({cell[0] for cell in cells})})" if cells else "")
         rows.append([f"{size:,}", *shown])
     told = (
@@ -364,16 +374,28 @@ def _list_commits(records: Iterable[Record]) -> list[str]:
 
 
 def _render_commits(records: Sequence[Record]) -> list[str]:
-    """Which code was measured when, and on how much."""
+    """Which code was measured when and where, and on how much."""
     rows = []
-    for name in ORDER:
-        own = [record for record in records if record.system == name]
+    kinds = sorted(
+        {(record.gpu or "", record.system) for record in records}, key=lambda kind: (ORDER.index(kind[1]), kind[0])
+    )
+    for gpu, name in kinds:
+        own = [record for record in records if (record.gpu or "", record.system) == (gpu, name)]
         for commit in _list_commits(own):
             here = [record for record in own if record.commit[:7] == commit]
             days = sorted({record.date[:10] for record in here})
             sizes = ", ".join(f"{size:,}" for size in sorted({record.size for record in here}))
-            rows.append([NAMES[name], commit, " to ".join(dict.fromkeys((days[0], days[-1]))), sizes, str(len(here))])
-    heads = ["system", "commit", "date", "rows", "lines"]
+            rows.append(
+                [
+                    NAMES[name],
+                    commit,
+                    " to ".join(dict.fromkeys((days[0], days[-1]))),
+                    gpu or "processors",
+                    sizes,
+                    str(len(here)),
+                ]
+            )
+    heads = ["system", "commit", "date", "on", "rows", "lines"]
     return ["## What was measured when", "", *_table(heads, rows), ""]
 
 
@@ -448,7 +470,7 @@ def _draw_system(left: Any, right: Any, scores: Scores, name: str, mark: Mark) -
     base = "probe"
     differences, costs = [], []
     for size in scores.sizes:
-        shared, own = scores.cells(size, (base, name)), scores.cells(size, (name,))
+        shared, own = scores.cells(size, (base, name)), scores.timed_cells(size, name)
         if shared:
             value = scores.mean(name, shared) - scores.mean(base, shared)
             differences.append((float(size), MeanWithError(value, 0.0)))

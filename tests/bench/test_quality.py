@@ -266,5 +266,20 @@ def test_a_mixture_of_commits_is_said_in_the_table(tmp_path):
     text = write_report(records, tmp_path)
     assert "They are of Inlay at 2222222, 1111111." in text
     assert "| 50 | 3 sets, 3 draws | **80.0** | 2222222, 1111111 |" in text
-    assert "| Inlay, no options | 1111111 | 2026-01-01 to 2026-01-02 | 50 | 2 |" in text
-    assert "| Inlay, no options | 2222222 | 2026-01-03 | 50 | 1 |" in text
+    assert "| Inlay, no options | 1111111 | 2026-01-01 to 2026-01-02 | processors | 50 | 2 |" in text
+    assert "| Inlay, no options | 2222222 | 2026-01-03 | processors | 50 | 1 |" in text
+
+
+def test_a_line_of_processors_counts_before_those_of_a_gpu_and_only_it_says_what_a_run_costs(tmp_path):
+    def write(date: str, gpu: str | None, score: float, cpu_s: float, draw: int = 0) -> None:
+        said = dataclasses.asdict(record("probe", score, draw=draw)) | {"date": date, "cpu_s": cpu_s}
+        with (tmp_path / "probe.jsonl").open("a") as file:
+            file.write(json.dumps(said | {"hardware": {"gpu": gpu}}) + "\n")
+
+    write("2026-01-01", None, 70, 11)
+    write("2026-01-02", "H200", 90, 22)
+    write("2026-01-02", "H200", 60, 33, draw=1)
+    scores = quality_report.Scores(read_records(tmp_path))
+    assert sorted(one.score for one in scores.records.values()) == [60, 70]
+    [cell] = scores.timed_cells(1000, "probe")
+    assert scores.mean_cpu("probe", [cell]) == 11

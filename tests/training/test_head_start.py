@@ -441,9 +441,9 @@ def test_the_recipe_follows_the_number_of_rows(tiny_bert, toy_task):
 
 
 def test_few_dev_rows_and_two_classes_are_told_from_others(tiny_bert, toy_task):
-    found = make(tiny_bert, toy_task()).config.train
+    found = make(tiny_bert, toy_task(num_rows=100)).config.train  # 50 dev rows
     assert (found.keep, found.thresholds) == ("loss", "dev")
-    assert make(tiny_bert, toy_task(num_rows=20)).config.train.keep == "late", "a contrastive start, 10 dev rows"
+    assert make(tiny_bert, toy_task(num_rows=98)).config.train.keep == "late", "a contrastive start, 49 dev rows"
     assert make(tiny_bert, toy_task(num_rows=20, kind="regress")).config.train.keep == "loss", "nothing but training"
     assert make(tiny_bert, toy_task(), head_start="fresh").config.train.keep == "late"
     found = make(tiny_bert, toy_task(num_labels=3, num_rows=400), head_start="fresh").config.train

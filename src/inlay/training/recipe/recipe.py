@@ -41,8 +41,10 @@ FRESH_FACTOR, MOST_FOR_FRESH = 4.0, 3000
 STEPS, STEPS_AFTER_CONTRAST = 300, 150
 """fewest steps of training; the number of epochs stays within EPOCHS:"""
 EPOCHS = (4, 10)
-FEWEST_DEV_ROWS = 20
+FEWEST_FOR_CONTRAST = 50
 """fewest dev rows to judge a contrastive start by; with fewer it is kept, unless it is worse by more than chance"""
+FEWEST_DEV_ROWS = 20
+"""fewest dev rows to end a run by"""
 PATIENCE, PATIENCE_AFTER_CONTRAST = 3, 2
 """epochs without a smaller dev loss after which a run ends, if its dev rows are not too few to tell"""
 FEW_DEV_ROWS = 200
@@ -97,7 +99,7 @@ def _find_keep(num_dev: int, contrast: int, *, is_open: bool, has_probe: bool) -
     if not is_open:
         return "best"
     if has_probe:  # a handful of dev rows says nothing; what helped on other tasks says more
-        return "late" if contrast and num_dev < FEWEST_DEV_ROWS else "loss"
+        return "late" if contrast and num_dev < FEWEST_FOR_CONTRAST else "loss"
     return "late" if num_dev < FEW_DEV_ROWS else "best"
 
 

@@ -5,6 +5,7 @@
     rendezvous    one replica for each task, by its hash
     bounded       the same, but a busy replica's rows go to the next in the task's order, or to the less busy of any two
     replicated    the less busy of two of the task's first k replicas, k by its share of all rows
+    helped        the same, but where those have far more rows than others the next in its order, as `placement.py` does
     pull          one queue for all, from which idle replicas take: what no placement can beat while nothing is loaded
 
 `fleet_simulator.py` lets it happen.
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-PLACEMENTS = ("random", "two-choices", "rendezvous", "bounded", "replicated", "pull")
+PLACEMENTS = ("random", "two-choices", "rendezvous", "bounded", "replicated", "helped", "pull")
 
 
 @dataclass(frozen=True)

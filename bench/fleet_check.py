@@ -23,6 +23,7 @@ import statistics
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,10 @@ from random_tasks import publish_tasks
 from inlay.model import load_backbone
 from inlay.service.engine import EngineClient, FleetClient, Roster, RosterFile
 from inlay.service.engine.engine_process import EngineLimits, EngineProcess
-from inlay.service.engine.placement import count_engines, order_for
+from inlay.service.engine.placement import TaskShares, count_engines, order_for
 from inlay.service.engine.roster import Replica
 from inlay.serving import Answer, EncodedRequest, Engine
-from inlay.serving.hot_versions import HotVersion, HotVersions
+from inlay.serving.hot_versions import HotVersion
 from inlay.store import Store
 from inlay.threads import set_threads
 
@@ -56,14 +57,68 @@ def main() -> None:
     parser.add_argument("--slow", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each load, in the replica's time")
     parser.add_argument("--engines", type=int, default=1)
+    parser.add_argument("--measured", type=Path, help="a report whose measured side is taken; only simulate anew")
     report.add_options(parser)
     options = parser.parse_args()
     replica = json.loads(options.replica.read_text(encoding="utf8"))
     set_threads(1)
-    with tempfile.TemporaryDirectory() as folder, StallWatch() as stalls:
-        checks = asyncio.run(check_all(replica, options, Path(folder)))
-    about = {"replica": replica["commit"], "slow": options.slow, "engines": options.engines}
-    report.finish(options, **about, stalls=stalls.describe(options.slow), checks=checks, error=summarise(checks))
+    about: dict[str, Any] = {"replica": replica["commit"], "slow": options.slow, "engines": options.engines}
+    if options.measured is not None:
+        known = json.loads(options.measured.read_text(encoding="utf8"))
+        options.slow = known["slow"]
+        about |= {"slow": known["slow"], "stalls": known["stalls"]}
+        about["measured"] = {name: known[name] for name in ("command", "commit", "date", "hardware", "versions")}
+        checks = simulate_again(replica, options, known["checks"])
+    else:
+        with tempfile.TemporaryDirectory() as folder, StallWatch() as stalls:
+            checks = asyncio.run(check_all(replica, options, Path(folder)))
+        about["stalls"] = stalls.describe(options.slow)
+    report.finish(options, **about, checks=checks, error=summarise(checks))
+
+
+def simulate_again(
+    replica: dict[str, Any], options: argparse.Namespace, known: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return known checks with their simulated side made anew; the rows are the same if the options are."""
+    names, checks = make_names(), []
+    for one, cell in zip(known, plan_cells(replica, options).values(), strict=True):
+        if (one["num_rows"], one["rows_per_s"]) != (cell.num_rows, round(cell.rows_per_s, 1)):
+            raise SystemExit("give `--engines` and `--seconds` as they were when it was measured")
+        replicas = name_engines([0] * cell.num_replicas)
+        orders = find_orders(names[: cell.num_tasks], Roster(1, TOKEN, replicas)) if len(replicas) > 1 else None
+        checks.append(one | {"placement": cell.placement} | simulate(Fleet(cell, orders), options.slow))
+    return checks
+
+
+def make_names() -> list[str]:
+    """Return the tasks' names, the most asked first."""
+    return [f"t.task-{index:03d}" for index in range(max(tasks for tasks, _ in CHECKS.values()))]
+
+
+def name_engines(ports: Sequence[int]) -> tuple[Replica, ...]:
+    """Return engines that listen at ports here."""
+    return tuple(Replica(f"engine-{place}", "127.0.0.1", port) for place, port in enumerate(ports))
+
+
+def find_orders(names: Sequence[str], roster: Roster) -> list[list[int]]:
+    """Return the engines of each task in its own order, by their places in the roster."""
+    return [[roster.replicas.index(replica) for replica in order_for(name, roster)] for name in names]
+
+
+def simulate(plan: Fleet, slow: float) -> dict[str, Any]:
+    """Return the simulated side of a check.
+
+    The client counts the tasks' shares of the last seconds, of which there are more rows at full speed. So they are
+    counted here as it does.
+    """
+    if plan.cell.placement == "helped":
+        plan.use_spreads(count_spreads(plan, slow))
+    run = plan.run().summarise(WARM_SHARE)
+    return {
+        "simulated_ms": [round(run[name], 1) for name in ("p50_ms", "p90_ms", "p99_ms")],
+        "simulated_rows_per_batch": run["rows_per_batch"],
+        "simulated_hit_rate": run["hit_rate"],
+    }
 
 
 class StallWatch:
@@ -100,7 +155,7 @@ class StallWatch:
 async def check_all(replica: dict[str, Any], options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """Return what rows waited in the process and in the simulation, for every load and number of tasks."""
     texts, _ = make_texts("tiny", folder)
-    names = [f"t.task-{index:03d}" for index in range(max(tasks for tasks, _ in CHECKS.values()))]
+    names = make_names()
     store = Store(folder / "store")
     publish_tasks(store, load_backbone(str(folder / "backbones" / "tiny"), device="cpu"), names, {"name": "head"})
     cells = plan_cells(replica, options)
@@ -126,7 +181,7 @@ def plan_cells(replica: dict[str, Any], options: argparse.Namespace) -> dict[tup
                 num_replicas=options.engines,
                 rows_per_s=cell.rows_per_s * options.engines,
                 num_rows=cell.num_rows * options.engines,
-                placement="replicated" if is_crowded else "two-choices",
+                placement="helped" if is_crowded else "two-choices",
             )
     return cells
 
@@ -155,14 +210,12 @@ class SlowFleet:
             self._fill([range(self.cell.num_tasks)], names)
             return plan, EngineClient(self._folder / "engine.sock")
         ports = [await process.listen_on_port("127.0.0.1", TOKEN) for process in self._processes]
-        replicas = tuple(Replica(f"engine-{place}", "127.0.0.1", port) for place, port in enumerate(ports))
+        replicas = name_engines(ports)
         is_crowded = self.cell.num_tasks > self.cell.num_slots
         roster = Roster(1, TOKEN, replicas, is_crowded)
         file = RosterFile(self._folder / "roster.json")
         file.write(roster)
-        orders = [
-            [replicas.index(replica) for replica in order_for(name, roster)] for name in names[: self.cell.num_tasks]
-        ]
+        orders = find_orders(names[: self.cell.num_tasks], roster)
         own: list[list[int]] = [[] for _ in replicas]
         for task, order in enumerate(orders):
             spread = count_engines(float(popularity[task]), len(replicas)) if is_crowded else len(replicas)
@@ -176,6 +229,7 @@ class SlowFleet:
         for engine, tasks in zip(self.engines, own, strict=True):
             for task in reversed(tasks[: self.cell.num_slots]):
                 engine.load(engine.find_version(names[task]).version)
+            engine.num_owed = 0
 
     async def close(self) -> None:
         """End the engines."""
@@ -189,8 +243,8 @@ class SlowEngine(Engine):
     def play(self, cell: Cell, slow: float) -> None:
         """Take the times of a cell."""
         self._cell, self._slow, self._draw = cell, slow, random.Random(cell.seed)
-        self.num_batches = 0
-        slow_loads(self.hot_versions, cell.times, slow)
+        self.num_batches = self.num_owed = 0
+        self._slow_loads()
 
     def answer(self, batch: Any, states: Any) -> list[Answer]:
         """Answer a batch, and sleep until it has taken its time."""
@@ -199,24 +253,26 @@ class SlowEngine(Engine):
         seconds = self._cell.times.batch_s(len(batch), num_tokens, len({item.digest for item in batch}))
         answers = super().answer(batch, states)
         self.num_batches += 1
-        sleep_until(began + self._slow * seconds * self._draw.choice(self._cell.spread))
+        seconds *= self._draw.choice(self._cell.spread)
+        owed, self.num_owed = self.num_owed, 0
+        sleep_until(began + self._slow * (seconds + owed * self._cell.times.load_busy_s))
         return answers
+
+    def _slow_loads(self) -> None:
+        """Have every load of a version take what a replica's takes: its own thread, and a moment of the next batch."""
+        usual = self.hot_versions.hold
+
+        def hold(found: Any) -> HotVersion:
+            began = time.perf_counter()
+            sleep_until(began + self._slow * self._cell.times.load_s)
+            self.num_owed += 1
+            return usual(found)
+
+        self.hot_versions.hold = hold  # type: ignore[method-assign]
 
     def run_backbone(self, num_tokens: int) -> float:
         """Return what the backbone would take, which is where the process begins to learn its speed."""
         return num_tokens * self._cell.times.token_s * self._slow
-
-
-def slow_loads(hot: HotVersions, times: ServiceTimes, slow: float) -> None:
-    """Have every load of a version take what a replica's takes."""
-    usual = hot.hold
-
-    def hold(found: Any) -> HotVersion:
-        began = time.perf_counter()
-        sleep_until(began + slow * times.load_s)
-        return usual(found)
-
-    hot.hold = hold  # type: ignore[method-assign]
 
 
 def sleep_until(when: float) -> None:
@@ -240,18 +296,27 @@ async def check(
     await asyncio.gather(*(send(row, began + slow * at) for row, at in enumerate(plan.arrivals.tolist())))
     await client.close()
     await fleet.close()
-    run = plan.run().summarise(WARM_SHARE)
     measured = np.percentile(ms[int(WARM_SHARE * cell.num_rows) :], (50, 90, 99))
     return {
         "placement": cell.placement,
         "rows_per_s": round(cell.rows_per_s, 1),
         "num_rows": cell.num_rows,
         "measured_ms": [round(float(value), 1) for value in measured],
-        "simulated_ms": [round(run[name], 1) for name in ("p50_ms", "p90_ms", "p99_ms")],
         "measured_rows_per_batch": round(cell.num_rows / sum(engine.num_batches for engine in fleet.engines), 2),
-        "simulated_rows_per_batch": run["rows_per_batch"],
-        "simulated_hit_rate": run["hit_rate"],
+        **simulate(plan, slow),
     }
+
+
+def count_spreads(plan: Fleet, slow: float) -> list[int]:
+    """Return how many engines the client gives the task of each row, by what it has counted when the row comes."""
+    arrivals, found = iter(plan.arrivals.tolist()), []
+    now = 0.0
+    shares = TaskShares(lambda: now * slow)
+    for task in map(str, plan.tasks.tolist()):
+        now = next(arrivals)
+        shares.add(Counter([task]))
+        found.append(count_engines(shares.find(task), plan.cell.num_replicas))
+    return found
 
 
 def summarise(checks: list[dict[str, Any]]) -> dict[str, float]:

@@ -22,8 +22,13 @@ from fleet_cell import PLACEMENTS, Cell, find_homes, hash_pairs
 DEPTH = 8  # replicas at most to which a task's rows go when others are down or busy, beside those it is given
 PATIENCE_BATCHES = 0.5  # `bounded` leaves a task's own replica when as many rows are there as fill so much of a batch
 BOUND = 1.25  # … and it has so many times the mean of all
-ROOM = 2.0  # `replicated` gives a task so many times its share of all replicas, as `placement.py` does
+ROOM = 2.0  # `replicated` and `helped` give a task so many times its share of all replicas, as `placement.py` does
+MOST_BUSY, FREE_ROWS = (
+    2.0,
+    32,
+)  # `helped` leaves replicas with so many times the rows of the mean, and more than so many
 LATE_S, LATE_SHARE = 2.0, 0.002  # a fleet is overloaded if so many rows are left so long after the last one came
+SPREAD = ("replicated", "helped")
 _BATCH_DONE, _LOADED, _FAIL, _DETECT, _RECOVER, _PUBLISH, _REMOVE = range(7)
 
 
@@ -69,7 +74,7 @@ class Fleet:
         self._events: list[tuple[float, int, int, int, int, Any]] = []
         self._num_events = 0
         self._open = 0
-        self._is_hashed = cell.placement in ("rendezvous", "bounded", "replicated")
+        self._is_hashed = cell.placement in ("rendezvous", "bounded", *SPREAD)
         self._num_usual = min(cell.num_tasks, 2 * cell.num_slots * cell.num_replicas)
         self._has_orders = orders is not None
         self._orders: dict[int, list[int]] = {task: list(order) for task, order in enumerate(orders or ())}
@@ -113,13 +118,17 @@ class Fleet:
             homes[asked] = find_homes(asked, cell.num_replicas)
         mean = sum(cell.lengths) / len(cell.lengths)
         spreads = np.ones(cell.num_tasks, dtype=np.int32)
-        if cell.placement == "replicated":
+        if cell.placement in SPREAD:
             wanted = np.ceil(ROOM * self.popularity * cell.num_replicas)
             spreads = np.clip(wanted, 1, cell.num_replicas).astype(np.int32)
         self._all_homes, self._all_spreads = homes, spreads
         self._homes: list[int] = homes[self.tasks].tolist()
         self._spreads: list[int] = spreads[self.tasks].tolist()
         self._patience = PATIENCE_BATCHES * self._budget / mean
+
+    def use_spreads(self, spreads: list[int]) -> None:
+        """Give each row, in the order of arrival, so many of its task's replicas, as whoever asks counted by then."""
+        self._spreads = spreads
 
     def _fill_slots(self) -> None:
         """Put each replica's busiest tasks into its slots, the least busy as the one used longest ago."""
@@ -211,16 +220,27 @@ class Fleet:
         home = self.replicas[self._homes[row]]
         if placement == "rendezvous":
             return self._follow(row)[0] if home.is_known_down else home
-        if placement == "replicated":
+        if placement in SPREAD:
             spread = self._spreads[row]
-            if spread == 1 and not home.is_known_down:
-                return home
-            return self._less_busy(row, self._follow(row)[:spread])
+            chosen = home
+            if spread > 1 or home.is_known_down:
+                chosen = self._less_busy(row, self._follow(row)[:spread])
+            return self._find_help(row, chosen) if placement == "helped" else chosen
         most = max(self._patience, BOUND * self._open / len(up))
         if home.num_open <= most and not home.is_known_down:
             return home
         other = next((replica for replica in self._follow(row) if replica.num_open <= most), None)
         return other or self._less_busy(row, up)
+
+    def _find_help(self, row: int, chosen: Replica) -> Replica:
+        """Return another replica of the task, or the next in its order, if the chosen one is far busier than most."""
+        most = max(FREE_ROWS, MOST_BUSY * self._open / len(self._up))
+        if chosen.num_open <= most:
+            return chosen
+        order = self._follow(row)
+        own = sorted(order[: self._spreads[row]], key=lambda replica: replica.num_open)
+        others = [*own, *order[self._spreads[row] :]]
+        return next((replica for replica in others if replica.num_open <= most), chosen)
 
     def _follow(self, row: int) -> list[Replica]:
         """Return the replicas that a row may go to and that are not known to be down, in its task's order."""

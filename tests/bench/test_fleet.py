@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 
 import fleet
 import pytest
 import report
-from fleet_cell import ServiceTimes
-from fleet_check import StallWatch, summarise
+from fleet_cell import Cell, ServiceTimes
+from fleet_check import StallWatch, count_spreads, summarise
 from fleet_replica import fit_times
 from fleet_simulator import Fleet
+
+from inlay.service.engine.placement import count_engines
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,13 @@ def test_a_stall_of_the_machine_shows_in_the_replicas_time(monkeypatch):
     with pytest.raises(StopIteration):
         watch._watch()
     assert watch.describe(10.0) == {"p50_ms": 1.0, "p99_ms": pytest.approx(49.02), "most_ms": 50.0}
+
+
+def test_in_slow_motion_a_client_remembers_fewer_rows_and_spreads_tasks_as_if_it_did():
+    plan = Fleet(Cell(ServiceTimes(0.01, 0.0), 100.0, "helped", 8, num_tasks=256, num_rows=4000))
+    wanted = [count_engines(float(plan.popularity[task]), 8) for task in plan.tasks.tolist()]
+    num_wrong = [sum(map(operator.ne, count_spreads(plan, slow), wanted)) for slow in (1.0, 50.0)]
+    assert num_wrong[1] > 2 * num_wrong[0]
 
 
 def test_errors_of_the_check_are_those_of_its_percentiles():

@@ -127,6 +127,15 @@ def test_hashing_hits_more_often_and_copies_spare_the_busiest_replica():
     assert found["bounded"]["hit_rate"] > found["two-choices"]["hit_rate"] + 0.1
 
 
+def test_where_a_tasks_own_replicas_have_far_more_to_do_the_next_one_helps():
+    settings = {"num_replicas": 8, "num_tasks": 24, "num_slots": 12, "num_rows": 20_000, "zipf": 0.3, "most_rows": 1}
+    cells = {name: Cell(ONE, 8 * 70.0, placement=name, **settings) for name in ("replicated", "helped")}
+    found = {name: Fleet(cell).run().summarise() for name, cell in cells.items()}
+    assert found["replicated"]["is_overloaded"], "one replica has more tasks than it can do"
+    assert not found["helped"]["is_overloaded"]
+    assert found["helped"]["p99_ms"] < 0.1 * found["replicated"]["p99_ms"]
+
+
 def test_batches_grow_with_load_up_to_the_target_time():
     budget = Cell(REAL, 1.0).find_budget()
     few, many = (

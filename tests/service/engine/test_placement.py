@@ -76,10 +76,9 @@ def test_a_new_version_goes_to_all_engines_or_where_tasks_have_their_own_to_thos
     assert list(find_holders("task", crowded)) == order_for("task", crowded)[:2]
 
 
-def test_shares_of_tasks_fade(monkeypatch):
+def test_shares_of_tasks_fade():
     now = [100.0]
-    monkeypatch.setattr("inlay.service.engine.placement.time.monotonic", lambda: now[0])
-    shares = TaskShares()
+    shares = TaskShares(lambda: now[0])
     assert shares.find("a") == 0.0
     shares.add(Counter(a=30, b=10))
     assert shares.find("a") == pytest.approx(0.75)

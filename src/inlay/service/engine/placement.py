@@ -13,7 +13,7 @@ import math
 import random
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
@@ -34,13 +34,14 @@ LEAST_LOADED = 2
 class TaskShares:
     """The share of all rows that each task had lately."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._rows: OrderedDict[str, float] = OrderedDict()
-        self._total, self._faded_at = 0.0, time.monotonic()
+        self._total, self._faded_at = 0.0, clock()
 
     def add(self, tasks: Counter[str]) -> None:
         """Count rows by task."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._faded_at >= _FADE_S:
             factor = 0.5 ** ((now - self._faded_at) / _FADE_S)
             faded = ((task, rows * factor) for task, rows in self._rows.items())

@@ -1,7 +1,7 @@
 """The simulator beside the engine's own process, in slow motion: the same rows at the same times, the same work.
 
     python bench/fleet_check.py --out results/fleet/check.json                                       one engine
-    python bench/fleet_check.py --engines 4 --slow 30 --seconds 15 --out results/fleet/check-4.json
+    python bench/fleet_check.py --engines 4 --slow 8 --seconds 17 --out check-4.json                 several
 
 The process is the real one: socket, intake, fair queue, batches, slots, loader. Its backbone is tiny, and a batch or a
 load then sleeps until it has taken what the replica's would (`fleet_replica.py`), `--slow` times slower. So the machine

@@ -1,16 +1,19 @@
-"""A lock that threads get in the order they asked for it."""
+"""Locks of threads, which get them in the order they asked for them, and claims of processes on files."""
 
 from __future__ import annotations
 
 import copy
+import errno
+import fcntl
 import gc
+import os
 import signal
 import threading
 import time
 
 import pytest
 
-from inlay.locks import FairLock, lock_of
+from inlay.locks import FairLock, claim, lock_of, read_claim
 
 
 def test_a_thread_may_take_a_lock_that_it_has():
@@ -105,3 +108,51 @@ def test_an_object_has_one_lock_for_as_long_as_it_lives():
     gc.collect()
     with lock:
         pass
+
+
+def test_processes_that_look_at_a_claim_at_once_are_not_taken_for_its_owner(tmp_path):
+    path = tmp_path / "training.lock"
+    with claim(path, ["run"]):
+        assert read_claim(path).is_held
+    found = []
+    threads = [threading.Thread(target=lambda: found.extend(read_claim(path).is_held for _ in range(50))) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 100
+    assert not any(found)
+
+
+def test_a_claim_is_seen_where_only_files_open_for_writing_can_be_locked(tmp_path, monkeypatch):
+    usual = fcntl.flock
+
+    def flock_of_nfs(file, operation):
+        number = file if isinstance(file, int) else file.fileno()
+        is_writable = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
+        if operation & fcntl.LOCK_EX and not is_writable:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return usual(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_of_nfs)
+    path = tmp_path / "training.lock"
+    with claim(path, ["run"]):
+        found = read_claim(path)
+        assert (found.is_held, found.is_sure) == (True, True)
+    found = read_claim(path)
+    assert (found.is_held, found.is_sure) == (False, True)
+
+
+def test_without_locks_nothing_is_claimed_and_nothing_is_sure(tmp_path, monkeypatch):
+    path = tmp_path / "training.lock"
+    with claim(path, ["run"]):
+        pass
+
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    found = read_claim(path)
+    assert (found.is_held, found.is_sure) == (False, False)
+    with claim(path, ["run"]):
+        assert not path.exists()

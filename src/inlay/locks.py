@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +31,8 @@ except ImportError:  # Windows
 
 TRAINING_LOCK = "training.lock"
 """the file in a cohort's folder by which a process claims the runs that it trains"""
+_LOOKS, _BETWEEN_LOOKS_S = 4, 0.003
+"""how often to look whether a file is claimed: who looks locks it too, but only for an instant"""
 
 
 def lock_file(file: int | IO[Any], *, is_shared: bool = False, waits: bool = False) -> None:
@@ -58,21 +61,23 @@ def claim(path: Path, names: Sequence[str]) -> Iterator[None]:
     Several processes may claim the same. Where the file system has no locks, nothing is said, and no file is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
         try:
-            lock_file(descriptor, is_shared=True, waits=True)  # a reader has it for an instant
+            lock_file(file, is_shared=True, waits=True)  # a reader has it for an instant
         except (OSError, Unsupported):
-            path.unlink(missing_ok=True)
-        else:
-            about = {"names": list(names), "host": platform.node(), "process": os.getpid()}
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(about).encode(), 0)
-        yield
-    finally:
-        with suppress(OSError):
-            unlock_file(descriptor)
-        os.close(descriptor)
+            file.close()  # first, as Windows deletes no open file
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            yield
+            return
+        about = {"names": list(names), "host": platform.node(), "process": os.getpid()}
+        file.truncate(0)
+        file.write(json.dumps(about).encode())
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                unlock_file(file)
 
 
 @dataclass(frozen=True)
@@ -84,28 +89,40 @@ class FileClaim:
     process: int
     is_held: bool
     """whether a process has it now"""
-
-    @property
-    def is_sure(self) -> bool:
-        """Whether `is_held` can be relied on: locks of another machine may not be seen here."""
-        return self.is_held or (self.host == platform.node() and fcntl is not None)
+    is_sure: bool
+    """whether `is_held` can be relied on: locks of another machine may not be seen here"""
 
 
 def read_claim(path: Path) -> FileClaim | None:
     """Read who claims what in a file, and whether still; None if nothing can be read of it."""
     try:
-        with path.open("rb") as file:
-            is_held = False
-            try:
-                lock_file(file)
-            except BlockingIOError:
-                is_held = True
-            except (OSError, Unsupported):
-                pass
+        try:
+            file = path.open("r+b")  # NFS locks only files that are open for writing
+        except PermissionError:
+            file = path.open("rb")
+        with file:
+            is_held = _is_locked(file)
             about = json.loads(file.read())
-        return FileClaim(tuple(about["names"]), str(about["host"]), int(about["process"]), is_held)
+        names, host, process = tuple(about["names"]), str(about["host"]), int(about["process"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    is_sure = is_held or (is_held is not None and host == platform.node())
+    return FileClaim(names, host, process, bool(is_held), is_sure)
+
+
+def _is_locked(file: IO[bytes]) -> bool | None:
+    """Tell whether another process claims an open file; None where that cannot be known."""
+    for _ in range(_LOOKS):
+        try:
+            lock_file(file)
+        except BlockingIOError:
+            time.sleep(_BETWEEN_LOOKS_S)
+        except (OSError, Unsupported):
+            return None
+        else:
+            unlock_file(file)
+            return False
+    return True
 
 
 class FairLock:

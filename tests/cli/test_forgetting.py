@@ -127,8 +127,9 @@ def test_a_signed_link_stays_nowhere_and_its_run_is_resumed_reported_and_forgott
     assert "403 Forbidden" in gone.err
     assert "what followed `?` in its link is not kept" in gone.err
     assert inlay("report", "linked", "--data", link, "--json").status == 0
-    # 3. forgotten, also what was trained of the same link without being published
+    # 3. forgotten, also what was trained of the same rows by a newer link without being published
     aside = ("--task", "aside", "--no-publish", "--set", "train.seed=7")
+    assert inlay("train", link + "3", *aside, *where).status == 0
     assert inlay("train", link, "--test", link, *aside, *where).status == 0
     assert inlay("remove", "linked", "--forget").status == 0
     assert find_bytes([mail.store], MARKER.encode()) == []
@@ -252,6 +253,7 @@ def test_runs_of_other_tasks_that_came_from_stdin_are_left(inlay: Inlay, mail: M
     (entry,) = list_runs(Store(mail.store))
     source = json.dumps(entry.source)
     copy_run(entry, "f" * 16, (source, '"-"'), ('task = "mail"', 'task = "aside"'))
+    entry.folder.with_name("f" * 16).joinpath("rows.digest").write_text("of other rows\n")
     text = (entry.folder / "config.toml").read_text()
     (entry.folder / "config.toml").write_text(text.replace(source, '"-"'))
     assert inlay("remove", "mail", "--forget").status == 0

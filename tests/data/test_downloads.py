@@ -115,6 +115,11 @@ def test_what_is_secret_in_a_link_is_neither_shown_nor_kept(link, shown):
     assert "s3" not in name_of_source(link)
 
 
+def test_what_is_kept_of_a_link_proves_no_guess_of_its_password():
+    first, second = (keep_places(DataConfig(f"https://me:{word}@data.test/a.csv?x=1")) for word in ("apple", "pear"))
+    assert first.source == second.source
+
+
 @pytest.mark.parametrize("link", ["https://data.test/v@1/a.csv", "http://[::1]:80/x@y", "https://data.test:80/a@b"])
 def test_a_link_without_secrets_is_kept_as_it_is(link):
     assert hide_secrets(link) == link == keep_places(DataConfig(link)).source

@@ -445,6 +445,10 @@ def test_few_dev_rows_and_two_classes_are_told_from_others(tiny_bert, toy_task):
     assert (found.keep, found.thresholds) == ("loss", "dev")
     assert make(tiny_bert, toy_task(num_rows=98)).config.train.keep == "late", "a contrastive start, 49 dev rows"
     assert make(tiny_bert, toy_task(num_rows=20, kind="regress")).config.train.keep == "loss", "nothing but training"
+    task = toy_task(num_rows=60)
+    long = dataclasses.replace(make_rows_of(task, 800), dev=task.dev)  # it has 30 dev rows, and is trained on
+    found = make(tiny_bert, long).config.train
+    assert (found.keep, found.patience > 0, found.epochs > 0) == ("loss", True, True)
     assert make(tiny_bert, toy_task(), head_start="fresh").config.train.keep == "late"
     found = make(tiny_bert, toy_task(num_labels=3, num_rows=400), head_start="fresh").config.train
     assert (found.keep, found.thresholds) == ("best", "none")

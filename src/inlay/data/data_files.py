@@ -143,23 +143,28 @@ def hide_secrets(place: str) -> str:
     """Return data's name as people may see it: a URL without name, password and what follows `?`, often a secret."""
     if not is_url(place):
         return place
-    scheme, _, rest = place.partition("://")
+    return re.split("[?#]", _hide_user(place), maxsplit=1)[0]
+
+
+def _hide_user(url: str) -> str:
+    """Return a URL without the name and password before its host."""
+    scheme, _, rest = url.partition("://")
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     if re.fullmatch(r"[^@\[]*:[^@]*[^@\d][^@]*", host):  # no port: a password with `/` or `?` in it, not `%2F`
-        rest = rest.rpartition("@")[2]
-    host, *path = re.split("(/)", re.split("[?#]", rest, maxsplit=1)[0], maxsplit=1)
-    return f"{scheme}://{host.rpartition('@')[2]}{''.join(path)}"
+        return f"{scheme}://{rest.rpartition('@')[2]}"
+    return f"{scheme}://{host.rpartition('@')[2]}{rest[len(host) :]}"
 
 
 def keep_address(url: str) -> str:
     """Return a URL as it is kept on disk: without its secrets, and with a short digest that tells it from others.
 
-    The digest is too short to prove a guess by. It follows `#`, which no server is ever asked.
+    The digest is of the URL without name and password, which could be guessed from it; what follows `?` and gives
+    access is too long for that. It follows `#`, which no server is ever asked.
     """
     shown = hide_secrets(url)
     if url == shown or re.fullmatch(rf"{re.escape(shown)}#{_KEPT}-[0-9a-f]{{8}}", url):
         return url
-    return f"{shown}#{_KEPT}-{hashlib.sha256(url.encode()).hexdigest()[:8]}"
+    return f"{shown}#{_KEPT}-{hashlib.sha256(_hide_user(url).encode()).hexdigest()[:8]}"
 
 
 def find_file(place: str | Path, download: Callable[[str], RawFile]) -> RawFile:

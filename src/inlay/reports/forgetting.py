@@ -32,8 +32,8 @@ class Forgotten:
 def forget_task(store: Store, name: str) -> Forgotten:
     """Delete all that a store and the caches have of a task, also of one whose versions were removed before.
 
-    A run belongs to the task if a version of it came of the run, or if it was trained for it or on the same file. Runs
-    that another task's versions came of stay, unless the task has a version of that very run.
+    A run belongs to the task if a version of it came of the run, or if it was trained for it, on the same file or on
+    the same rows. Runs that another task's versions came of stay, unless the task has a version of that very run.
     """
     from inlay.data import open_tokens
 
@@ -64,12 +64,15 @@ def _list_own(entries: Sequence[RunEntry], name: str, run_ids: set[str]) -> list
     certain = [entry for entry in entries if entry.id in run_ids]
     names = {name, *(task for entry in certain if len(entry.tasks) == 1 for task in entry.tasks)}
     sources = {entry.source for entry in certain if entry.source not in ("", "-")}  # each time stdin is other rows
+    # A link that was signed anew is another source with the same rows.
+    digests = {digest for entry in certain if len(entry.tasks) == 1 for digest in entry.digests}
 
     def belongs(entry: RunEntry) -> bool:
         if entry in certain:
             return True
         is_others = any(reference.partition("@")[0] != name for reference in entry.versions)
-        return not is_others and (not names.isdisjoint(entry.tasks) or entry.source in sources)
+        is_same = not names.isdisjoint(entry.tasks) or not digests.isdisjoint(entry.digests)
+        return not is_others and (is_same or entry.source in sources)
 
     return [entry for entry in entries if belongs(entry)]
 

@@ -45,6 +45,8 @@ class RunEntry:
     versions: tuple[str, ...]
     settings: Mapping[str, Any]
     """every setting by its key, such as `train.lr`"""
+    digests: tuple[str, ...] = ()
+    """of the rows of each task; none in folders from before they were written"""
 
     @property
     def is_finished(self) -> bool:
@@ -135,7 +137,16 @@ def _read_run(folder: Path, versions: Sequence[str]) -> RunEntry:
         changed_at=changed_at,
         versions=tuple(versions),
         settings={**settings, "backbone": config.backbone},
+        digests=_read_digests(folder),
     )
+
+
+def _read_digests(folder: Path) -> tuple[str, ...]:
+    """Read the digests of the rows a run was trained on, one a task."""
+    paths = [folder / "rows.digest", *sorted((folder / "tasks").glob("*.digest"))]
+    with suppress(OSError):
+        return tuple(path.read_text(encoding="utf8").strip() for path in paths if path.is_file())
+    return ()
 
 
 def _measure(folder: Path) -> tuple[int, float]:

@@ -44,7 +44,7 @@ EPOCHS = (4, 10)
 FEWEST_FOR_CONTRAST = 50
 """fewest dev rows to judge a contrastive start by; with fewer it is kept, unless it is worse by more than chance"""
 FEWEST_DEV_ROWS = 20
-"""fewest dev rows to end a run by"""
+"""fewest dev rows to end a run by, and to choose by their loss among the epochs that follow a contrastive start"""
 PATIENCE, PATIENCE_AFTER_CONTRAST = 3, 2
 """epochs without a smaller dev loss after which a run ends, if its dev rows are not too few to tell"""
 FEW_DEV_ROWS = 200
@@ -59,7 +59,7 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     has_probe = head_start == "probe"
     contrast = _find_contrast(task, config, is_open=is_open, has_probe=has_probe)
     is_cut = KINDS[task.kind].has_cuts(len(task.labels))
-    keep = _or_auto(train.keep, _find_keep(len(task.dev), contrast, is_open=is_open, has_probe=has_probe))
+    keep = _or_auto(train.keep, _find_keep(task, contrast, is_open=is_open, has_probe=has_probe))
     known: dict[str, Any] = {
         "head_start": head_start,
         "contrast": contrast,
@@ -95,11 +95,14 @@ def _find_patience(train: TrainConfig, contrast: int, num_dev: int, *, is_watche
     return PATIENCE_AFTER_CONTRAST if contrast else PATIENCE
 
 
-def _find_keep(num_dev: int, contrast: int, *, is_open: bool, has_probe: bool) -> str:
+def _find_keep(task: Task, contrast: int, *, is_open: bool, has_probe: bool) -> str:
+    num_dev = len(task.dev)
     if not is_open:
         return "best"
     if has_probe:  # a handful of dev rows says nothing; what helped on other tasks says more
-        return "late" if contrast and num_dev < FEWEST_FOR_CONTRAST else "loss"
+        trains_on = len(task.train) > MOST_FOR_CONTRAST_ALONE  # then many epochs are judged, and can be worse
+        fewest = FEWEST_DEV_ROWS if trains_on else FEWEST_FOR_CONTRAST
+        return "late" if contrast and num_dev < fewest else "loss"
     return "late" if num_dev < FEW_DEV_ROWS else "best"
 
 

@@ -1,6 +1,6 @@
 """The folder of a run, `runs/<id>/`: its settings, metrics, weights and result, written and read back.
 
-It has `config.toml`, `fingerprint` (of the backbone), `metrics.jsonl` (a line per epoch), `curve.png`,
+It has `config.toml`, `fingerprint` (of the backbone), `rows.digest` (of the data), `metrics.jsonl` (a line per epoch), `curve.png`,
 `best.safetensors`, `last.safetensors`, `probe.safetensors` (the head it began with, if that is a linear probe), and
 `result.json`, which is written last: a folder that has one is a finished run. For a run of several tasks, `tasks/` has
 the settings of each and the digest of its rows. `report.html` and `card.md` are added to a folder that is finished.
@@ -30,6 +30,8 @@ WEIGHTS = "best.safetensors"
 PROBE_HEAD = "probe.safetensors"
 """The file with the head that a run began with, if that was a linear probe."""
 _FINGERPRINT = "fingerprint"
+_ROWS = f"rows{DIGEST}"
+"""The file with the digest of a run's rows; several tasks have one each in `tasks/`."""
 
 
 def write_start(folder: Path, run: AnyRun) -> None:
@@ -41,6 +43,8 @@ def write_start(folder: Path, run: AnyRun) -> None:
             path = folder / JOINT_TASKS / f"{number:03}-{part.name}.toml"
             write_atomically(path, write_toml(_keep_settings(part.config)).encode())
             write_atomically(path.with_suffix(DIGEST), f"{part.task.digest}\n".encode())
+    else:
+        write_atomically(folder / _ROWS, f"{run.parts[0].task.digest}\n".encode())
     write_atomically(folder / "config.toml", write_toml(_keep_settings(run.config)).encode())
     # The backbone's name in the settings is a path or an alias; the fingerprint says which weights it meant.
     write_atomically(folder / _FINGERPRINT, f"{run.parts[0].fingerprint}\n".encode())

@@ -1,9 +1,10 @@
 """The folder of a run, `runs/<id>/`: its settings, metrics, weights and result, written and read back.
 
-It has `config.toml`, `fingerprint` (of the backbone), `rows.digest` (of the data), `metrics.jsonl` (a line per epoch), `curve.png`,
-`best.safetensors`, `last.safetensors`, `probe.safetensors` (the head it began with, if that is a linear probe), and
-`result.json`, which is written last: a folder that has one is a finished run. For a run of several tasks, `tasks/` has
-the settings of each and the digest of its rows. `report.html` and `card.md` are added to a folder that is finished.
+It has `config.toml`, `fingerprint` (of the backbone), `rows.digest` (of the data), `metrics.jsonl` (a line per epoch),
+`curve.png`, `best.safetensors`, `last.safetensors`, `probe.safetensors` (the head it began with, if that is a linear
+probe), and `result.json`, which is written last: a folder that has one is a finished run. For a run of several tasks,
+`tasks/` has the settings of each and the digest of its rows. `report.html` and `card.md` are added to a folder that is
+finished.
 """
 
 from __future__ import annotations

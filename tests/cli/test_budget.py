@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_candidates_are_tried_halved_and_the_best_published(inlay: Inlay, mail: Mail, quick: None) -> None:
     ended = inlay(*command(mail, "--epochs", 4, "--budget", "10m", "--test-share", 0.2))
     assert ended.status == 0, ended.err
-    assert "2 candidates, of which go on: 1 after epoch 2" in ended.err
+    assert "2 candidates, of which continue: 1 after epoch 2" in ended.err
     assert "beside the usual settings: size 16" in ended.err
     assert ended.err.count("halved away at epoch 2: dev accuracy") == 1
     lines = ended.out.splitlines()

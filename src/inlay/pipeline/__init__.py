@@ -15,14 +15,21 @@ from inlay.pipeline.backbones import (
     open_once,
     open_stored,
 )
-from inlay.pipeline.brief_reports import write_briefly
 from inlay.pipeline.evaluation import EvaluationReport, ScoredVersion, evaluate, list_mistakes, read_probe_rows
-from inlay.pipeline.folds import CrossValidated, cross_validate
 from inlay.pipeline.preparation import describe_run, describe_task, load_task, name_of, prepare
-from inlay.pipeline.progress import TrainingProgress, fit_runs, parse_cluster
+from inlay.pipeline.progress import TrainingProgress, fit_runs, parse_cluster, write_briefly
 from inlay.pipeline.time_budget import COLUMNS, Budget, parse_budget, read_budget
 from inlay.pipeline.trackers import check_trackers
-from inlay.pipeline.train import SweepReport, TrainReport, TrainWishes, finish_run, sweep_and_publish, train_and_publish
+from inlay.pipeline.train import (
+    CrossValidated,
+    SweepReport,
+    TrainReport,
+    TrainWishes,
+    cross_validate,
+    finish_run,
+    sweep_and_publish,
+    train_and_publish,
+)
 
 __all__ = [
     "COLUMNS",

@@ -1,4 +1,4 @@
-"""Training from settings to published versions: one run, or a grid of runs as one cohort."""
+"""Train, publish and report: one run (perhaps cross-validated or within a time budget), or a grid of runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inlay import data, explore, reports, terminal, training
 from inlay.errors import InlayError
 from inlay.notebook import show_html, show_metrics
-from inlay.pipeline.brief_reports import write_briefly
-from inlay.pipeline.folds import CrossValidated, cross_validate
-from inlay.pipeline.progress import fit_runs
+from inlay.pipeline.progress import fit_runs, write_briefly
 from inlay.pipeline.time_budget import Budget
 from inlay.settings import FitSettings, RunConfig
 from inlay.store import Version
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainWishes:
-    """The wishes for a run that are none of its settings."""
+    """What the caller wants besides the run's settings."""
 
     name: str | None = None
     """the name to publish under; default: the task's"""
@@ -39,6 +37,21 @@ class TrainWishes:
     """where epochs are logged: `tensorboard`, `mlflow`"""
     writes_report: bool = True
     """whether the run's folder gets a report and a model card"""
+
+
+@dataclass(frozen=True)
+class CrossValidated:
+    """A finished cross-validation."""
+
+    planned: training.FoldRuns
+    scores: training.FoldScores
+    label_errors: data.LabelErrors | None
+    """rows that may be labelled wrongly; None for tasks without labels of whole rows"""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what it adds to the report on the run that is trained afterwards."""
+        report: dict[str, Any] = {"folds": {**self.scores.to_json(), "notes": list(self.planned.folds.notes)}}
+        return report if self.label_errors is None else {**report, "label_errors": self.label_errors.to_json()}
 
 
 @dataclass(frozen=True)
@@ -160,6 +173,35 @@ def train_and_publish(
     about = report.about | ({} if validated is None else validated.to_json())
     known: dict[str, Any] = {"was_finished": was_finished, "validated": validated, "notes": tuple(found)}
     return _add_report(dataclasses.replace(report, about=about, **known), wishes)
+
+
+def cross_validate(
+    ready: training.PreparedRun, num_folds: int, settings: FitSettings, *, writes_reports: bool = True
+) -> CrossValidated | None:
+    """Train a run for every fold together, and score the rows each left out; None in all processes but the first."""
+    planned = training.make_fold_runs(ready.run, num_folds, ready.backbone, ready.store)
+    for text in planned.folds.notes:
+        terminal.detail(text)
+    fold = planned.folds.tasks[0]
+    assert fold.test is not None
+    terminal.detail(
+        f"cross-validation: {num_folds} folds trained together, each on about {terminal.count(len(fold.train), 'row')} "
+        f"({len(fold.dev)} more choose its epoch) and scored on the {len(fold.test)} it leaves out"
+    )
+    quiet = dataclasses.replace(settings, draw_curves=False, keep_last=False)
+    results = fit_runs(planned.runs, ready.backbone, ready.runs_folder, quiet)
+    if not terminal.is_main_process():
+        return None
+    if writes_reports:
+        write_briefly(planned.runs, results, ready.backbone, ready.runs_folder, reports.OF_A_FOLD)
+    with terminal.working("answering the rows that folds left out"):
+        scores = training.judge_folds(planned, results, ready.backbone)
+    if scores.probabilities is None:
+        return CrossValidated(planned, scores, None)
+    rows, paths = planned.folds.rows.take(scores.positions), planned.folds.paths
+    sources = [paths[row] for row in scores.positions]
+    labels = planned.runs[0].task.labels
+    return CrossValidated(planned, scores, data.find_label_errors(rows, labels, scores.probabilities, sources))
 
 
 def finish_run(

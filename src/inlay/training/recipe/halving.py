@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.data import METRICS
 from inlay.errors import BadConfig
 from inlay.processes import current_process
-from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY
+from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY, Result
 from inlay.training.run.run_folder import read_result
 
 if TYPE_CHECKING:
@@ -73,6 +73,11 @@ class Standing:
     message: str = ""
     dev_metric: float | None = None
     """dev score of the weights that are kept"""
+
+    @classmethod
+    def from_result(cls, result: Result) -> Standing:
+        """Return the standing of a finished run."""
+        return cls(result.history, result.status, result.message, result.dev_metric)
 
     @property
     def trained(self) -> list[Mapping[str, Any]]:
@@ -215,7 +220,7 @@ class Halving(Referee):
         for run_id in self.contest.runs:  # the resume state does not have runs whose slots others took
             result = read_result(folder / run_id)
             if result is not None and run_id not in self._standings:
-                self._standings[run_id] = Standing(result.history, result.status, result.message, result.dev_metric)
+                self._standings[run_id] = Standing.from_result(result)
         if self.seconds is None or self._deadline is not None:  # begun anew with fewer slots: the time runs on
             return ""
         self.seconds_before = cohort.seconds

@@ -48,7 +48,7 @@ from inlay.training.cohort.memory import brief_reason, release_memory
 from inlay.training.cohort.parallel import World
 from inlay.training.evaluate import score_dev
 from inlay.training.events import Emit, ignore
-from inlay.training.recipe.head_start import fit_head, keep_part
+from inlay.training.recipe.head_start import fit_head
 from inlay.training.recipe.recipe import choose_blend
 from inlay.training.run.joint import JointRun
 from inlay.training.run.run import AnyRun, Run
@@ -352,10 +352,10 @@ class Cohort:
         return undo
 
     def attempt(self, work: Callable[[], Any]) -> Any:
-        """Return what `work` gives; raise OutOfMemory, with everything as before, if memory ran out for it.
+        """Call `work` and return its result; if memory runs out, restore everything and raise OutOfMemory.
 
-        Where it ran out while moments were moving, or after other processes had its gradients, the error itself: the
-        last state on disk is the way back.
+        Once moments have moved, or other processes have its gradients, nothing can be restored: the error itself is
+        raised, and training must resume from the last state on disk.
         """
         undo, version = self._remember(), self._version
         try:
@@ -378,8 +378,8 @@ class Cohort:
     def step(self) -> int:
         """Take one step of every active run; return the number of rows seen.
 
-        Where memory runs out for the gradients it raises OutOfMemory, and nothing has moved; where some runs were moved
-        by an earlier program of the step, the error itself.
+        If memory runs out for the gradients, OutOfMemory is raised and no run has moved; if an earlier program of the
+        step has moved some runs, the error itself is raised.
         """
         active = self.active
         parts, batches = self._next_rows()
@@ -417,8 +417,8 @@ class Cohort:
     ) -> list[tuple[AnyMember, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done.
 
-        `check_stop` is called while dev rows are answered; where it raises, nothing has changed. Where it `is_late`,
-        epochs that have begun end here.
+        `check_stop` is called while dev rows are answered; if it raises, nothing has changed. If it `is_late`, epochs
+        that have begun end here too.
         """
         ended = [
             member
@@ -446,7 +446,7 @@ class Cohort:
     def _fit_head(self, member: AnyMember) -> None:
         """Replace a run's head by the linear model fitted to its slot's outputs, and reset its optimizer state.
 
-        Of what a contrastive start changed a part is kept.
+        After a contrastive start, only a part of its change is kept.
         """
         for part in member.parts:
             slot, spec, progress, before = part.slot, part.run.spec, part.progress, self.bank.read(part.slot)
@@ -455,7 +455,7 @@ class Cohort:
                 fresh = Bank(self.backbone, 1)
                 fresh.initialise(0, spec, part.run.config.train.seed)
                 start = fresh.read(0) | part.run.start.of(part.run.name)
-                self.bank.put(slot, spec, keep_part(start, before, share))
+                self.bank.put(slot, spec, {name: torch.lerp(start[name], end, share) for name, end in before.items()})
             try:
                 fitted = fit_head(self.bank, part, self.answer_budget)
             except (RuntimeError, MemoryError):  # memory ran out: a retry begins with the same state

@@ -1,4 +1,4 @@
-"""`fit(runs) -> results`: groups runs into cohorts that fit the memory, trains each, reads the results back.
+"""`fit(runs) -> results`: groups runs into cohorts that fit the memory, trains each, and reads the results back.
 
 It can be killed and resumed at any point. A finished run is never trained again: its result is read back.
 """
@@ -85,7 +85,10 @@ def fit(
             for group in _group(own_runs, backbone, folder):
                 if _unfinished(group, folder):
                     with generator_lock(backbone.device):
-                        _fit_cohort(group, backbone, context, cache)
+                        ids = [run.id for run in _unfinished(group, folder)]
+                        lock = folder / "cohorts" / cohort_id(group) / TRAINING_LOCK
+                        with claim(lock, ids) if world.process.is_first else nullcontext():
+                            _fit_cohort(group, backbone, context, cache)
                     continue
                 while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before it removed its state
                     drop_state(folder / "cohorts" / cohort_id(stopped.runs))
@@ -120,7 +123,7 @@ def has_known_heads(run: AnyRun) -> bool:
 
 
 def trains_apart(run: AnyRun, backbone: Backbone) -> bool:
-    """Tell whether it must not join a cohort whose steps are compiled."""
+    """Tell whether a run must not join a cohort whose steps are compiled."""
     return has_programs(backbone, run.spec.method) and not has_known_heads(run)
 
 
@@ -148,14 +151,6 @@ def _unfinished(runs: list[AnyRun], folder: Path) -> list[AnyRun]:
 
 
 def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cache: FrozenCache) -> None:
-    """Train runs as one cohort, and say as long in its folder that they are being trained."""
-    ids = [run.id for run in _unfinished(runs, context.runs_dir)]
-    lock = context.runs_dir / "cohorts" / cohort_id(runs) / TRAINING_LOCK
-    with claim(lock, ids) if context.world.process.is_first else nullcontext():
-        _fit_claimed(runs, backbone, context, cache)
-
-
-def _fit_claimed(runs: list[AnyRun], backbone: Backbone, context: FitContext, cache: FrozenCache) -> None:
     """Train runs as one cohort, from its resume state if it was stopped; with fewer slots if memory runs out."""
     asked, folder = context.settings, context.runs_dir
     # 1. Find the cohort as it was stopped, or begin it.
@@ -173,7 +168,7 @@ def _fit_claimed(runs: list[AnyRun], backbone: Backbone, context: FitContext, ca
                 write_start(folder / run.id, run)
         context.world.agree(files.cohort_dir.name, "cohort")  # no process reads the old state after this
         chosen = _choose(runs, backbone, context)
-    else:  # what is asked for now holds from here on; sums are then rounded otherwise
+    else:  # settings asked for now apply from here on, which changes rounding
         files.fallbacks, chosen = stopped.fallbacks, stopped.settings
         num_slots = chosen.num_slots or MAX_COHORT
         chosen = replace(
@@ -205,7 +200,7 @@ def _fit_claimed(runs: list[AnyRun], backbone: Backbone, context: FitContext, ca
 
 
 def _find_proved(runs: list[AnyRun], context: FitContext) -> Stopped | None:
-    """Find the cohort as it was stopped, with a state that can be proved; say what was damaged."""
+    """Find the stopped cohort of these runs, with a state whose checksum holds; emit a note on one that was damaged."""
     folder, unfinished = context.runs_dir / "cohorts", _unfinished(runs, context.runs_dir)
     stopped, note = find_stopped(folder, runs, unfinished), ""
     if context.world.process.is_first:
@@ -213,7 +208,7 @@ def _find_proved(runs: list[AnyRun], context: FitContext) -> Stopped | None:
         if stopped is not None:
             note = mend_state(own, {run.id for run in stopped.runs})
         elif has_state(own):
-            note = f"nothing in `{own}` tells any more how its runs were trained together; they begin anew"
+            note = f"the files in `{own}` no longer say how its runs were trained together; they begin anew"
     note = context.world.collect(note)[0]  # the others read what the first process has mended
     if not note:
         return stopped
@@ -233,7 +228,7 @@ def _choose(runs: list[AnyRun], backbone: Backbone, context: FitContext) -> Coho
 
 
 def _choose_threads(backbone: Backbone, context: FitContext, before: int | None) -> Threads:
-    """Choose the threads to begin with; say why they are fewer than could be, or not as many as `before` a stop."""
+    """Choose the threads to begin with; emit a note if they are fewer than possible, or others than `before` a stop."""
     most, asked = torch.get_num_threads(), context.settings.threads
     # Processes that share a batch must round alike: each takes what torch has.
     if asked is None and (backbone.device.type != "cpu" or context.world.process.size > 1):

@@ -106,7 +106,7 @@ class CohortFiles:
             write_membership(self.cohort_dir, self.runs, settings, self.fallbacks)
 
     def save(self, cohort: Cohort) -> None:
-        """Write the resume state. It holds the first process's generators; the others' begin anew with every state."""
+        """Write the resume state, with the generators of the first process; the others reseed theirs each time."""
         began = time.monotonic()
         if self.context.world.process.is_first:
             save_state(self.cohort_dir, cohort)
@@ -135,7 +135,7 @@ def train(cohort: Cohort, files: CohortFiles) -> None:
     emit(CohortStarted(cohort))
     if note := referee.begin(cohort, runs_dir):
         emit(Notice(note))
-    if not cohort.is_unscored:  # else after the scores: slots are given in order
+    if not cohort.is_unscored:  # else after the scores, since slots are given in order
         _settle(cohort, files)  # runs that ended before a kill; their results may not be written yet
     with _interruptible(world), cohort.training():
         while cohort.active:

@@ -178,9 +178,9 @@ class Member(_Course):
         return max(4, min(self.run.config.train.batch_size, _MOST_CONTRASTED // self.longest))
 
     def next_batch(self, ahead: int = 0) -> np.ndarray:
-        """Return the row numbers of the next step, or of a step `ahead` of it in the same epoch.
+        """Return the row numbers of the next step, or of a step `ahead` steps later in the same epoch.
 
-        Seed and epoch give the order, so a cursor is all its state.
+        The order follows from seed and epoch, so the cursor is the only state.
         """
         train, progress, targets = self.run.config.train, self.progress, self.run.task.train.targets
         if progress.stage == CONTRAST:
@@ -194,7 +194,7 @@ class Member(_Course):
         return self._batches[1][progress.cursor + ahead]
 
     def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
-        """Return the row numbers of the step to come, by slot; or of a step `ahead` of it in the same epoch."""
+        """Return what `next_batch` does, by slot."""
         return {self.slot: self.next_batch(ahead)}
 
     def read(self, bank: Bank) -> dict[str, Tensor]:
@@ -297,7 +297,7 @@ class JointMember(_Course):
         )
 
     def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
-        """Return the row numbers of the next step, or of the step `ahead` of it, by slot of the tasks with rows."""
+        """Return the row numbers of the next step, or of one `ahead` steps later, by slot, for the tasks with rows."""
         found = self._sampler.rows(self.progress.epoch, self.progress.cursor + ahead)
         return {self.parts[task].slot: rows for task, rows in found.items()}
 
@@ -428,7 +428,7 @@ def _is_kept(member: AnyMember, value: float, dev_loss: float) -> bool:
 
 
 def rate_of(member: AnyMember, ahead: int = 0) -> float:
-    """Return the learning rate of the next step, or of the step `ahead` of it.
+    """Return the learning rate of the next step, or of one `ahead` steps later.
 
     The steps before training have a schedule of their own.
     """

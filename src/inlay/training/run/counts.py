@@ -65,7 +65,7 @@ class Totals:
         return float(self.num_tasks)
 
     def repeat(self, times: int) -> Totals:
-        """Return the counts for `number` times as many tasks that share nothing with each other."""
+        """Return the counts for `times` as many tasks that share nothing with each other."""
         counts = ("num_tasks", "trained", "adapters", "last_layers", "kept", "replaced")
         return replace(self, **{name: times * getattr(self, name) for name in counts})
 

@@ -162,7 +162,7 @@ _FINDING = Lock()
 
 
 def lock_of(shared: Any) -> FairLock:
-    """The lock of an object that is not ours, such as a tokenizer: the same for all who share it."""
+    """Return the lock of an object that is not ours, such as a tokenizer: the same for all who share it."""
     with _FINDING:
         found = _LOCKS.get(shared)
         if found is None:

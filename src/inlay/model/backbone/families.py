@@ -110,7 +110,7 @@ _BERT = Family(
 
 
 def _t5_stack(stack: str, sublayers: tuple[str, ...]) -> Stack:
-    """Adapted before dropout, as published; no adapter on cross-attention, but its norm is trained."""
+    """Return a T5 stack: adapted before dropout, as published; cross-attention has no adapter, but a trained norm."""
     last = f"layer.{len(sublayers) - 1}"
     attention, feedforward = "layer.0.SelfAttention", f"{last}.DenseReluDense"
     return Stack(

@@ -74,7 +74,7 @@ BUILT_IN = {
 
 
 def find_folder(name: str) -> Path:
-    """The folder of a backbone's files; fetched from the hub only if the name is neither built in nor a folder."""
+    """Find the folder of a backbone's files; fetch it from the hub if the name is neither built in nor a folder."""
     if name in BUILT_IN:
         return _find_built_in(name)
     if Path(name).is_dir():
@@ -127,7 +127,7 @@ def first_line(error: BaseException) -> str:
 
 
 def load_backbone(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Backbone:
-    """A frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU unless `dtype` says.
+    """Load a frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU, or as `dtype`.
 
     `name` is all three; `device` is `cpu`, `cuda` or `cuda:1`, by default a GPU if there is one; `dtype` is torch's.
 
@@ -190,7 +190,7 @@ def _read_model_type(folder: Path) -> str:
 
 
 def _refuse_code(folder: Path, error: Exception) -> None:
-    """Say it plainly if what stopped transformers is that a folder's files are to be read by code of its own."""
+    """Raise a plain error if transformers failed because a folder's files need code of their own."""
     if "custom code" in str(error):
         raise _code_needed(folder) from None
 
@@ -203,7 +203,7 @@ def _code_needed(folder: Path) -> Unsupported:
 
 
 def _check_tokenizer_class(folder: Path) -> None:
-    """Refuse a tokenizer whose class is code of the folder: transformers may put one of its own in its place."""
+    """Refuse a tokenizer whose class is code in the folder: transformers might silently use one of its own instead."""
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     path = folder / "tokenizer_config.json"
@@ -243,7 +243,7 @@ def tie_embeddings(model: Any, folder: Path) -> None:
 
 
 def _write_in_float32(layer: Any, x: Tensor) -> Tensor:
-    """The output layer, as precise as other heads: rounded to bf16, many words of a vocabulary would score alike."""
+    """Compute the output layer in float32, as other heads: in bf16 many words of a vocabulary would score alike."""
     if x.device.type == "cuda" and x.dtype == layer.weight.dtype == torch.bfloat16:
         logits: Tensor = _WideProduct.apply(x.flatten(0, -2), layer.weight)
         return logits.unflatten(0, x.shape[:-1])

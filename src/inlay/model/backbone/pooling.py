@@ -49,7 +49,7 @@ def find_default(folder: Path, family: Family, *, has_pooler: bool, noise: str) 
 
 
 def read_modes(folder: Path) -> list[str]:
-    """The modes in a folder's `1_Pooling/config.json`, such as `mean_tokens`; none where there is no such file."""
+    """Read the modes in a folder's `1_Pooling/config.json`, such as `mean_tokens`; none if there is no such file."""
     path = folder / _FILE
     if not path.is_file():
         return []
@@ -82,7 +82,7 @@ def describe_noise(pooler: Mapping[str, Tensor], fresh_std: float) -> str:
 
 
 def _is_pytorchs(weight_DD: Tensor, bias_D: Tensor, std: float) -> bool:
-    """Whether a layer has the values that `torch.nn.Linear` begins with: even draws within ±1/√D (kurtosis 1.8)."""
+    """Tell whether a layer has the initial values of `torch.nn.Linear`: even draws within ±1/√D (kurtosis 1.8)."""
     number, edge = weight_DD.numel(), weight_DD.shape[1] ** -0.5
     largest = [float(values.abs().max()) / edge for values in (weight_DD, bias_D)]
     if min(largest) < 0.5 or max(largest) > 1.01:  # a little more than 1: half precision rounds

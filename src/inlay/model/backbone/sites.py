@@ -163,7 +163,7 @@ Blocks = list[tuple[str, Stack]]
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """Whether a module is a layer norm: torch's, or one of transformers' that only scales, or apex's in its place."""
+    """Tell whether a module is a layer norm: torch's, one of transformers' that only scales, or apex's."""
     return isinstance(module, nn.LayerNorm) or type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
 
 

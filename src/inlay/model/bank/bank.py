@@ -186,7 +186,7 @@ class Bank:
         self.put(slot, spec, tensors)
 
     def free(self, slot: int) -> None:
-        """Empty a slot: whatever was in it becomes the identity again."""
+        """Clear a slot, which becomes the identity again."""
         assert not self._is_repeated, "slots that are one cannot change hands"
         spec = self.specs[slot]
         places = [] if spec is None else [place for name in self._layouts[slot] for place in self._places(spec, name)]

@@ -36,7 +36,7 @@ def round_up_tokens(num_tokens: int, *, is_varied: bool = False) -> int:
 
 
 def bound_length(lengths: np.ndarray) -> int:
-    """The longest a row may be in a pass made for such rows: a power of two, and no shorter than rows of padding."""
+    """Return the longest row of a pass made for such rows: a power of two, and no shorter than rows of padding."""
     return max(PAD_ROW, 1 << (int(lengths.max()) - 1).bit_length())
 
 

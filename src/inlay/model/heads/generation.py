@@ -161,14 +161,14 @@ class _Decoder:
         return torch.full((self.num_rows, 1), self.backbone.start_id, device=self.device)
 
     def write(self, ids_RT: Tensor) -> Tensor:
-        """Log-probabilities [R, T, V] of the tokens after these, which follow those written before."""
+        """Return the log-probabilities [R, T, V] of the tokens after these, which follow those written before."""
         route = Route.from_slots(self._slots, torch.ones_like(ids_RT))
         with self._bank.routed(route):
             logits, self._cache = self.backbone.write(self._read, ids_RT, self._weights, self._cache, keeps=True)
         return logits.float().log_softmax(-1)
 
     def score(self) -> Tensor:
-        """Log-probabilities [R, L] of the texts of these rows, which have the same ones."""
+        """Return the log-probabilities [R, L] of the texts of these rows, which have the same ones."""
         tree = self._bank.tree_of(self._slots[0])
         ids_RT = torch.tensor(tree.ids, device=self.device).expand(self.num_rows, -1)
         with self._bank.routed(Route.from_slots(self._slots, torch.ones_like(ids_RT))):
@@ -182,7 +182,7 @@ class _Decoder:
         return own_RLW.masked_fill(tokens_LW < 0, 0.0).sum(-1)
 
     def spread(self, index_R: Tensor) -> None:
-        """Go on with these rows; a row may be repeated. They must stay sorted by slot."""
+        """Continue with these rows; a row may be repeated. They must stay sorted by slot."""
         assert self._cache is not None
         self._cache.reorder_cache(index_R)
         self._slots = [self._slots[row] for row in index_R.tolist()]
@@ -235,7 +235,7 @@ class _Ended:
 
 
 def _search(pen: _Decoder, num_beams: int, max_tokens: int) -> list[list[int] | None]:
-    """Search by beams until no open text can beat the ended ones. None: probabilities are NaN.
+    """Run the beam search until no open text can beat the ended ones; return None if probabilities are NaN.
 
     Texts are compared by the mean log-probability of their tokens, the end included.
     """

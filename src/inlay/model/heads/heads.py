@@ -84,7 +84,7 @@ class HeadSpec:
             object.__setattr__(self, "thresholds", tuple(self.thresholds))
 
     def to_stored(self) -> dict[str, Any]:
-        """The head as a manifest stores it. Untuned thresholds are left out, as in manifests older than thresholds."""
+        """Return the head as a manifest stores it, without untuned thresholds, which older manifests do not have."""
         fields = asdict(self)
         if self.thresholds is None:
             del fields["thresholds"]
@@ -156,7 +156,7 @@ class Output:
 
 
 def collect_outputs(encoded: Any, logits: Sequence[Tensor], texts: Sequence[str]) -> list[Output]:
-    """The output of every row of an encoded set (`inlay.data`) from the logits of all windows, with the rows' texts."""
+    """Collect the output of every row of an encoded set (`inlay.data`) from the logits of all windows."""
     places, words = encoded.places, encoded.words
     return [
         Output(
@@ -287,7 +287,7 @@ def _answer_class(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outc
 
 
 def _answer_level(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-    """P(level > k) is the sigmoid of logit k, which is lowered to the smallest before it, so that none rises."""
+    """Answer a level: P(level > k) is the sigmoid of logit k, lowered to the smallest before it, so that none rises."""
     logits_L = torch.cummin(output.logits[0].double(), -1).values
     exceeded = [1.0, *torch.sigmoid(logits_L / spec.temperature).tolist(), 0.0]
     probabilities = [above - below for above, below in itertools.pairwise(exceeded)]

@@ -153,7 +153,7 @@ class Redirected(SlotOperation):
         return (y + (factor - 1) * plain + factor * update).to(y.dtype)
 
     def _factors(self, weight_ED: Tensor, used: list[int]) -> Tensor:
-        """m / ‖W + s·B·A‖ [S, E]: computed for the slots of the pass, one elsewhere."""
+        """Return m / ‖W + s·B·A‖ [S, E]: computed for the slots of the pass, one elsewhere."""
         if not used or len(used) == len(self.is_own_S):
             factor_SE = self.magnitude_SE / self._norms(weight_ED, slice(None))
             return torch.where(self.is_own_S.unsqueeze(1), factor_SE, 1.0)
@@ -164,7 +164,7 @@ class Redirected(SlotOperation):
 
     @torch.no_grad()
     def _norms(self, weight_ED: Tensor, slots: Any) -> Tensor:
-        """‖W + s·B·A‖ of every output, as ‖W‖² + 2s·W·BA + s²·‖BA‖²: nothing is as large as the weights."""
+        """Compute ‖W + s·B·A‖ of every output, by ‖W‖² + 2s·W·BA + s²·‖BA‖²: nothing is as large as the weights."""
         down_ADR, up_ARE = self.weights.down_SDR[slots].float(), self.weights.up_SRE[slots].float()
         scale_A1 = self.scale_S[slots].unsqueeze(1)
         up_AER = up_ARE.transpose(1, 2)

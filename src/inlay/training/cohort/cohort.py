@@ -208,7 +208,7 @@ class Cohort:
 
     @contextmanager
     def training(self, *, keeps_all: bool = False) -> Iterator[None]:
-        """The backbone as it trains: dropout as the runs say, none below the lowest trained layer.
+        """Put the backbone in training mode: dropout as the runs say, none below the lowest trained layer.
 
         With `keeps_all` nothing is computed again in the backward pass, whatever the settings say.
         """

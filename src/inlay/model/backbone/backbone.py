@@ -36,7 +36,7 @@ from inlay.model.parts import find_part
 
 
 class Backbone:
-    """A frozen encoder. `model` is mounted: routes of a bank go through it, and without one it is exactly itself.
+    """A frozen model with wrappers at its sites. Without a route of a bank it computes exactly what it did before.
 
     Make it with `load_backbone`; `name`, `folder`, `model` and `tokenizer` are what that found.
 
@@ -332,38 +332,35 @@ class Backbone:
     def compiled(self, backend: str | Callable[..., Any] = "inductor", *, with_blocks: bool = True) -> Iterator[None]:
         """Run blocks compiled inside the block; one compilation serves all of them. Shapes must be those of a rung.
 
-        Without blocks it is for what else is compiled there. The first rung is compiled as it is, the second for any
-        number of tokens, rows and lengths: it serves the rest. Compiled code is kept between processes, in
-        `$TORCHINDUCTOR_CACHE_DIR` or in our cache.
+        Without blocks, only the compiler's settings are set, for other code that is compiled inside. The first rung is
+        compiled as it is, the second for any number of tokens, rows and lengths: it serves the rest. Compiled code is
+        kept between processes, in `$TORCHINDUCTOR_CACHE_DIR` or in our cache.
         """
         use_compiled()
-        with self.turn():
-            yield from self._compiling(backend, with_blocks=with_blocks)
-
-    def _compiling(self, backend: str | Callable[..., Any], *, with_blocks: bool) -> Iterator[None]:
-        # Which of them a pass leaves out is not compiled.
+        # The wrapped blocks: their wrappers, which may skip a block, are not compiled.
         blocks: list[Any] = [block.inner for block in self._blocks] if with_blocks else []
-        if with_blocks and backend not in self._compiled:
-            self._compiled[backend] = [
-                torch.compile(block._call_impl, backend=backend, fullgraph=True) for block in blocks
-            ]
-        try:
-            for block, call in zip(blocks, self._compiled.get(backend, ()), strict=with_blocks):
-                block._compiled_call_impl = call
-            # Every bank has its own shapes, and all blocks of a process share one limit of compilations. Numbers that
-            # a route brings (its longest row) may change as its shapes do.
-            with (
-                warnings.catch_warnings(),
-                torch._dynamo.config.patch(recompile_limit=256, allow_unspec_int_on_nn_module=True),
-            ):
-                # The compiler looks for gradients where there are none.
-                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-                # A float32 backbone is asked for where every bit counts.
-                warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32")
-                yield
-        finally:
-            for block in blocks:
-                block._compiled_call_impl = None
+        with self.turn():
+            if with_blocks and backend not in self._compiled:
+                self._compiled[backend] = [
+                    torch.compile(block._call_impl, backend=backend, fullgraph=True) for block in blocks
+                ]
+            try:
+                for block, call in zip(blocks, self._compiled.get(backend, ()), strict=with_blocks):
+                    block._compiled_call_impl = call
+                # Every bank has its own shapes, and all blocks of a process share one limit of compilations. Numbers
+                # that a route brings (its longest row) may change as its shapes do.
+                with (
+                    warnings.catch_warnings(),
+                    torch._dynamo.config.patch(recompile_limit=256, allow_unspec_int_on_nn_module=True),
+                ):
+                    # The compiler looks for gradients where there are none.
+                    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+                    # A float32 backbone is asked for where every bit counts.
+                    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32")
+                    yield
+            finally:
+                for block in blocks:
+                    block._compiled_call_impl = None
 
     def _pretrained_pooler(self, hidden_BTD: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
         prefix = f"{find_family(self.anatomy.family).pooler}."
@@ -407,9 +404,8 @@ class Backbone:
     ) -> AbstractContextManager[None]:
         """Switch dropout on in this thread's passes inside the block, at the backbone's rates or at `dropout`.
 
-        Attention has its own rate, `attention_dropout`; None: the backbone's.
-
-        Below `first_layer` nothing is trained, so nothing is dropped there either: its states can be computed once.
+        The rate of attention is `attention_dropout`; None: the backbone's. The rates from before are restored after it.
+        Below `first_layer` nothing is trained, so there is no dropout either: those states can be computed once.
         """
         family = find_family(self.anatomy.family)
         blocks = tuple(f"{path}." for path in self.anatomy.blocks[first_layer:])

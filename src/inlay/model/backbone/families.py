@@ -273,7 +273,7 @@ def find_family(model_type: str) -> Family:
     if model_type not in FAMILIES:
         raise Unsupported(
             f"no backbone family for the architecture `{model_type}`",
-            f"supported: {', '.join(sorted(FAMILIES))}; a new one is an entry in FAMILIES in inlay/model/families.py "
-            "(CONTRIBUTING.md, 'Add a family')",
+            f"supported: {', '.join(sorted(FAMILIES))}; a new one is an entry in FAMILIES in "
+            "inlay/model/backbone/families.py (CONTRIBUTING.md, 'Add a family')",
         )
     return FAMILIES[model_type]

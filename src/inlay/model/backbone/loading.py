@@ -5,10 +5,10 @@ a name that is built in or a folder. Invariants: files that cannot be read are a
 folder without a tokenizer is refused. Code that comes with files is never run, and files that name others (an adapter's
 base, a tokenizer on the hub) bring none of them in.
 
-Which embeddings of a text-to-text backbone are one is not left to transformers, whose versions differ: some tie what a
-config calls untied, and a state dict loaded into a model whose output layer is its embedding overwrites that without a
-word. Here the files decide: an output layer that they have and that is not the embedding is one of its own, and one
-that they should have and do not is missed, not made up.
+Which embeddings of a text-to-text backbone are tied is not left to transformers, whose versions differ: some tie what a
+config calls untied, and a state dict loaded into a model whose output layer is its embedding silently overwrites the
+embedding. Here the files decide: an output layer in the files that differs from the embedding is a layer of its own,
+and one that the files should have but lack is an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 _INPUTS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _OUTPUT = "lm_head.weight"
 _OFFLINE = {"trust_remote_code": False, "local_files_only": True}
-"""With what transformers reads a folder: it neither runs code of it (nor asks on stdin whether to) nor fetches more"""
+"""Options for reading a folder with transformers: none of its code is run, nobody is asked, and nothing is fetched"""
 _TIED_BY_DEFAULT = ("t5",)  # as the first T5 was; those after it have an output layer of their own
 
 
@@ -253,8 +253,8 @@ def _write_in_float32(layer: Any, x: Tensor) -> Tensor:
 class _WideProduct(torch.autograd.Function):
     """x·Wᵀ of bf16 numbers in float32: products of two of them are exact there, and sums are not rounded.
 
-    The same product of widened copies goes past a GPU's matrix units. The gradient of the logits is rounded, as what
-    comes of it would be in the end.
+    A product of widened copies would not use a GPU's matrix units. The gradient of the logits is rounded, as the
+    gradients made from it would be anyway.
     """
 
     @staticmethod

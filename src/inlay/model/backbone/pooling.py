@@ -1,7 +1,7 @@
 """The default pooling of a backbone, and the reason for it, found in its files.
 
-The word of `1_Pooling/config.json`, which sentence-transformers writes, comes first; then the family's default, which
-for BERT is its pretrained pooler. Invariant: a pooler that was never trained is never the default. Files of
+`1_Pooling/config.json`, which sentence-transformers writes, comes first; then the family's default, which for BERT is
+its pretrained pooler. Invariant: a pooler that was never trained is never the default. Files of
 masked language models often have one all the same, as transformers drew it: MiniLM's and MPNet-base's are noise.
 """
 
@@ -28,8 +28,8 @@ _TOLERANCE = 5.0
 def find_default(folder: Path, family: Family, *, has_pooler: bool, noise: str) -> tuple[str, str]:
     """Return the pooling that suits the backbone of a folder, and the reason, as a clause that follows a colon.
 
-    It is by its files' own word or by its trained pooler, else the mean. `noise` is what `describe_noise` says of the
-    pooler.
+    It is what the files say, else the pooler if it is trained, else the mean. `noise` is the result of
+    `describe_noise` for the pooler.
     """
     modes = read_modes(folder)
     ours = {_OURS[mode] for mode in modes if mode in _OURS}
@@ -38,7 +38,7 @@ def find_default(folder: Path, family: Family, *, has_pooler: bool, noise: str) 
     if modes:
         name = "cls" if "cls" in ours else "mean"
         said = " and ".join(f"`{mode}`" for mode in modes)
-        return name, f"its `{_FILE}` says {said}, which Inlay has not"
+        return name, f"its `{_FILE}` says {said}, which Inlay does not have"
     if family.pooling != "pooler":
         return family.pooling, f"it has no `{_FILE}`, and nothing else in its files says how"
     if not has_pooler:

@@ -75,7 +75,7 @@ class LinearSite:
 
     @property
     def reads(self) -> str | None:
-        """The place of the sublayer whose input this layer reads, where it is the layer that shows it."""
+        """The place of the sublayer whose input this layer reads; None for all but one layer of each sublayer."""
         return {"value": "attention", "expand": "feedforward"}.get(self.name)
 
 

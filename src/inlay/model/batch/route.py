@@ -5,7 +5,7 @@ segment. A batch is packed where the family allows it: rows end to end on one to
 count tokens. Elsewhere it is padded to its longest row, and the segments count rows.
 
 A row is one text, or two that are read apart (towers): those lie side by side, each as a row of its own would. Where a
-batch has such rows, it has more texts than rows; statements about rows in packs and paddings hold of its texts.
+batch has such rows, it has more texts than rows; what is said of rows in packs and padding then applies to its texts.
 
 Rows may bring a prefix: states of the backbone's frozen lower layers, computed before. A batch whose rows all do begins
 above those layers.

@@ -5,7 +5,7 @@
 A head is a linear layer, on the pooled vector of a row or on every token. Its kind says how logits become a loss in
 training and an answer in use. On a backbone that writes, a head has no layer: its kind says which texts are scored, or
 that a free one is written. What training finds out besides weights travels with the head: the scale of regression
-targets (standardised while training), the temperature that makes probabilities honest, the margin of saying nothing,
+targets (standardised while training), the temperature that calibrates probabilities, the margin for giving no answer,
 the thresholds of labels.
 
 Invariant: NaN or infinite outputs are never an answer, and no answer has such a number. The argmax of NaN would be the
@@ -99,7 +99,7 @@ class HeadSpec:
 
     @property
     def is_finite(self) -> bool:
-        """Whether what training found out besides weights is numbers."""
+        """Whether the settings that training found are finite."""
         found = (self.target_mean, self.target_std, self.temperature, self.null_threshold or 0.0)
         return all(map(math.isfinite, (*found, *(self.thresholds or ()))))
 
@@ -151,7 +151,7 @@ class Output:
 
     @property
     def is_finite(self) -> bool:
-        """Whether it says anything: no logit is NaN or infinite."""
+        """Whether no logit is NaN or infinite."""
         return all(bool(logits.isfinite().all()) for logits in self.logits)
 
 
@@ -193,7 +193,7 @@ class Outcome:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all its numbers are."""
+        """Whether all its numbers are finite."""
         found = [self.value, self.probability, *(self.probabilities or {}).values()]
         for items in (self.entities, self.words, self.nbest):
             found += [item.probability for item in items or ()]
@@ -265,7 +265,7 @@ class Head:
         return self.read_prediction(output, spec, labels) if output.is_finite and spec.is_finite else None
 
     def abstain(self, outcome: Outcome, min_confidence: float | None) -> Outcome:
-        """Return the outcome, or its silence if it is less sure than that."""
+        """Return the outcome, or one that abstains if it is less sure than that."""
         if min_confidence is None:
             return outcome
         if self.confidence is None:

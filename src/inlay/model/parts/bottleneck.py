@@ -85,8 +85,8 @@ class BottleneckPart(Part):
     def norm_behind(self, anatomy: Anatomy, key: str) -> Iterator[TensorSpec]:
         """Yield the norm after the adapter at a site.
 
-        Its scale begins at one, as published, on T5, whose states are far larger than what it then adds. An encoder's
-        are of size one, and drown in it: there it begins small.
+        Its scale begins at one, as published, on T5, whose states are far larger than what the norm adds. An encoder's
+        states are of size one and would drown in it, so there the scale begins small.
         """
         start, std = ("ones", 0.0) if anatomy.has_decoder else ("normal", 0.08)
         yield TensorSpec(self.name(key, "out_scale"), (anatomy.hidden_size,), start, std)

@@ -417,7 +417,9 @@ class Backbone:
             for path, module, name, rate in list(dropout_rates(self.model)):
                 is_frozen = first_layer > 0 and not path.startswith(blocks)
                 chosen = attention_dropout if path.endswith(attention) else dropout
-                setattr(module, name, 0.0 if is_frozen else rate if chosen is None else chosen)
+                if is_frozen:
+                    chosen = 0.0
+                setattr(module, name, rate if chosen is None else chosen)
 
         return self._turns.changed(train)
 

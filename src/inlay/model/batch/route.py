@@ -198,7 +198,11 @@ class Route:
     @cached_property
     def slots_B(self) -> Tensor:
         """The slot of every row, or of every token."""
-        device = self.pack.device if self.pack else "cpu" if self.mask_BT is None else self.mask_BT.device
+        device = torch.device("cpu")
+        if self.pack:
+            device = self.pack.device
+        elif self.mask_BT is not None:
+            device = self.mask_BT.device
         lengths = torch.tensor([segment.stop - segment.start for segment in self.segments])
         return torch.tensor([segment.slot for segment in self.segments]).repeat_interleave(lengths).to(device)
 

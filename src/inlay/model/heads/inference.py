@@ -139,8 +139,10 @@ def infer_vectors(bank: Bank, rows: Sequence[Row], *, token_budget: int | None =
 
 
 def _to_cpu(segments: Sequence[Tensor]) -> list[Tensor]:
-    """Return segments as float32 on the CPU, where written texts are already; the others in one copy: each would
-    wait for the device anew."""
+    """Return segments as float32 on the CPU, where written texts are already.
+
+    All others are copied together, since every copy waits for the device.
+    """
     found = [segment.float() for segment in segments]
     away = [index for index, segment in enumerate(found) if segment.device.type != "cpu"]
     if away:

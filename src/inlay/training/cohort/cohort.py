@@ -392,7 +392,9 @@ class Cohort:
             found = next(seen[part.slot] for part in member.parts if part.slot in seen)
             if has_diverged(member, found, limits[member.slot]):
                 continue
-            progress.step, progress.cursor = progress.step + (not progress.stage), progress.cursor + 1
+            if not progress.stage:
+                progress.step += 1
+            progress.cursor += 1
             progress.loss_sum += found.loss
             progress.losses.append(round(found.loss, 5))
         self.num_steps += 1
@@ -449,7 +451,8 @@ class Cohort:
         After a contrastive start, only a part of its change is kept.
         """
         for part in member.parts:
-            slot, spec, progress, before = part.slot, part.run.spec, part.progress, self.bank.read(part.slot)
+            slot, spec, progress = part.slot, part.run.spec, part.progress
+            before = self.bank.read(slot)
             if progress.stage == CONTRAST:
                 share = part.run.config.train.blend or choose_blend(progress.probe_score)
                 fresh = Bank(self.backbone, 1)

@@ -112,9 +112,12 @@ class _Course:
     @property
     def steps_taken(self) -> int:
         """Steps taken, including those before training."""
-        stage = self.progress.stage
-        before = 0 if stage == PROBE else self.progress.cursor if stage == CONTRAST else self._contrast
-        return before + self.progress.step
+        progress = self.progress
+        if progress.stage == PROBE:
+            return progress.step
+        if progress.stage == CONTRAST:
+            return progress.cursor + progress.step
+        return self._contrast + progress.step
 
     @property
     def steps_of_epoch(self) -> int:
@@ -390,17 +393,27 @@ def close_epoch(member: AnyMember, verdict: DevScores, seconds: float, bank: Ban
         **({"stage": stage} if stage else {}),
         **({"suspects": progress.suspects} if stage == PROBE and progress.suspects else {}),
     }
-    progress.epoch, progress.cursor, progress.loss_sum = progress.epoch + (stage != PROBE), 0, 0.0
-    progress.stage, progress.is_fitted = CONTRAST if stage == PROBE and train.contrast else "", False
     progress.history.append(record)
+    # 1. Begin the next epoch or stage.
+    if stage != PROBE:
+        progress.epoch += 1
+    progress.cursor = 0
+    progress.loss_sum = 0.0
+    progress.stage = CONTRAST if stage == PROBE and train.contrast else ""
+    progress.is_fitted = False
+    # 2. Keep the weights if this epoch is the best.
     value, dev_loss = verdict.scores[metric], verdict.loss
     if train.keep == "loss" and verdict.calibrated_loss is not None:
         dev_loss = verdict.calibrated_loss
     if is_better(metric, value, progress.top_metric):
-        progress.last_gain, progress.top_metric = progress.epoch, value
+        progress.last_gain = progress.epoch
+        progress.top_metric = value
     if _is_kept(member, value, dev_loss):
         member.best_tensors = member.read(bank)
-        progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
+        progress.best_epoch = progress.epoch
+        progress.best_metric = value
+        progress.best_loss = dev_loss
+    # 3. End the run if it diverged, finished or stopped gaining.
     gained = progress.best_epoch if train.keep == "loss" else progress.last_gain
     if verdict.num_lost:
         reason = f"the outputs of {verdict.num_lost:,} dev rows are not finite"

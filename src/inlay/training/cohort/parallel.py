@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import BadConfig, InlayError, LostProcess
-from inlay.model import Bank, Row, find_head, infer
+from inlay.model import Bank, Row, find_head, first_line, infer
 from inlay.processes import Process, current_process
 from inlay.settings import digest
 
@@ -254,8 +254,7 @@ def _noticing() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:  # raised by gloo and the store; ValueError for a missing address
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise LostProcess(
-            f"the processes of this training lost each other: {said}",
+            f"the processes of this training lost each other: {first_line(error).partition('. ')[0]}",
             "look for the error of the one that ended first; the same command goes on from the last saved step",
         ) from error

@@ -20,21 +20,11 @@ from inlay.pipeline.preparation import describe_run, describe_task, load_task, n
 from inlay.pipeline.progress import TrainingProgress, fit_runs, parse_cluster, write_briefly
 from inlay.pipeline.time_budget import COLUMNS, Budget, parse_budget, read_budget
 from inlay.pipeline.trackers import check_trackers
-from inlay.pipeline.train import (
-    CrossValidated,
-    SweepReport,
-    TrainReport,
-    TrainWishes,
-    cross_validate,
-    finish_run,
-    sweep_and_publish,
-    train_and_publish,
-)
+from inlay.pipeline.train import SweepReport, TrainReport, TrainWishes, sweep_and_publish, train_and_publish
 
 __all__ = [
     "COLUMNS",
     "Budget",
-    "CrossValidated",
     "EvaluationReport",
     "ScoredVersion",
     "SweepReport",
@@ -45,12 +35,10 @@ __all__ = [
     "check_device_name",
     "check_precision",
     "check_trackers",
-    "cross_validate",
     "describe_run",
     "describe_task",
     "evaluate",
     "find_stored",
-    "finish_run",
     "fit_runs",
     "full_name",
     "list_mistakes",

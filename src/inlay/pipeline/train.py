@@ -150,7 +150,7 @@ def train_and_publish(
     # 1. train: the folds first, if there are any, then the run or the candidates of a budget
     validated = None
     if wishes.folds is not None:
-        validated = cross_validate(ready, wishes.folds, wishes.fit, writes_reports=wishes.writes_report)
+        validated = _cross_validate(ready, wishes.folds, wishes.fit, writes_reports=wishes.writes_report)
     if budget is None:
         was_finished = ready.is_finished
         result = fit_runs([ready.run], ready.backbone, ready.runs_folder, wishes.fit, trackers=wishes.trackers)[0]
@@ -161,7 +161,7 @@ def train_and_publish(
     if not terminal.is_main_process():  # the first process reports
         return None
     # 2. publish
-    report = finish_run(ready, result, wishes, None if validated is None else validated.scores)
+    report = _finish_run(ready, result, wishes, None if validated is None else validated.scores)
     # 3. say what was found out about the data
     is_balanced = ready.run.config.train.class_weights == "balanced"
     found = data.describe_unpredicted(ready.run.task, result.unpredicted, is_balanced=is_balanced)
@@ -175,7 +175,7 @@ def train_and_publish(
     return _add_report(dataclasses.replace(report, about=about, **known), wishes)
 
 
-def cross_validate(
+def _cross_validate(
     ready: training.PreparedRun, num_folds: int, settings: FitSettings, *, writes_reports: bool = True
 ) -> CrossValidated | None:
     """Train a run for every fold together, and score the rows each left out; None in all processes but the first."""
@@ -204,7 +204,7 @@ def cross_validate(
     return CrossValidated(planned, scores, data.find_label_errors(rows, labels, scores.probabilities, sources))
 
 
-def finish_run(
+def _finish_run(
     ready: training.PreparedRun,
     result: training.Result,
     wishes: TrainWishes,
@@ -249,7 +249,7 @@ def sweep_and_publish(
         write_briefly(others, results, ready.backbone, ready.runs_folder)
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)
-    return SweepReport(ranking, _add_report(finish_run(chosen, best, wishes), wishes))
+    return SweepReport(ranking, _add_report(_finish_run(chosen, best, wishes), wishes))
 
 
 def _add_report(finished: TrainReport, wishes: TrainWishes) -> TrainReport:

@@ -41,7 +41,7 @@ def open_archive(content: Path | BinaryIO, most_bytes: int) -> Iterator[zipfile.
 
 
 class _Bounded(io.BufferedReader):
-    """A file of which no more than `most_bytes` are read at once; None is no bound."""
+    """A file that refuses reads of more than `most_bytes` at once; None: no bound."""
 
     most_bytes: int | None = None
 

@@ -77,7 +77,7 @@ def claim(path: Path, names: Sequence[str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FileClaim:
-    """The last claim in a file: on what, by which process of which machine."""
+    """The last claim in a file: the names claimed, and the process and machine that claimed them."""
 
     names: tuple[str, ...]
     host: str

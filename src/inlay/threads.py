@@ -56,7 +56,7 @@ class _Counters(NamedTuple):
 
 
 class Threads:
-    """The number of threads of one training, `most` at most: the number asked for, or that of free cores."""
+    """The number of threads of one training, `most` at most: the number asked for, or the number of free cores."""
 
     def __init__(self, most: int, asked: int | None = None, *, root: Path = Path("/")) -> None:
         self.number, self.note = asked or most, ""

@@ -1,6 +1,6 @@
-"""The pipeline room: what the commands and the Python library do alike, from settings to a published version.
+"""The pipeline room: what the commands and the Python library share, from settings to a published version.
 
-Notes and progress are said through `inlay.terminal`, which a caller may silence. Nothing here prints data.
+Notes and progress go through `inlay.terminal`, which a caller may silence. Nothing here prints data.
 """
 
 from __future__ import annotations

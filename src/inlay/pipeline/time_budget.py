@@ -50,7 +50,7 @@ def read_budget(text: str | None, folds: int | None = None) -> Budget | None:
     seconds = parse_budget(text)
     if folds is not None:
         raise BadConfig(
-            f"`--folds {folds}` with `--budget {text}`, which does not say what is chosen before it is trained",
+            f"`--folds {folds}` with `--budget {text}`: a budget chooses the settings only while it trains",
             "leave out one; cross-validate what the budget chose by giving its `--lr`, `--size` and `--epochs`",
         )
     training.refuse_several()

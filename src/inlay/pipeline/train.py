@@ -56,7 +56,7 @@ class CrossValidated:
 
 @dataclass(frozen=True)
 class TrainReport:
-    """A trained run, the version it became, and what is told about both.
+    """A trained run, the version it became, and the report on both.
 
     >>> report = inlay.train(rows, "new", **QUICK)
     >>> report
@@ -70,7 +70,7 @@ class TrainReport:
     version: Version | None
     """None where it was not published"""
     about: dict[str, Any]
-    """all that `inlay train --json` prints of it"""
+    """everything that `inlay train --json` prints about it"""
     was_finished: bool = False
     """whether it had been trained before"""
     validated: CrossValidated | None = None
@@ -145,7 +145,7 @@ def train_and_publish(
 ) -> TrainReport | None:
     """Train a prepared run and publish it, as wished; None in all of several processes but the first.
 
-    `asked` are the settings before what was open in them was resolved: a budget tries values for those.
+    `asked` are the settings before open ones were resolved: a budget tries values for those.
     """
     # 1. train: the folds first, if there are any, then the run or the candidates of a budget
     validated = None
@@ -162,7 +162,7 @@ def train_and_publish(
         return None
     # 2. publish
     report = _finish_run(ready, result, wishes, None if validated is None else validated.scores)
-    # 3. say what was found out about the data
+    # 3. note what was found out about the data
     is_balanced = ready.run.config.train.class_weights == "balanced"
     found = data.describe_unpredicted(ready.run.task, result.unpredicted, is_balanced=is_balanced)
     if validated is None:  # a cross-validation lists the rows that may be labelled wrongly
@@ -253,7 +253,7 @@ def sweep_and_publish(
 
 
 def _add_report(finished: TrainReport, wishes: TrainWishes) -> TrainReport:
-    """Write the report and the model card into the run's folder, if wished; what it cannot be written of is said."""
+    """Write the report and the model card into the run's folder, if asked for; a failure is only noted."""
     page = None
     if wishes.writes_report:
         try:

@@ -104,7 +104,7 @@ class Targets:
 
 
 def find_texts(targets: np.ndarray, head: HeadSpec) -> np.ndarray:
-    """Return the number of each target's text among those that a head scores."""
+    """Return the index of each target's text among the texts that a head scores."""
     return KINDS[head.kind].match_answers(targets, head.texts)
 
 
@@ -215,7 +215,7 @@ def _take_known(head: HeadSpec, decisions: Decisions) -> Decisions:
 def _decisions(kind: str, outputs: Sequence[Output], split: Split, encoded: Encoded) -> Decisions | None:
     """Return the logits and targets of every decision with a probability; None for kinds without any.
 
-    A class or tag that training never saw is wrong whatever was decided; in a set of labels nothing was decided on it.
+    A class or tag that training never saw is always a wrong decision; such a label of a set is no decision.
     """
     assert split.targets is not None
     if not find_head(kind).calibrates:

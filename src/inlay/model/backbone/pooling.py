@@ -1,8 +1,8 @@
 """The default pooling of a backbone, and the reason for it, found in its files.
 
 `1_Pooling/config.json`, which sentence-transformers writes, comes first; then the family's default, which for BERT is
-its pretrained pooler. Invariant: a pooler that was never trained is never the default. Files of
-masked language models often have one all the same, as transformers drew it: MiniLM's and MPNet-base's are noise.
+its pretrained pooler. Invariant: a pooler that was never trained is never the default. Files of masked language models
+often have one all the same, with the random values that transformers drew: MiniLM's and MPNet-base's are noise.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ def fit(
 def structure_of(run: AnyRun) -> tuple[Any, ...]:
     """Return the key of runs that can share a bank: one method structure and one dropout rate.
 
-    Runs that train a copy of the backbone's weights share it one after another: what was compiled and captured for the
-    first serves the next.
+    Runs that train a copy of the backbone's weights share it one after another: programs compiled and captured for the
+    first serve the next.
     """
     alone = run.id if run.spec.is_finetuned and run.spec.is_joint else ""
     rates = (run.config.train.dropout, run.config.train.attention_dropout)

@@ -152,15 +152,15 @@ def train(cohort: Cohort, context: CohortContext) -> None:
                 if world.process.is_first:
                     _write_epoch(member, record, cohort, runs_dir)
                 emit(EpochEnded(member, record))
-            # 3. Let the referee end runs, by what was just scored and by the time.
+            # 3. Let the referee end runs, by the new scores and the time.
             if not any(member.progress.cursor for member in cohort.active):  # all are scored, and time is up
                 is_late = is_late or referee.is_late(len(cohort.active))
             referee.judge(cohort.members, {member.run.id for member, _ in records}, is_late=is_late)
             ended = [member for member in before if not member.is_active]
             is_stopping = world.is_stopping
-            # 4. Save the resume state, before any result is written: resumed, the runs still training must find their
-            # cohort as it was. From an older state those that ended in between end again, to the same result, which is
-            # not written twice.
+            # 4. Save the resume state before any result is written: after a resume, runs still in training must find
+            # their cohort as it was. From an older state, runs that ended since then end again with the same result,
+            # which is not written twice.
             is_a_time = records or ended or cohort.num_steps % cohort.settings.save_every == 0
             if is_stopping or (is_a_time and context.is_due()):
                 context.save(cohort)

@@ -1,8 +1,8 @@
-"""Members of a cohort: runs in their slots, with their encoded rows, their targets and how far they have come.
+"""Members of a cohort: runs in their slots, with their encoded rows, their targets and their progress.
 
 A `Member` is a run of one task, a `JointMember` one of several. `Encoder` tokenises what several members read once. The
-functions at the end are what a step and an epoch end with: the history's record, the choice of the kept weights, early
-stop, divergence.
+functions at the end are called after a step or an epoch: they record the history, choose which weights are kept, and
+detect early stop and divergence.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Progress:
 
 
 class _Course:
-    """How far a run has come in its steps, epochs and stages, and how far it goes: a member's counts."""
+    """The counts of a member: the steps, epochs and stages of its run, done and to be done."""
 
     leeway = 0.0
     """distance below the best dev score within which a later epoch is kept"""

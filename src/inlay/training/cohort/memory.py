@@ -2,7 +2,7 @@
 
 A slot's cost follows from the shapes. A token's is measured on two small forward and backward passes of the cohort
 itself: on a GPU by the allocator's own peak, on a CPU, whose allocator keeps no count, by the bytes autograd saves.
-Those are exact, so passes of one row and of two tell it there: a run on few rows takes few steps beside them.
+Those are exact, so passes of one and of two rows are enough there, and even a run on few rows can afford them.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def _measure(cohort: Cohort, work: Callable[[], Any]) -> float:
         return found.num_bytes
 
     saved = count_saved()
-    # Besides what is saved, outputs and gradients on their way: about half a block's, taken as a whole one's. And when
-    # blocks are computed again, the activations of the one at hand, which are hidden from the count.
+    # Add outputs and gradients in flight: about half a block's, counted as a whole block's. When blocks are computed
+    # again, add the activations of the current block too, which the count does not see.
     num_blocks = max(1, cohort.backbone.anatomy.num_layers - cohort.first_layer)
     if not cohort.settings.checkpointing:
         return saved + saved / num_blocks

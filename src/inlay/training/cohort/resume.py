@@ -38,7 +38,7 @@ def cohort_id(runs: list[AnyRun]) -> str:
 def write_membership(folder: Path, runs: list[AnyRun], settings: CohortSettings, fallbacks: list[str]) -> None:
     """Write the cohort's runs and settings before the first step.
 
-    `fallbacks` say what was made smaller because memory ran out.
+    `fallbacks` are notes on settings that were made smaller because memory ran out.
     """
     content = {"runs": [run.id for run in runs], **dataclasses.asdict(settings), "fallbacks": fallbacks}
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def has_state(folder: Path) -> bool:
 
 
 def save_state(folder: Path, cohort: Cohort) -> None:
-    """Write the resume state: the runs in their slots, then those that lost theirs. The last one stays beside it."""
+    """Write the resume state: runs in their slots, then those that lost theirs. The state before it is kept too."""
     tensors: dict[str, Tensor] = {"rng/cpu": torch.get_rng_state()}
     if cohort.backbone.device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(cohort.backbone.device)
@@ -145,7 +145,7 @@ def save_state(folder: Path, cohort: Cohort) -> None:
 def mend_state(folder: Path, run_ids: Collection[str]) -> str:
     """Put the state before the last in the place of a damaged one, or remove both if that one is damaged too.
 
-    Return words for what was done, and none for a state that can be proved.
+    Return a note on what was done; "" if the state's checksum holds.
     """
     try:
         _read_state(folder / _STATE, run_ids)

@@ -108,7 +108,7 @@ def make_fold_runs(run: Run, num_folds: int, backbone: Backbone, store: Store | 
 def judge_folds(planned: FoldRuns, results: Sequence[Result], backbone: Backbone) -> FoldScores:
     """Score every fold on the rows it left out, and all of them together; drops the weights of the folds.
 
-    Refuses a cross-validation of which a fold diverged: what is left would be too good.
+    Refuses a cross-validation in which a fold diverged: the scores of the others would be too good.
     """
     scores, outputs, probabilities = [], [], []
     for run, result in zip(planned.runs, results, strict=True):

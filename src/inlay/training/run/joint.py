@@ -1,15 +1,13 @@
-"""Runs of several tasks: a slot for each, parameters that they share, one schedule, one choice of the best epoch.
+"""Runs of several tasks: a slot for each, shared parameters, one schedule, one choice of the best epoch.
 
 A `JointRun` is to `fit` what a `Run` is; each of its `parts` is an ordinary run's task with its own rows and head. An
-epoch is as many steps as the rows of all tasks need, or the part of
-`joint.steps` between two scores; which tasks and rows a step sees follows from seed and step (`data/sampling.py`).
+epoch is as many steps as the rows of all tasks need, or the part of `joint.steps` between two scores; which tasks and rows a step sees follows from seed and step (`data/sampling.py`).
 
 What always holds: a task's own parameters move only in steps that have rows of it, and dev rows are never trained on.
 
-A finished run is materialised: generated and shared weights become each task's own. Afterwards each task is a slot like
-any other, which store and engine keep and serve without knowing where it came from; its weights define it. A new task
-may start where a run of several ended: on what its tasks share, with an embedding of its own, fresh or that of a task
-it resembles.
+A finished run is materialised: generated and shared weights become each task's own. Afterwards each task is an
+ordinary slot, defined by its weights; store and engine need not know where it came from. A new task may start where a
+run of several ended: on the parameters its tasks share, with an embedding of its own, fresh or that of a similar task.
 """
 
 from __future__ import annotations
@@ -117,7 +115,7 @@ def make_joint_run(
 ) -> JointRun:
     """Resolve every `auto` of `config` for these tasks and the backbone, and check that they go together.
 
-    `data` says of every task where its rows were, so that the finished run can find them again.
+    `data` has the data settings of every task, so that the finished run can find its rows again.
     """
     _check_tasks(tasks, config)
     for setting, (taken, hint) in _PLAIN.items():
@@ -125,7 +123,7 @@ def make_joint_run(
             shown = ", ".join(value) if isinstance(value, tuple) else value
             raise BadConfig(f"`train.{setting}` is `{shown}` for a run of several tasks", hint)
     _check_backbone(start, backbone)
-    # Record what is done: rows are drawn from all rows of a task, on padded backbones too.
+    # Rows are drawn from all rows of a task, on padded backbones too: the recorded setting must say so.
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, bucket=1))
     sources = [keep_places(source) for source in data or [config.data] * len(tasks)]
     # Settings of generated text go to free-text tasks alone, if there are any.
@@ -139,7 +137,7 @@ def make_joint_run(
         )
         for task, source, is_free in zip(tasks, sources, are_free, strict=True)
     )
-    # Settings that suit one kind of task stay that task's: given as asked, they are resolved the same way again.
+    # Settings resolved for one kind of task must not become the run's: it keeps them as they were asked for.
     train = dataclasses.replace(parts[0].config.train, **{each: getattr(config.train, each) for each in _BY_TASK})
     resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
     if len(tasks) > 1 and config.train.prompt is not None and find_method(config.method.name).shares_all:
@@ -377,7 +375,7 @@ def find_joint_runs(runs: Path) -> list[str]:
 def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
     """Return the start of new tasks on a finished run's shared parameters: fresh embeddings, or those of similar tasks.
 
-    The head of a task goes along where the new one's labels are among its own.
+    The head of a similar task is taken over if the new task's labels are among its labels.
     """
     # 1. Refuse another method. By name first: the settings of one method are refused by another.
     result, source = read_finished(folder), read_toml(folder / _SETTINGS)
@@ -391,7 +389,7 @@ def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
                 f"`{getattr(its, item.name)}`",
                 "a run that starts from another has its method: leave out the settings of the method",
             )
-    # 2. What its tasks share, and what the tasks that new ones resemble have of their own.
+    # 2. Collect what its tasks share, and the own parameters of tasks that new ones resemble.
     shared = {name: tensor for name, tensor in result.tensors.items() if "/" not in name}
     # Not by their tensors: tasks that share every weight of a backbone that writes have none of their own.
     known, by_name = {part.task: part for part in read_parts(folder)}, {task.name: task for task in tasks}

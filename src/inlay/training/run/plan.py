@@ -372,7 +372,7 @@ def _shrink(run: AnyRun, num_rows: int, num_steps: int) -> AnyRun:
 
 
 def _count_characters(run: Run) -> int:
-    """Count the characters of the training texts, cut to what is read: four to a token."""
+    """Count the characters of the training texts, each cut to the length that is read: four to a token."""
     seconds, most = run.task.train.pairs or [""] * run.num_rows, 4 * run.max_length
     most *= 2 if run.spec.head.has_towers else 1
     return sum(min(len(a) + len(b), most) for a, b in zip(run.task.train.texts, seconds, strict=True))

@@ -1,8 +1,8 @@
 """The start of a run from stored versions: the tensors of one, or the mean of several, instead of fresh values.
 
 A start is named as a version is (`cola`, `cola@2`); a resolved run has `cola@2:3f9c0d1e2b4a`, the digest's first digits
-behind the reference, so that its id covers what it started from. The method must be the source's. The head is
-taken over only where it means the same: same kind, same labels, same reading of the backbone.
+behind the reference, so that its id covers what it started from. The method must be the source's. The head is taken
+over only where it means the same: same kind, same labels, same reading of the backbone.
 """
 
 from __future__ import annotations

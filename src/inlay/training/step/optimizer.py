@@ -287,10 +287,10 @@ class SlotUpdate:
 
 
 class JointUpdate(SlotUpdate):
-    """Runs whose slots share parameters: a run's gradient is that of its slots and of what they share.
+    """The update of runs whose slots share parameters: the gradient of a run includes that of the shared ones.
 
-    What a slot has of its own moves only when it has rows; what is shared, whenever the run has. Every slot of a run
-    sees the run's loss and norm.
+    A slot's own parameters move only in steps with rows of it, shared ones whenever the run has rows. Loss and norm are
+    the run's for all of its slots.
     """
 
     num_columns = 2 * len(COLUMNS)

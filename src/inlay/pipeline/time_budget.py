@@ -115,7 +115,7 @@ class Budget:
         chosen, result = by_id[order[0]], results[order[0]]
         own_folder: Path | None = folder
         if result.status == "finished":
-            _put_among_all(folder / chosen.id, ready.runs_folder / chosen.id)
+            _copy_to_runs(folder / chosen.id, ready.runs_folder / chosen.id)
             own_folder = ready.own_folder
         return dataclasses.replace(ready, run=chosen, own_folder=own_folder), result, self.was_finished
 
@@ -153,11 +153,11 @@ class Budget:
             tried = [f"{COLUMNS[key]} {value:g}" for change in spending.changes[1:] for key, value in change.items()]
             terminal.detail(f"beside the usual settings: {', '.join(tried)}")
         elif not spending.is_enough:
-            at_least = _as_budget(self.seconds - spending.seconds + spending.needed_seconds)
+            at_least = _format_budget(self.seconds - spending.seconds + spending.needed_seconds)
             least = f"{terminal.count(spending.epochs, 'epoch')}, for which use `--budget {at_least}`"
             terminal.detail(
                 f"that is too short for {least}: training ends where the time does; "
-                f"the usual {usual} need `--budget {_as_budget(needed)}`"
+                f"the usual {usual} need `--budget {_format_budget(needed)}`"
             )
             if spending.before_seconds > spending.seconds:
                 before = terminal.duration(spending.before_seconds)
@@ -165,9 +165,8 @@ class Budget:
                     f"the work before the first step takes about {before}, longer than that, and is done all the same"
                 )
         elif spending.epochs < spending.usual_epochs:
-            terminal.detail(
-                f"there is time for {spending.epochs} of the usual {usual}, which need `--budget {_as_budget(needed)}`"
-            )
+            least = _format_budget(needed)
+            terminal.detail(f"there is time for {spending.epochs} of the usual {usual}, which need `--budget {least}`")
 
     def to_json(self) -> dict[str, Any]:
         """Return the report on the budget as data."""
@@ -190,7 +189,7 @@ class Budget:
         return round(time.monotonic() - self.began + self.seconds_before, 1)
 
 
-def _as_budget(seconds: float) -> str:
+def _format_budget(seconds: float) -> str:
     """Write seconds as `--budget` takes them, rounded up."""
     return f"{math.ceil(seconds)}s" if seconds < _LONG_SECONDS else f"{math.ceil(seconds / 60)}m"
 
@@ -216,7 +215,7 @@ def _describe_candidate(run: training.Run, standing: training.Standing, result: 
     }
 
 
-def _put_among_all(source: Path, target: Path) -> None:
+def _copy_to_runs(source: Path, target: Path) -> None:
     """Copy the folder of a run that was not ended early; its result last, since that marks a finished run."""
     if (target / _RESULT).is_file():
         return

@@ -325,13 +325,13 @@ class Cohort:
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
         """Restore after the block what its passes change: gradients, random generators, running statistics."""
-        undo = self._remember()
+        undo = self._snapshot()
         try:
             yield
         finally:
             undo()
 
-    def _remember(self) -> Callable[[], None]:
+    def _snapshot(self) -> Callable[[], None]:
         """Note the state that passes change; return a function that restores it and drops the gradients."""
         is_cuda, device = self.backbone.device.type == "cuda", self.backbone.device
         drawn = (torch.get_rng_state(), torch.cuda.get_rng_state(device) if is_cuda else None)
@@ -357,7 +357,7 @@ class Cohort:
         Once moments have moved, or other processes have its gradients, nothing can be restored: the error itself is
         raised, and training must resume from the last state on disk.
         """
-        undo, version = self._remember(), self._version
+        undo, version = self._snapshot(), self._version
         try:
             return work()
         except (RuntimeError, MemoryError) as error:

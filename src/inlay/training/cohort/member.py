@@ -85,7 +85,7 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-class _Course:
+class _StepCounts:
     """The counts of a member: the steps, epochs and stages of its run, done and to be done."""
 
     leeway = 0.0
@@ -128,7 +128,7 @@ class _Course:
         return min(self.steps_per_epoch, self.num_steps - before)
 
 
-class Member(_Course):
+class Member(_StepCounts):
     """A run in its slot: encoded rows (windows, if a row is several), targets and progress."""
 
     def __init__(self, run: Run, slot: int, encoder: Encoder) -> None:
@@ -284,7 +284,7 @@ def _class_weights(run: Run) -> np.ndarray:
     return (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels].astype(np.float32)
 
 
-class JointMember(_Course):
+class JointMember(_StepCounts):
     """A run of several tasks in its slots: a member for each task, which share their progress."""
 
     def __init__(self, run: JointRun, parts: list[Member]) -> None:

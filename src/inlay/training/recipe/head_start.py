@@ -64,8 +64,8 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
         return FittedHead({}, math.nan, {})
     head = run.spec.head
     task = dataclasses.replace(run.task, train=run.task.train.take(rows))
-    honest = fit_honest(task, vectors, has_towers=head.has_towers)
-    weights, bias = honest.model.weights, honest.model.bias
+    calibrated = fit_calibrated(task, vectors, has_towers=head.has_towers)
+    weights, bias = calibrated.model.weights, calibrated.model.bias
     if find_head(head.kind).is_scaled:  # heads give numbers on the scale of their targets
         weights, bias = weights / head.target_std, (bias - head.target_mean) / head.target_std
     width = bank.backbone.hidden_size
@@ -73,16 +73,16 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
     if head.has_towers:
         found[head_part.PAIR_WEIGHT] = weights[:, width:]
     tensors = {name: torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32)) for name, own in found.items()}
-    return FittedHead(tensors, honest.left_out.score, _find_suspects(task, honest))
+    return FittedHead(tensors, calibrated.left_out.score, _find_suspects(task, calibrated))
 
 
-def _find_suspects(task: Task, honest: Honest) -> dict[str, Any]:
+def _find_suspects(task: Task, calibrated: CalibratedLinear) -> dict[str, Any]:
     """Find training rows that may be labelled wrongly, by the folds that chose the strength of the linear model."""
     if not KINDS[task.kind].finds_label_errors:
         return {}
-    rows = task.train.take(honest.rows)
+    rows = task.train.take(calibrated.rows)
     assert rows.targets is not None
-    found = find_label_errors(rows, task.labels, as_probabilities(honest.left_out.outputs, rows.targets))
+    found = find_label_errors(rows, task.labels, as_probabilities(calibrated.left_out.outputs, rows.targets))
     sure = [error.line for error in found.errors if error.margin >= _SURE]
     return {"num_rows": len(sure), "lines": sure[:_MOST_NAMED]} if sure else {}
 
@@ -103,7 +103,7 @@ def draw_rows(num_rows: int, most: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Honest:
+class CalibratedLinear:
     """A linear model of training rows, with the outputs of models of its strength for held-out rows."""
 
     model: Linear
@@ -112,7 +112,7 @@ class Honest:
     """positions of the held-out rows: all, or some of very many"""
 
 
-def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> Honest:
+def fit_calibrated(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> CalibratedLinear:
     """Fit a linear model to a task's training rows, with outputs calibrated on held-out rows."""
     targets = task.train.targets
     assert targets is not None
@@ -128,14 +128,14 @@ def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> 
         strength = best.strength * len(some) / len(vectors)
         model = fit_raw(task.kind, vectors, targets, strength, len(task.labels))
     if KINDS[task.kind].is_number:
-        return Honest(_or_cosine(task, vectors, best, model) if has_towers else model, best, some)
+        return CalibratedLinear(_choose_cosine(task, vectors, best, model) if has_towers else model, best, some)
     decided = decision_targets(task.kind, targets[some], len(task.labels))
     temperature = _find_temperature(best.outputs, decided)
     cooler = Linear(model.weights / temperature, model.bias / temperature, model.has_converged)
-    return Honest(cooler, best, some)
+    return CalibratedLinear(cooler, best, some)
 
 
-def _or_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) -> Linear:
+def _choose_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) -> Linear:
     """Return the model, or one of the cosine of both texts alone if that is better on held-out rows.
 
     For a backbone that was trained on similar texts, the cosine says more than few rows can teach.

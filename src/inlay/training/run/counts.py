@@ -94,8 +94,8 @@ def count_totals(
     """Count the tensors of `num_tasks` tasks.
 
     `items` are those of all tasks, as `JointRun.layout` lists them. With `is_shared_frozen` tasks train only their
-    own parameters. `num_backbone` is the number of parameters in the backbone's files, which may lack some of its shape,
-    such as a pooler.
+    own parameters. `num_backbone` is the number of parameters in the backbone's files, which may lack some that its
+    shape has, such as a pooler.
     """
     trained = [item for item in items if not (is_shared_frozen and item.is_shared)]
     copied = {OWN_WEIGHTS.theirs(_bare(item)) for item in items if item.part == "weights"}

@@ -1,7 +1,8 @@
 """Runs of several tasks: a slot for each, shared parameters, one schedule, one choice of the best epoch.
 
 A `JointRun` is to `fit` what a `Run` is; each of its `parts` is an ordinary run's task with its own rows and head. An
-epoch is as many steps as the rows of all tasks need, or the part of `joint.steps` between two scores; which tasks and rows a step sees follows from seed and step (`data/sampling.py`).
+epoch is as many steps as the rows of all tasks need, or the part of `joint.steps` between two scores; which tasks and
+rows a step sees follows from seed and step (`data/sampling.py`).
 
 What always holds: a task's own parameters move only in steps that have rows of it, and dev rows are never trained on.
 
@@ -118,7 +119,7 @@ def make_joint_run(
     `data` has the data settings of every task, so that the finished run can find its rows again.
     """
     _check_tasks(tasks, config)
-    for setting, (taken, hint) in _PLAIN.items():
+    for setting, (taken, hint) in _ALLOWED_SETTINGS.items():
         if (value := getattr(config.train, setting)) not in taken:
             shown = ", ".join(value) if isinstance(value, tuple) else value
             raise BadConfig(f"`train.{setting}` is `{shown}` for a run of several tasks", hint)
@@ -138,7 +139,9 @@ def make_joint_run(
         for task, source, is_free in zip(tasks, sources, are_free, strict=True)
     )
     # Settings resolved for one kind of task must not become the run's: it keeps them as they were asked for.
-    train = dataclasses.replace(parts[0].config.train, **{each: getattr(config.train, each) for each in _BY_TASK})
+    train = dataclasses.replace(
+        parts[0].config.train, **{each: getattr(config.train, each) for each in _RESOLVED_BY_TASK}
+    )
     resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
     if len(tasks) > 1 and config.train.prompt is not None and find_method(config.method.name).shares_all:
         raise BadConfig(
@@ -163,7 +166,7 @@ def make_joint_run(
     return run
 
 
-_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")
+_RESOLVED_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")
 
 
 def _check_tasks(tasks: Sequence[Task], config: RunConfig) -> None:
@@ -190,7 +193,7 @@ def _check_tasks(tasks: Sequence[Task], config: RunConfig) -> None:
 
 
 # Setting of training -> the values allowed in a multi-task run, and the hint for others.
-_PLAIN: dict[str, tuple[tuple[object, ...], str]] = {
+_ALLOWED_SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
     "steps": (("epochs",), "leave it out, or say how many steps there are: `--steps N`"),
     "bucket": ((None, 1), "leave it out: rows are drawn from all of a task's, whatever their length"),
     "start": (((),), "start from another run of several tasks: `--from-run RUN`"),
@@ -217,10 +220,10 @@ def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Train
         )
     _check_finite(result)
     origin = {"run": run.id, "method": run.config.method.name, "tasks": [part.name for part in run.parts]}
-    return [_put_down(part, origin, result, backbone) for part in run.parts]
+    return [_materialize_task(part, origin, result, backbone) for part in run.parts]
 
 
-def _put_down(part: Run, origin: Mapping[str, Any], result: Result, backbone: Backbone) -> Trained:
+def _materialize_task(part: Run, origin: Mapping[str, Any], result: Result, backbone: Backbone) -> Trained:
     """Turn one task of a finished run into an ordinary task: its own weights, scores and fitted head."""
     own = f"{part.name}/"
     history = [
@@ -232,14 +235,14 @@ def _put_down(part: Run, origin: Mapping[str, Any], result: Result, backbone: Ba
         for line in result.history
     ]
     best = next((line["dev"][part.metric] for line in history if line["epoch"] == result.best_epoch), None)
-    tensors = write_out(part, result.tensors, backbone)
+    tensors = expand_slot(part, result.tensors, backbone)
     spec = SlotSpec(materialized_method(part.spec.method), part.spec.head)
     config = dataclasses.replace(part.config, method=spec.method.as_config(), joint=JointConfig())
     run = dataclasses.replace(part, config=config, spec=spec, origin=origin)
     return Trained(run, dataclasses.replace(result, history=history, dev_metric=best, tensors=tensors))
 
 
-def write_out(part: Run, tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
+def expand_slot(part: Run, tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
     """Return the tensors of a task's ordinary slot, expanded from all tensors the run trained."""
     expander = make_expander(backbone.anatomy, part.spec.method, 1)
     own = Start(dict(tensors)).of(part.name)
@@ -295,7 +298,9 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
                 f"they were read from `{configs[number].data.source}`; where they are now, say as "
                 f"`inlay materialize {run_id} {task.name}=DATA`",
             )
-        found.append(_put_down(make_part(task, configs[number], backbone, is_trained=True), origin, result, backbone))
+        found.append(
+            _materialize_task(make_part(task, configs[number], backbone, is_trained=True), origin, result, backbone)
+        )
     return found
 
 

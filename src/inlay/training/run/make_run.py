@@ -226,12 +226,12 @@ def _resolve_pooling(config: TrainConfig, backbone: Backbone, *, takes_noise: bo
 
 
 # Notes on a task's texts, by the backbone's fingerprint: many runs share a task.
-_SAID: WeakKeyDictionary[Task, dict[str, list[str]]] = WeakKeyDictionary()
+_TEXT_NOTES: WeakKeyDictionary[Task, dict[str, list[str]]] = WeakKeyDictionary()
 
 
 def _describe_texts(task: Task, backbone: Backbone) -> list[str]:
     """Return notes on characters of the training texts that the backbone's tokenizer does not know."""
-    said = _SAID.setdefault(task, {})
+    said = _TEXT_NOTES.setdefault(task, {})
     if backbone.fingerprint not in said:
         said[backbone.fingerprint] = describe_unknown(backbone.tokenizer, task.train, backbone.name)
     return said[backbone.fingerprint]

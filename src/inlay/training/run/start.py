@@ -113,7 +113,7 @@ def load_sources(
 def check_method(method: MethodConfig, its: MethodConfig | ResolvedMethod, reference: str) -> None:
     """Refuse to start from a version of another method, before their other settings are compared."""
     if method.name != its.name:
-        raise _unlike("name", method.name, its.name, reference)
+        raise _method_error("name", method.name, its.name, reference)
 
 
 def make_start(sources: Sequence[StartSource], spec: SlotSpec, task: Task, backbone: Backbone) -> Start:
@@ -124,7 +124,7 @@ def make_start(sources: Sequence[StartSource], spec: SlotSpec, task: Task, backb
     body = [name for name in shapes if not head_part.is_of_head(name)]
     for source in sources:
         if unlike := _find_difference(spec.method, source.spec.method):
-            raise _unlike(*unlike, source.version.reference)
+            raise _method_error(*unlike, source.version.reference)
         own = {name: tuple(tensor.shape) for name, tensor in source.tensors.items() if not head_part.is_of_head(name)}
         if own != {name: shapes[name] for name in body}:
             raise BadConfig(
@@ -180,7 +180,7 @@ def _resolve(name: str, store: Store) -> Version:
     return version
 
 
-def _unlike(name: str, mine: object, its: object, reference: str) -> BadConfig:
+def _method_error(name: str, mine: object, its: object, reference: str) -> BadConfig:
     return BadConfig(
         f"`method.{name}` is `{mine}`, but `{reference}` has `{its}`",
         "leave it out, and the run has the method it starts from; or train without `--from`",

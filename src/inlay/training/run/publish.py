@@ -228,8 +228,7 @@ def publish_result(
 ) -> Version:
     """Publish a prepared run, with the scores of its cross-validation, if there was one; refuse a diverged one."""
     check_trained(result)
-    run, backbone, store = prepared.run, prepared.backbone, prepared.store
-    return publish(run, result, backbone, store, name, folds=folds, probes=prepared.probes)
+    return publish(prepared.run, result, prepared.backbone, prepared.store, name, folds=folds, probes=prepared.probes)
 
 
 def report_run(prepared: PreparedRun, result: Result, version: Version | None) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_with_the_rest(
     ended = inlay(*given)
     assert ended.status == 0, ended.err
     assert "going on after step 8" in ended.err
-    assert re.search(r"budget: \d s of training are behind it, the other 59\d s", ended.err)
+    assert re.search(r"budget: \d s were trained before, the other 59\d s", ended.err)
     spent = ended.data["budget"]
     assert spent["trained_before"] > 0
     assert [item["epochs_trained"] for item in spent["candidates"]] == [4, 2]

@@ -156,7 +156,7 @@ class Budget:
             at_least = _format_budget(self.seconds - spending.seconds + spending.needed_seconds)
             least = f"{terminal.count(spending.epochs, 'epoch')}, for which use `--budget {at_least}`"
             terminal.detail(
-                f"that is too short for {least}: training ends where the time does; "
+                f"that is too short for {least}: training ends when the time is up; "
                 f"the usual {usual} need `--budget {_format_budget(needed)}`"
             )
             if spending.before_seconds > spending.seconds:

@@ -55,7 +55,7 @@ def read_modes(folder: Path) -> list[str]:
         return []
     content = json.loads(path.read_text(encoding="utf8"))
     if not isinstance(content, dict):
-        raise ValueError(f"`{_FILE}` is no object")
+        raise ValueError(f"`{_FILE}` is not an object")
     prefix = "pooling_mode_"
     modes = [name.removeprefix(prefix) for name, value in content.items() if name.startswith(prefix) and value is True]
     given = content.get("pooling_mode")  # one word, or several joined by a plus, in newer versions

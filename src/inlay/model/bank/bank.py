@@ -140,7 +140,7 @@ class Bank:
         )
         if spec.is_joint and not self.is_trainable:
             raise Unsupported(
-                f"a slot of the method `{spec.method.name}` answers nothing: its tasks share parameters",
+                f"a slot of the method `{spec.method.name}` cannot answer: its tasks share parameters",
                 "make it an ordinary one: `inlay materialize`",
             )
         self.free(slot)

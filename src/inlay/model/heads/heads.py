@@ -158,15 +158,12 @@ class Output:
 def collect_outputs(encoded: Any, logits: Sequence[Tensor], texts: Sequence[str]) -> list[Output]:
     """Collect the output of every row of an encoded set (`inlay.data`) from the logits of all windows."""
     places, words = encoded.places, encoded.words
-    return [
-        Output(
-            tuple(logits[window] for window in windows),
-            () if places is None else tuple(places[window] for window in windows),
-            text,
-            () if words is None else words[row],
-        )
-        for row, (windows, text) in enumerate(zip(encoded.windows_of_rows(), texts, strict=True))
-    ]
+    outputs = []
+    for row, (windows, text) in enumerate(zip(encoded.windows_of_rows(), texts, strict=True)):
+        own_logits = tuple(logits[window] for window in windows)
+        own_places = () if places is None else tuple(places[window] for window in windows)
+        outputs.append(Output(own_logits, own_places, text, () if words is None else words[row]))
+    return outputs
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def adapted_layers(anatomy: Anatomy, config: ResolvedMethod) -> tuple[int, ...]:
         else:
             found.add(int(single) % num_layers)
     if not found:
-        raise BadConfig(f"`method.layers` is `{config.layers}`, which is none of {num_layers} layers", hint)
+        raise BadConfig(f"`method.layers` is `{config.layers}`, which names none of {num_layers} layers", hint)
     return tuple(sorted(found))
 
 

@@ -173,7 +173,7 @@ def _read_state(path: Path, run_ids: Collection[str]) -> tuple[dict[str, Any], d
                 raise ValueError(f"`{run_id}` is not one of its runs")
         wanted = {"num_steps", "seconds", "left_steps", "num_begun", "num_slots", "run_steps"}
         if not wanted <= state.keys() or "rng/cpu" not in found.tensors:
-            raise ValueError("something is missing in it")
+            raise ValueError("a part of it is missing")
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise StoreDamaged(
             f"the resume state `{path}` cannot be read: {error}", "begin anew with `--restart`"

@@ -229,7 +229,7 @@ class Halving(Referee):
         if not cohort.num_steps:
             return ""
         left = max(0.0, self.seconds - cohort.seconds)
-        return f"budget: {cohort.seconds:.0f} s of training are behind it, the other {left:.0f} s are left"
+        return f"budget: {cohort.seconds:.0f} s were trained before, the other {left:.0f} s are left"
 
     def is_late(self, num_active: int) -> bool:
         if self._deadline is None:

@@ -96,7 +96,7 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not a safetensors file: {error}") from None
     if not isinstance(header, dict) or not isinstance(header.get("__metadata__", {}), dict):
-        raise ValueError("not a safetensors file: its header is no JSON object")
+        raise ValueError("not a safetensors file: its header is not a JSON object")
     return header, 8 + length
 
 

@@ -145,9 +145,9 @@ def make_joint_run(
     resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
     if len(tasks) > 1 and config.train.prompt is not None and find_method(config.method.name).shares_all:
         raise BadConfig(
-            f"`train.prompt` is `{config.train.prompt}` for all tasks of `{config.method.name}`, which nothing but a "
-            "prompt of its own tells apart",
-            "leave it out: each task's is then its name and a colon",
+            f"`train.prompt` is `{config.train.prompt}` for all tasks of `{config.method.name}`, which cannot be told "
+            "apart without prompts of their own",
+            "leave it out: each task's prompt is then its name and a colon",
         )
     run = JointRun(name, parts, resolved, start)
     if not any(item.is_shared for item in run.layout(backbone.anatomy)):
@@ -173,7 +173,9 @@ def _check_tasks(tasks: Sequence[Task], config: RunConfig) -> None:
     """Refuse a method of one task, names that cannot be told apart, and metrics that have no mean."""
     if not find_method(config.method.name).is_joint:
         known = ", ".join(JOINT_METHODS)
-        raise BadConfig(f"method `{config.method.name}` trains one task at a time", f"of several tasks: {known}")
+        raise BadConfig(
+            f"method `{config.method.name}` trains one task at a time", f"methods for several tasks: {known}"
+        )
     if not tasks:
         raise BadConfig("a run of several tasks was given none", "give one task or more")
     names = [task.name for task in tasks]
@@ -265,7 +267,7 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
     paths = [path.with_suffix(DIGEST) for path in _find_parts(folder)]
     if not all(path.is_file() for path in paths):
         raise Missing(
-            f"the folder of run `{folder.name}` does not say which rows its tasks had: it is from before that was kept",
+            f"the folder of run `{folder.name}` does not say which rows its tasks had: an older Inlay wrote it",
             "run its `inlay multitask` command again: the run is not trained again, and all its tasks are published",
         )
     digests = [path.read_text(encoding="utf8").strip() for path in paths]
@@ -275,7 +277,7 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
         raise WrongBackbone(
             f"run `{folder.name}` was not trained on backbone `{backbone.name}` ({backbone.fingerprint[:12]}), "
             f"but on `{known.backbone}` ({wanted[:12]})",
-            f"use `--backbone {known.backbone}`, or wherever that one lies now",
+            f"use `--backbone {known.backbone}`, or the folder where that backbone is now",
         )
     ids = [config.identify(rows, backbone.fingerprint) for config, rows in zip(configs, digests, strict=True)]
     started = read_toml(folder / _SETTINGS).joint.start
@@ -295,7 +297,7 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
         if task.digest != digests[number]:
             raise BadData(
                 f"task `{task.name}`: its rows are not those that run `{run_id}` was trained on",
-                f"they were read from `{configs[number].data.source}`; where they are now, say as "
+                f"they were read from `{configs[number].data.source}`; if they are elsewhere now, write "
                 f"`inlay materialize {run_id} {task.name}=DATA`",
             )
         found.append(
@@ -367,7 +369,7 @@ def _check_settings(folder: Path) -> None:
     if not (folder / _SETTINGS).is_file():
         raise Missing(
             f"the folder of run `{folder.name}` lacks its {_SETTINGS}: no `{folder / _SETTINGS}`",
-            f"restore it from a copy, or delete `{folder}` and train the run again: its `inlay multitask` command",
+            f"restore it from a copy, or delete `{folder}` and run its `inlay multitask` command again",
         )
 
 

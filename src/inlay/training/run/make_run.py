@@ -179,7 +179,7 @@ def _check_texts(task: Task, texts: Sequence[str], backbone: Backbone) -> None:
             raise BadConfig(
                 f"task `{task.name}`: to `{backbone.name}` the answers `{known[tokens]}` and `{text}` are the same "
                 "tokens",
-                "say what is written for each label: `--set data.answers=LABEL=text,…` (of several tasks "
+                "say what is written for each label: `--set data.answers=LABEL=text,…` (for several tasks "
                 f"`data.{task.name}.answers`)",
             )
         known[tokens] = text
@@ -247,7 +247,7 @@ def _describe_reading(config: TrainConfig, head: HeadSpec, backbone: Backbone) -
     elif head.hidden != "pooler" and config.pooling == "auto":
         yield f"pooling: {backbone.default_pooling} ({POOLED[backbone.default_pooling]}): {backbone.pooling_reason}"
     if head.pooling == "pooler" and backbone.pooler_noise:
-        yield f"it goes on reading a pooler that is noise: {noise}"
+        yield f"it still reads a pooler that is noise: {noise}"
 
 
 def read_trained(folder: Path, task: Task, backbone: Backbone) -> Trained:

@@ -220,9 +220,8 @@ def _note_truncation(member: training.Member, meter: terminal.Meter) -> None:
         answers = terminal.count(member.num_unwritable, "answer")
         meter.log(f"{answers} of {num_rows:,} with characters that `{member.run.config.backbone}` cannot write")
     if member.train.num_lost:
-        meter.log(
-            f"{terminal.count(member.train.num_lost, 'word')} beyond that: not trained on, and counted as outside any entity"
-        )
+        words = terminal.count(member.train.num_lost, "word")
+        meter.log(f"{words} beyond that: not trained on, and counted as outside any entity")
     if member.train.num_rows < num_rows:
         rows = terminal.count(member.train.num_rows, "row")
         meter.log(f"{rows} read in {num_rows:,} windows: {terminal.count(member.steps_per_epoch, 'step')} an epoch")

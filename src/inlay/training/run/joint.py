@@ -172,10 +172,8 @@ _RESOLVED_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_a
 def _check_tasks(tasks: Sequence[Task], config: RunConfig) -> None:
     """Refuse a method of one task, names that cannot be told apart, and metrics that have no mean."""
     if not find_method(config.method.name).is_joint:
-        known = ", ".join(JOINT_METHODS)
-        raise BadConfig(
-            f"method `{config.method.name}` trains one task at a time", f"methods for several tasks: {known}"
-        )
+        hint = f"methods for several tasks: {', '.join(JOINT_METHODS)}"
+        raise BadConfig(f"method `{config.method.name}` trains one task at a time", hint)
     if not tasks:
         raise BadConfig("a run of several tasks was given none", "give one task or more")
     names = [task.name for task in tasks]

@@ -194,7 +194,9 @@ class Bank:
             for place in places:
                 if place in self.stacks:  # a slot's own weights are not
                     self.stacks[place][self._row(self._items[place], slot)] = self._neutral(place)
-        self.specs[slot], self._layouts[slot], self._own_weights[slot] = None, {}, {}
+        self.specs[slot] = None
+        self._layouts[slot] = {}
+        self._own_weights[slot] = {}
         self._removed[slot] = frozenset()
         self._refresh_views(slot)
 
@@ -419,7 +421,9 @@ class Bank:
         new = torch.zeros(num_rows, *shape, dtype=dtype, device=self.backbone.device)
         if old is not None:
             new[_corner(tuple(old.shape))] = old.detach()
-        self.stacks[name], self._views, self._items[name] = new, None, item
+        self.stacks[name] = new
+        self._items[name] = item
+        self._views = None
         self._grown.add(part.leader(name))
         if old is None:
             new[:] = self._neutral(name)

@@ -56,7 +56,9 @@ class Tree:
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], start: int) -> Tree:
         """Build the tree of these texts after a start token."""
-        ids, parents, paths, known = [start], [-1], [], {}
+        ids, parents = [start], [-1]
+        paths: list[tuple[int, ...]] = []
+        known: dict[tuple[int, int], int] = {}  # (place of the token before, token) -> place
         for text in texts:
             path = [0]
             for token in text[:-1]:

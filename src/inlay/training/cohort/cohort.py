@@ -8,7 +8,6 @@ from the last state and, on a CPU with as many threads as before, ends with the 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -486,15 +485,3 @@ def _check_budget(run: Run, encoder: Encoder, token_budget: int) -> None:
             f"batch norm sees a run's batch whole, up to {most:,} tokens, but the token budget is {token_budget:,}",
             "use a larger `--token-budget`, a smaller `--batch-size`, or `--set method.inner_norm=layer`",
         )
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory used so far: the GPU's, or this process's resident memory."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        import resource
-    except ImportError:  # Windows does not say
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, Linux KiB

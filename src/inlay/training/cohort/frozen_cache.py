@@ -78,7 +78,8 @@ class CachedTexts:
     def __init__(
         self, cache: FrozenCache, reach: CacheDepth, encoded: Encoded, stored: list[tuple[_Chunk, int] | None]
     ) -> None:
-        self._cache, self._reach, self._encoded, self._stored = cache, reach, encoded, stored
+        self._cache, self._reach = cache, reach
+        self._encoded, self._stored = encoded, stored
         self.chunks = {item[0] for item in stored if item is not None}
 
     def find(self, window: int) -> CachedStates | None:

@@ -21,10 +21,10 @@ from inlay.model import head as head_part
 from inlay.settings import FitSettings
 from inlay.store import write_atomically
 from inlay.threads import Threads, set_threads
-from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.cohort.member import PROBE, AnyMember, Progress
-from inlay.training.cohort.memory import retry_smaller
+from inlay.training.cohort.memory import peak_memory_bytes, retry_smaller
 from inlay.training.cohort.parallel import World
 from inlay.training.cohort.resume import cohort_id, save_state, write_membership
 from inlay.training.events import (

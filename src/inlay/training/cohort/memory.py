@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,6 +54,18 @@ def available_bytes(device: torch.device) -> int | None:
         return max(0, min(free, own - reserved)) + reserved - torch.cuda.memory_allocated(device)
     found = [number for number in (_free_in_system(), *_free_in_groups()) if number is not None]
     return min(found) // count_sharers() if found else None
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory used so far: the GPU's, or this process's resident memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # Windows does not say
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, Linux KiB
 
 
 def take_share(device: torch.device, share: float) -> None:

@@ -198,7 +198,9 @@ def load_state(folder: Path, cohort: Cohort) -> None:
         begun.sort(key=lambda item: bool(item.progress.status))
     cohort.seat(begun)
     cohort.queue.num_begun = state["num_begun"]
-    cohort.num_steps, cohort.seconds, cohort.left_steps = state["num_steps"], state["seconds"], state["left_steps"]
+    cohort.num_steps = state["num_steps"]
+    cohort.seconds = state["seconds"]
+    cohort.left_steps = state["left_steps"]
     torch.set_rng_state(tensors["rng/cpu"])
     if "rng/cuda" in tensors and cohort.backbone.device.type == "cuda":
         torch.cuda.set_rng_state(tensors["rng/cuda"], cohort.backbone.device)

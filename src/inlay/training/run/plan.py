@@ -20,7 +20,7 @@ from inlay.data import epoch_batches, task_shares
 from inlay.model import Backbone, collate, infer, make_rows
 from inlay.notebook import show_html
 from inlay.threads import Threads, generator_lock, own_threads
-from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
 from inlay.training.cohort.member import Member
 from inlay.training.cohort.memory import (
@@ -30,6 +30,7 @@ from inlay.training.cohort.memory import (
     choose_slots,
     count_slot_bytes,
     find_budget,
+    peak_memory_bytes,
 )
 from inlay.training.run.counts import Totals, count_totals
 from inlay.training.run.joint import JointRun

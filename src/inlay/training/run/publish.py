@@ -311,7 +311,8 @@ def find_rising(history: Sequence[Mapping[str, Any]], metric: str, num_dev: int)
 
 def report_task(item: Trained, backbone: Backbone, store: Store, *, publishes: bool) -> dict[str, Any]:
     """Return the report on one task of a multi-task run as data; publish the task first if `publishes`."""
-    reference, test, rows = None, None, item.run.task.test
+    reference, test = None, None
+    rows = item.run.task.test
     if publishes:
         version = publish(item.run, item.result, backbone, store)
         reference, test = version.reference, store.manifest(version).metrics.get("test")

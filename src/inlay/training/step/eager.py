@@ -148,5 +148,7 @@ class Stepper:
             if chunk and max(longest, widest) * (num_texts + own_texts) > budget:
                 yield chunk
                 chunk, longest, num_texts = [], 0, 0
-            chunk, longest, num_texts = chunk + own, max(longest, widest), num_texts + own_texts
+            chunk = chunk + own
+            longest = max(longest, widest)
+            num_texts += own_texts
         yield chunk

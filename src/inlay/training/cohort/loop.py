@@ -137,7 +137,7 @@ def train(cohort: Cohort, context: CohortContext) -> None:
             # 1. One step of every run, unless epochs were stopped before they were scored.
             before, began = cohort.active, time.perf_counter()
             if context.threads.look_again():  # other processes came or went, and so did free cores
-                _use_threads(context.threads, cohort, context)
+                _use_threads(cohort, context)
             num_rows = 0 if cohort.is_unscored else _step(cohort, context)
             # 2. Score the runs that ended an epoch.
             is_late = referee.is_late(len(before))
@@ -191,8 +191,9 @@ def _settle(cohort: Cohort, context: CohortContext) -> None:
             return
 
 
-def _use_threads(threads: Threads, cohort: Cohort, context: CohortContext) -> None:
-    """Compute with another number of threads from here on."""
+def _use_threads(cohort: Cohort, context: CohortContext) -> None:
+    """Compute with the newly chosen number of threads from here on."""
+    threads = context.threads
     set_threads(threads.number)
     cohort.settings = replace(cohort.settings, num_threads=threads.number)
     context.write_membership(cohort.settings)

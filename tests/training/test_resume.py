@@ -358,6 +358,7 @@ def test_a_full_disk_leaves_the_last_state_and_says_how_much_room_the_next_one_t
         "cohort.json",
         "previous.safetensors",
         "state.safetensors",
+        "training.lock",
     ]
     hear = Hear()
     (resumed,) = fit([run], tiny_bert, tmp_path / "cut", emit=hear)

@@ -191,7 +191,7 @@ def _fit_once() -> None:
     """Let runs that begin from the same vectors, up to rounding, share the fit of their first head."""
     from inlay.training.recipe import head_start
 
-    fit, known = head_start.fit_honest, []
+    fit, known = head_start.fit_calibrated, []
 
     def fit_or_recall(task: Any, vectors: np.ndarray, **options: Any) -> Any:
         for digest, others, found in known:
@@ -201,7 +201,7 @@ def _fit_once() -> None:
         known[:] = [*known[-1:], (task.digest, vectors, found)]
         return found
 
-    head_start.fit_honest = fit_or_recall
+    head_start.fit_calibrated = fit_or_recall
 
 
 def measure_draw(draw: Draw, names: Sequence[str]) -> dict[str, Found]:

@@ -11,7 +11,7 @@ from ours_serving import WORK as SERVING
 from ours_training import Training, matrix_rate
 from protocol import answer_requests, say, versions_of
 
-from inlay.training.cohort.cohort import peak_memory_bytes
+from inlay.training.cohort.memory import peak_memory_bytes
 
 COMPILING = ("_compile.compile_inner", "backward._backward_impl")
 WORK = {"train": Training, **SERVING}

@@ -1,4 +1,4 @@
-"""Zip files from outside: whatever is wrong with one is one error, and its list of entries has a bound.
+"""Zip files from outside: whatever is wrong with one is one kind of error, and its list of entries has a bound.
 
 The list lies at the end of the file, 50 bytes for an entry, and becomes 1 kB of memory for each: a file of 50 MB that
 holds nothing else would take a GB and most of a minute.
@@ -19,15 +19,15 @@ _UNREADABLE = (
     *(RuntimeError, EOFError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError),
     *(MemoryError, struct.error, zlib.error),
 )
-"""what Python's reader makes of bytes that are no zip file; some of it by chance"""
+"""errors that Python's reader raises for bytes that are no zip file; some of them by chance"""
 _END_BYTES = 70_000  # the end of a zip: its comment and where the list is
 
 
 @contextmanager
 def open_archive(content: Path | BinaryIO, most_bytes: int) -> Iterator[zipfile.ZipFile]:
-    """Open a zip file by its path, or one that is open; what cannot be read of it inside the block is a `BadZipFile`.
+    """Open a zip file, by its path or already open; whatever is unreadable in it is a `BadZipFile` inside the block.
 
-    So is a list of entries that is longer than `most_bytes`.
+    A list of entries longer than `most_bytes` is one too.
     """
     try:
         raw: Any = io.FileIO(content) if isinstance(content, Path) else content
@@ -41,7 +41,7 @@ def open_archive(content: Path | BinaryIO, most_bytes: int) -> Iterator[zipfile.
 
 
 class _Bounded(io.BufferedReader):
-    """A file of which no more than `most_bytes` are read at once; None is no bound."""
+    """A file that refuses reads of more than `most_bytes` at once; None: no bound."""
 
     most_bytes: int | None = None
 

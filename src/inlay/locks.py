@@ -1,10 +1,10 @@
 """Locks: between threads, taken in the order in which they were asked for; and between processes, on open files.
 
-A lock on a file is Unix's `flock`. Reading a store takes none, so a system without it can answer. What writes is
-refused there before it writes: without locks two writers would harm each other unnoticed.
+A lock on a file is Unix's `flock`. Reading a store takes none, so a system without it can answer. Writers are
+refused there: without locks two of them would harm each other unnoticed.
 
-`threading.RLock` goes to whoever asks first after it is free, which is nearly always the thread that just gave it back:
-a training would keep a request waiting for hundreds of steps.
+`threading.RLock` goes to whichever thread asks first once it is free, nearly always the one that just released it: a
+training would keep a request waiting for hundreds of steps.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def unlock_file(file: int | IO[Any]) -> None:
 
 @contextmanager
 def claim(path: Path, names: Sequence[str]) -> Iterator[None]:
-    """Say in a file, as long as the block runs, that this process works on things of these names.
+    """Record in a file, while the block runs, that this process works on the things with these names.
 
-    Several processes may claim the same. Where the file system has no locks, nothing is said, and no file is left.
+    Several processes may claim the same. Where the file system has no locks, nothing is recorded and no file is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
@@ -82,7 +82,7 @@ def claim(path: Path, names: Sequence[str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FileClaim:
-    """The last claim in a file: on what, by which process of which machine."""
+    """The last claim in a file: the names claimed, and the process and machine that claimed them."""
 
     names: tuple[str, ...]
     host: str
@@ -94,7 +94,7 @@ class FileClaim:
 
 
 def read_claim(path: Path) -> FileClaim | None:
-    """Read who claims what in a file, and whether still; None if nothing can be read of it."""
+    """Read the last claim in a file, and whether it is still held; None if the file cannot be read."""
     try:
         try:
             file = path.open("r+b")  # NFS locks only files that are open for writing
@@ -179,7 +179,7 @@ _FINDING = Lock()
 
 
 def lock_of(shared: Any) -> FairLock:
-    """The lock of an object that is not ours, such as a tokenizer: the same for all who share it."""
+    """Return the lock of an object that is not ours, such as a tokenizer: the same for all who share it."""
     with _FINDING:
         found = _LOCKS.get(shared)
         if found is None:

@@ -1,4 +1,4 @@
-"""Results as a notebook shows them: a title, facts, a table. Whatever comes from data is escaped."""
+"""Results as HTML for notebooks: a title, facts, a table. Everything that comes from data is escaped."""
 
 from __future__ import annotations
 

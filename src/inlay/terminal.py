@@ -1,9 +1,9 @@
-"""What is said beside the data, on stderr: notes, spinners, moving bars, and the words for numbers.
+"""Output beside the data, on stderr: notes, spinners and moving bars; and how numbers are written for people.
 
 Commands and the Python library speak through it alike. Colour and moving bars need a terminal, and NO_COLOR switches
 colour off; elsewhere, as in a notebook, the same lines are printed plain. Control characters in what is printed
-(labels, texts, names of files) are written out: data cannot colour or overwrite a line. `silenced` is how a caller of
-the library hears nothing.
+(labels, texts, names of files) are escaped: data cannot colour or overwrite a line. `silenced` switches all of it off
+for a caller of the library.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class _Counters(NamedTuple):
 
 
 class Threads:
-    """The number of threads of one training, `most` at most: the number asked for, or that of free cores."""
+    """The number of threads of one training, `most` at most: the number asked for, or the number of free cores."""
 
     def __init__(self, most: int, asked: int | None = None, *, root: Path = Path("/")) -> None:
         self.number, self.note = asked or most, ""
@@ -175,7 +175,7 @@ def set_threads(number: int) -> None:
 
 
 def generator_lock(device: Any) -> FairLock:
-    """The lock of a torch device's random generator, which trainings hold: what one draws depends on no other."""
+    """Return the lock of a torch device's random generator. Trainings hold it, so that each draws its own numbers."""
     with _FINDING:  # by name: a generator itself takes no weak reference
         return _GENERATORS.setdefault((device.type, device.index or 0), FairLock())
 

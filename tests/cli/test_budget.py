@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_candidates_are_tried_halved_and_the_best_published(inlay: Inlay, mail: Mail, quick: None) -> None:
     ended = inlay(*command(mail, "--epochs", 4, "--budget", "10m", "--test-share", 0.2))
     assert ended.status == 0, ended.err
-    assert "2 candidates, of which go on: 1 after epoch 2" in ended.err
+    assert "2 candidates, of which continue: 1 after epoch 2" in ended.err
     assert "beside the usual settings: size 16" in ended.err
     assert ended.err.count("halved away at epoch 2: dev accuracy") == 1
     lines = ended.out.splitlines()
@@ -116,7 +116,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_with_the_rest(
     ended = inlay(*given)
     assert ended.status == 0, ended.err
     assert "going on after step 8" in ended.err
-    assert re.search(r"budget: \d s of training are behind it, the other 59\d s", ended.err)
+    assert re.search(r"budget: \d s were trained before, the other 59\d s", ended.err)
     spent = ended.data["budget"]
     assert spent["trained_before"] > 0
     assert [item["epochs_trained"] for item in spent["candidates"]] == [4, 2]

@@ -82,7 +82,7 @@ def test_a_mode_that_inlay_has_not_is_told(made):
     ]:
         backbone = made("bert", trained=True, modes=modes)
         assert backbone.default_pooling == "mean"
-        assert backbone.pooling_reason == f"its `1_Pooling/config.json` says {said}, which Inlay has not"
+        assert backbone.pooling_reason == f"its `1_Pooling/config.json` says {said}, which Inlay does not have"
     assert made("bert", modes={"pooling_mode": "cls"}).default_pooling == "cls"
     assert "no `1_Pooling" in made("bert", modes={"pooling_mode_mean_tokens": False}).pooling_reason
 

@@ -19,7 +19,7 @@ from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig, read
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
 from inlay.training.cohort.fit import _group
-from inlay.training.cohort.loop import MAX_DRAWN, CohortFiles, FitContext, Interrupted
+from inlay.training.cohort.loop import MAX_DRAWN, CohortContext, Interrupted
 from inlay.training.run.plan import make_plan
 from inlay.training.run.run import count_steps
 
@@ -238,17 +238,17 @@ def test_resume_states_are_no_more_often_than_asked_and_curves_are_drawn_if_aske
 def test_a_state_that_takes_long_to_write_is_written_seldom(tmp_path, monkeypatch):
     """A save of two seconds is not repeated before 40 more; one of half a second may be at every occasion."""
     now = [100.0]
-    files = CohortFiles(FitContext(tmp_path), [])
+    context = CohortContext([], tmp_path)
     monkeypatch.setattr("inlay.training.cohort.loop.time.monotonic", lambda: now[0])
     for took, rest in [(2.0, 40.0), (0.5, 0.0)]:
         monkeypatch.setattr(
             "inlay.training.cohort.loop.save_state", lambda place, cohort, took=took: now.__setitem__(0, now[0] + took)
         )
-        files.save(SimpleNamespace(num_steps=1))
+        context.save(SimpleNamespace(num_steps=1))
         now[0] += max(0.0, rest - 0.1)
-        assert files.is_due() == (rest == 0.0)
+        assert context.is_due() == (rest == 0.0)
         now[0] += 0.2
-        assert files.is_due()
+        assert context.is_due()
 
 
 def test_curves_of_many_runs_are_drawn_only_if_asked(tiny_bert, toy_task, tmp_path):

@@ -286,7 +286,7 @@ def test_a_stopped_run_has_the_rest_of_its_budget(tiny_bert, toy_task, tmp_path)
     (result,) = fit([run], tiny_bert, tmp_path, emit=second, referee=hold([run], 8, clock=later))
     assert result.message == SPENT
     assert second.steps == 8 - 5 + 1
-    assert "budget: 5 s of training are behind it, the other 3 s are left" in second.notices
+    assert "budget: 5 s were trained before, the other 3 s are left" in second.notices
 
 
 def test_a_budget_is_refused_in_several_processes(tiny_bert, toy_task, tmp_path, monkeypatch):

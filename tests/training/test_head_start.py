@@ -28,7 +28,7 @@ from inlay.training.cohort.loop import Interrupted
 from inlay.training.cohort.member import close_epoch
 from inlay.training.evaluate import DevScores, encode_rows, score_dev
 from inlay.training.recipe import head_start
-from inlay.training.recipe.head_start import contrast_losses, draw_rows, fit_honest
+from inlay.training.recipe.head_start import contrast_losses, draw_rows, fit_calibrated
 from inlay.training.recipe.linear import fit_raw
 from inlay.training.recipe.probe import compare_readings, fit_probe
 from inlay.training.recipe.recipe import choose_blend
@@ -89,7 +89,7 @@ def test_epoch_0_is_the_probe_and_can_be_the_best(tiny_bert, toy_task, tmp_path,
 def test_an_honest_head_answers_as_the_probe_and_leaves_something_to_learn(toy_task):
     task, draw = toy_task(num_rows=40), np.random.default_rng(0)
     vectors = draw.normal(size=(40, 200)) + 0.2 * task.train.targets[:, None]
-    found = fit_honest(task, vectors)
+    found = fit_calibrated(task, vectors)
     honest = found.model
     assert 0 <= found.left_out.score <= 1
     plain = fit_raw("classify", vectors, task.train.targets, 10.0, 2)
@@ -511,7 +511,7 @@ def test_a_cosine_that_says_it_all_is_where_numbers_begin():
     task = dataclasses.replace(
         make_toy_task(kind="regress", num_rows=30), metric="spearman", train=Split(["a"] * 30, None, targets, [1] * 30)
     )
-    model = fit_honest(task, vectors, has_towers=True).model
+    model = fit_calibrated(task, vectors, has_towers=True).model
     assert np.abs(model.weights[:, :-1]).max() == 0
     np.testing.assert_allclose(model.outputs(vectors)[:, 0], targets, atol=0.1)
 

@@ -19,7 +19,7 @@ from inlay.model.heads.inference import infer
 from inlay.settings import JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort
 from inlay.training.cohort.fit import FitSettings, fit
-from inlay.training.run.joint import make_joint_run, write_out
+from inlay.training.run.joint import expand_slot, make_joint_run
 from inlay.training.run.make_run import make_run
 from joint_runs import METHODS, QUIET, SETTINGS, make_joint, make_tasks, take_steps
 
@@ -320,7 +320,7 @@ def test_texts_that_tasks_write_in_a_mixed_batch_are_those_they_write_alone(back
     bank = Bank(t5, len(tasks))
     run = cohort.members[0].run
     for slot, part in enumerate(run.parts):
-        own = write_out(part, cohort.members[0].read(cohort.bank), t5)
+        own = expand_slot(part, cohort.members[0].read(cohort.bank), t5)
         head = part.spec.head if part.name == "two" else dataclasses.replace(part.spec.head, beams=beams, max_answer=6)
         bank.put(slot, SlotSpec(materialized_method(run.spec.method), head), own)
     rows = [row for part in cohort.members[0].parts for row in part.dev_rows()[:3]]

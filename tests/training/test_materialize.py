@@ -96,7 +96,7 @@ def test_a_task_of_a_finished_run_is_found_again_by_its_own_rows_alone(tiny_bert
     with pytest.raises(WrongBackbone, match="was not trained on backbone"):
         read_materialized(folder, tasks[:1], backbone_of("roberta"))
     (folder / "tasks" / "001-five.digest").unlink()
-    with pytest.raises(Missing, match="from before that was kept"):
+    with pytest.raises(Missing, match="an older Inlay wrote it"):
         read_materialized(folder, tasks[:1], tiny_bert)
 
 

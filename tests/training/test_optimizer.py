@@ -9,7 +9,7 @@ import torch
 
 from inlay.model.bank.flat import FlatBank
 from inlay.settings.run_config import TrainConfig
-from inlay.training.step.optimizer import SlotOptimizer, _move, learning_rate
+from inlay.training.step.optimizer import SlotOptimizer, _apply_adam, learning_rate
 
 # Of a slot's seven parameters the first five are a matrix's, the rest biases.
 DECAYS = torch.tensor([True] * 5 + [False] * 2)
@@ -79,9 +79,9 @@ def test_a_step_in_pieces_is_a_step_of_all_at_once_and_of_columns(monkeypatch):
     p, m, v = (torch.rand(2, 7, generator=torch.Generator().manual_seed(seed)) for seed in range(3))
     g, rows = make_gradients(make_bank(2), 0), [[x[slot : slot + 1].clone() for x in (p, m, v)] for slot in range(2)]
     columns = [(1e-2, 1e-8, 0.1, 0.001, 0.1), (3e-3, 1e-6, 1.0, 1.0, 0.0)]
-    _move(p, m, v, g, DECAYS, list(torch.tensor(columns).t().unsqueeze(-1)))
+    _apply_adam(p, m, v, g, DECAYS, list(torch.tensor(columns).t().unsqueeze(-1)))
     for slot in range(2):
-        _move(*rows[slot], g[slot : slot + 1], DECAYS, columns[slot])
+        _apply_adam(*rows[slot], g[slot : slot + 1], DECAYS, columns[slot])
     for stacked, own in zip((p, m, v), zip(*rows, strict=True), strict=True):
         torch.testing.assert_close(stacked, torch.cat(own), atol=1e-7, rtol=1e-6)
 

@@ -14,7 +14,7 @@ from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.run.make_run import make_run
 from inlay.training.step.eager import Stepper
-from inlay.training.step.losses import lose_answers
+from inlay.training.step.losses import answer_losses
 from inlay.training.step.seq2seq import Seq2SeqStepper
 from joint_runs import QUIET, make_joint
 
@@ -27,7 +27,7 @@ def test_losses_of_answers_and_their_gradients_equal_the_definition():
     written = torch.tensor([[3, 1, -100], [7, 0, 2], [4, -100, -100], [-100, -100, -100]])
     smoothing = torch.tensor([0.0, 0.1, 0.3, 0.1], dtype=torch.float64)
     logits = torch.randn(4, 3, 9, generator=drawn, dtype=torch.float64, requires_grad=True)
-    ours = lose_answers(logits, written.int(), smoothing)
+    ours = answer_losses(logits, written.int(), smoothing)
     (by_ours,) = torch.autograd.grad((ours * torch.arange(4)).sum(), logits)
     plain = torch.cat(
         [text_losses(logits[row : row + 1], written[row : row + 1], s) for row, s in enumerate(smoothing)]

@@ -1,6 +1,6 @@
-"""The pipeline room: what the commands and the Python library do alike, from settings to a published version.
+"""The pipeline room: what the commands and the Python library share, from settings to a published version.
 
-Notes and progress are said through `inlay.terminal`, which a caller may silence. Nothing here prints data.
+Notes and progress go through `inlay.terminal`, which a caller may silence. Nothing here prints data.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ from inlay.pipeline.backbones import (
     open_once,
     open_stored,
 )
-from inlay.pipeline.brief_reports import write_briefly
 from inlay.pipeline.evaluation import EvaluationReport, ScoredVersion, evaluate, list_mistakes, read_probe_rows
-from inlay.pipeline.folds import CrossValidated, cross_validate
 from inlay.pipeline.preparation import describe_run, describe_task, load_task, name_of, prepare
-from inlay.pipeline.progress import TrainingProgress, fit_runs, parse_cluster
+from inlay.pipeline.progress import TrainingProgress, fit_runs, parse_cluster, write_briefly
 from inlay.pipeline.time_budget import COLUMNS, Budget, parse_budget, read_budget
 from inlay.pipeline.trackers import check_trackers
-from inlay.pipeline.train import SweepReport, TrainReport, TrainWishes, finish_run, sweep_and_publish, train_and_publish
+from inlay.pipeline.train import SweepReport, TrainReport, TrainWishes, sweep_and_publish, train_and_publish
 
 __all__ = [
     "COLUMNS",
     "Budget",
-    "CrossValidated",
     "EvaluationReport",
     "ScoredVersion",
     "SweepReport",
@@ -38,12 +35,10 @@ __all__ = [
     "check_device_name",
     "check_precision",
     "check_trackers",
-    "cross_validate",
     "describe_run",
     "describe_task",
     "evaluate",
     "find_stored",
-    "finish_run",
     "fit_runs",
     "full_name",
     "list_mistakes",

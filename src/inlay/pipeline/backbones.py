@@ -1,4 +1,4 @@
-"""Backbones by the names that users and stores give them."""
+"""Opening backbones by the names that users give and that stores keep."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def open_stored(asked: str | None, stored: str, store: Store, device: str = "aut
 
 
 def find_stored(stored: str, store: Store) -> str:
-    """Return what a backbone that stored data name is called here; refuse one that the user never named.
+    """Return the local name of a backbone that stored data name; refuse one that the user never named.
 
-    What came with an import must not decide what is fetched or read.
+    Imported data must not decide what is downloaded or read.
     """
     found = stored if stored in model.BUILT_IN else store.find_backbone(stored)
     if found is None:

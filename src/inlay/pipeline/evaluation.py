@@ -82,8 +82,12 @@ def evaluate(
     precision: str = "auto",
     min_confidence: float | None = None,
 ) -> EvaluationReport:
-    """Score a task on labelled rows: in int8 too, and without the answers that are not sure enough, if asked for."""
-    # 1. refuse what cannot be, before anything is loaded
+    """Score a task on labelled rows.
+
+    With precision `int8` they are answered in int8 too, and both are compared. Rows answered with less than
+    `min_confidence` are left out of the scores.
+    """
+    # 1. check the arguments before anything is loaded
     check_device_name(device)
     if not isinstance(backbone, model.Backbone):
         check_backbone_name(backbone)
@@ -129,7 +133,7 @@ def _read_rows(source: data.RowsGiven, config: DataConfig, version: Version, man
 def read_probe_rows(
     store: Store, versions: Sequence[Version], rows: data.RowsGiven, config: DataConfig
 ) -> list[serving.ProbeRow]:
-    """Read rows as each version with hashed probes reads them: among these are those of its probes."""
+    """Read rows as each version with hashed probes reads them, to find the rows of its probes among them."""
     found: dict[serving.ProbeRow, None] = {}
     for version in versions:
         try:
@@ -168,7 +172,7 @@ def _score_version(
     tensors = store.load(version, manifest=manifest).tensors
     spec = serving.read_slot(manifest, frozen)
     model.check_slot(spec, frozen)
-    judge_split = training.judge_split  # imported now: that takes a second, which is no part of the rate
+    judge_split = training.judge_split  # imports the module now: that takes a second, which must not count in the rate
     done = 0
     began = time.perf_counter()
     with terminal.Meter("evaluating", len(rows)) as meter:
@@ -207,7 +211,7 @@ def _make_report(manifest: Manifest, rows: data.Split, found: training.SplitOutp
 
 
 def _leave_out_unsure(found: ScoredVersion, min_confidence: float) -> ScoredVersion:
-    """Return the evaluation of the rows that are sure enough to be answered, with their share."""
+    """Return the evaluation of the rows answered with enough confidence, and their share as its coverage."""
     head = model.find_head(found.manifest.kind)
     outcomes = [head.abstain(outcome, min_confidence) for outcome in found.outcomes]
     sure = [row for row, outcome in enumerate(outcomes) if not outcome.abstained]

@@ -1,4 +1,4 @@
-"""One run from its settings to a published version: what is said on the way, and in which order things are refused."""
+"""Preparing a run: its rows are read, its backbone is loaded and its open settings are resolved, with notes on each."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def prepare(
     task: data.Task | None = None,
     backbone: model.Backbone | None = None,
 ) -> training.PreparedRun:
-    """Read the data, load the backbone and resolve every setting; report what was found.
+    """Read the data, load the backbone, resolve every setting, and print notes on what was found.
 
-    `task` and `backbone` are given where they are at hand already.
+    A `task` or a `backbone` that is given is used instead.
     """
     store.check_name(name or config.task)
     check_device_name(device)
-    model.resolve_method(config.method)  # an unknown name is refused before anything is read
+    model.resolve_method(config.method)  # refuses an unknown name before anything is read
     if backbone is None:
         check_backbone_name(config.backbone)
     task = load_task(config) if task is None else describe_task(task)
@@ -37,12 +37,12 @@ def prepare(
 
 
 def load_task(config: RunConfig) -> data.Task:
-    """Read the data, and report what was found."""
+    """Read a task's data, and print notes on what was found."""
     return describe_task(data.load_task(config.data, config.task), f" from {data.hide_secrets(config.data.source)}")
 
 
 def describe_task(task: data.Task, origin: str = "") -> data.Task:
-    """Report what was found in a task's data, and return the task."""
+    """Print the notes on a task's data, and return the task."""
     terminal.log(f"task {task.name}{origin}", "bold")
     for note in task.notes:
         terminal.detail(note)
@@ -50,7 +50,7 @@ def describe_task(task: data.Task, origin: str = "") -> data.Task:
 
 
 def describe_run(run: training.Run, backbone: model.Backbone) -> None:
-    """Report the parameters that a run adds, and how it is trained."""
+    """Print how many parameters a run adds, and how it is trained."""
     added = run.spec.count_parameters(backbone.anatomy)
     train, method, head = run.config.train, run.config.method, run.spec.head
     for text in (*run.start.notes, *run.notes):

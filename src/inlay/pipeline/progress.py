@@ -1,4 +1,4 @@
-"""Training progress on the screen: a line for every epoch of a single run, for every ended run of several."""
+"""Training with its progress on the screen: a line for each epoch of a single run, or for each ended run of several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from inlay import model, terminal, training
+from inlay import model, reports, terminal, training
+from inlay.errors import InlayError
 from inlay.pipeline.trackers import open_trackers
 from inlay.settings import FitSettings
 
@@ -29,9 +30,9 @@ def fit_runs(
     cluster: RaySettings | None = None,
     trackers: Sequence[str] = (),
 ) -> list[training.Result]:
-    """Train the unfinished runs, here or on a cluster, with progress on the screen; return the results of all.
+    """Train the unfinished runs, here or on a cluster, with progress on the screen; return the results of all runs.
 
-    `trackers` (`tensorboard`, `mlflow`) hear the epochs too.
+    `trackers` (`tensorboard`, `mlflow`) log the epochs too.
     """
     if all(training.is_finished(folder / run.id) for run in runs):
         many = f"run {runs[0].id} was" if len(runs) == 1 else f"all {len(runs)} runs were"
@@ -50,8 +51,24 @@ def fit_runs(
         return training.fit(runs, backbone, folder, settings, emit, referee=referee)
 
 
+def write_briefly(
+    runs: Sequence[training.AnyRun],
+    results: Sequence[training.Result],
+    backbone: model.Backbone,
+    folder: Path,
+    left_out: str = reports.UNCHOSEN,
+) -> None:
+    """Write brief reports on runs that were not chosen into their folders; a failure is noted and stops nothing."""
+    if not terminal.is_main_process():
+        return
+    try:
+        reports.write_brief_reports(runs, results, backbone, folder, left_out)
+    except InlayError as error:
+        terminal.detail(f"no report was written: {error.message}")
+
+
 def parse_cluster(text: str, num_cpus: float = 1, num_gpus: float = 0) -> RaySettings:
-    """Return where `--on ray` trains, and what each group of runs asks of a machine."""
+    """Parse the value of `--on`: the cluster to train on, and what each group of runs asks of a machine."""
     from inlay.cluster import RaySettings
 
     return RaySettings.parse(text, num_cpus, num_gpus)
@@ -118,7 +135,7 @@ class TrainingProgress:
         self._draw(cohort)
 
     def _note_rows(self, member: training.AnyMember) -> None:
-        """Report once for each task how many of its texts are cut."""
+        """Report once for each task how many of its texts and answers are cut."""
         for part in member.parts:
             if part.run.task.digest not in self._noted:
                 self._noted.add(part.run.task.digest)
@@ -203,7 +220,8 @@ def _note_truncation(member: training.Member, meter: terminal.Meter) -> None:
         answers = terminal.count(member.num_unwritable, "answer")
         meter.log(f"{answers} of {num_rows:,} with characters that `{member.run.config.backbone}` cannot write")
     if member.train.num_lost:
-        meter.log(f"{terminal.count(member.train.num_lost, 'word')} beyond them: not trained on, and taken as outside")
+        words = terminal.count(member.train.num_lost, "word")
+        meter.log(f"{words} beyond that: not trained on, and counted as outside any entity")
     if member.train.num_rows < num_rows:
         rows = terminal.count(member.train.num_rows, "row")
         meter.log(f"{rows} read in {num_rows:,} windows: {terminal.count(member.steps_per_epoch, 'step')} an epoch")

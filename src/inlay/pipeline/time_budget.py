@@ -1,8 +1,8 @@
 """`inlay train --budget 5m`: candidates train together, the worst are halved away, and the best is published.
 
-A run that is ended early is not what its id stands for, so candidates have a folder of their own in the store,
-`budgets/`, with the plan that was made from measured steps: the same command finds both again. A winner that came to
-its own end is put among all runs, as if it had been trained alone.
+The result of a run that was ended early does not follow from its id, so candidates have a folder of their own,
+`budgets/` in the store, with the plan made from measured steps: the same command finds both again. A winner that was
+not ended early is copied to the other runs, as if it had been trained alone.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 
 from inlay import reports, terminal, training
 from inlay.errors import BadConfig, StoreDamaged
-from inlay.pipeline.brief_reports import write_briefly
-from inlay.pipeline.progress import fit_runs
+from inlay.pipeline.progress import fit_runs, write_briefly
 from inlay.settings import FitSettings, RunConfig, digest
 from inlay.store import write_atomically
 
@@ -42,16 +41,16 @@ def parse_budget(text: str) -> float:
 
 
 def read_budget(text: str | None, folds: int | None = None) -> Budget | None:
-    """Return the budget of a command from here on; None if it has none.
+    """Start the budget that a command was given; return None if it was given none.
 
-    It cannot be combined with `folds`, which take as long as they do and judge the usual settings.
+    It cannot be combined with `folds`: they take a time of their own and judge the usual settings.
     """
     if text is None:
         return None
     seconds = parse_budget(text)
     if folds is not None:
         raise BadConfig(
-            f"`--folds {folds}` with `--budget {text}`, which does not say what is chosen before it is trained",
+            f"`--folds {folds}` with `--budget {text}`: a budget chooses the settings only while it trains",
             "leave out one; cross-validate what the budget chose by giving its `--lr`, `--size` and `--epochs`",
         )
     training.refuse_several()
@@ -82,7 +81,10 @@ class Budget:
         *,
         writes_reports: bool = True,
     ) -> tuple[training.PreparedRun, training.Result, bool]:
-        """Train the candidates for a run; return the best one, ready to be published, and whether all were known."""
+        """Train the candidates for a run.
+
+        Return the best one, ready to be published, its result, and whether all candidates had been trained before.
+        """
         # 1. find the folder of this command's candidates: the same for the same data, settings and budget
         is_open = [asked.train.lr is None, asked.train.epochs is None, asked.method.size is None]
         folder = ready.store.root / "budgets" / digest([ready.run.id, is_open, self.seconds])[:16]
@@ -103,10 +105,7 @@ class Budget:
         results = {result.run_id: result for result in trained}
         self.seconds_before = referee.seconds_before
         # 4. choose the best one
-        standings = {
-            run_id: training.Standing(result.history, result.status, result.message, result.dev_metric)
-            for run_id, result in results.items()
-        }
+        standings = {run_id: training.Standing.from_result(result) for run_id, result in results.items()}
         order = contest.choose(standings)
         self.metric = contest.metric
         by_id = {run.id: run for run in runs}
@@ -116,7 +115,7 @@ class Budget:
         chosen, result = by_id[order[0]], results[order[0]]
         own_folder: Path | None = folder
         if result.status == "finished":
-            _put_among_all(folder / chosen.id, ready.runs_folder / chosen.id)
+            _copy_to_runs(folder / chosen.id, ready.runs_folder / chosen.id)
             own_folder = ready.own_folder
         return dataclasses.replace(ready, run=chosen, own_folder=own_folder), result, self.was_finished
 
@@ -150,25 +149,24 @@ class Budget:
         usual = terminal.count(spending.usual_epochs, "epoch")
         if len(spending.changes) > 1:
             rungs = [f"{rung.kept} after epoch {rung.epoch}" for rung in spending.rungs]
-            terminal.detail(f"{len(spending.changes)} candidates, of which go on: {', '.join(rungs) or 'all'}")
+            terminal.detail(f"{len(spending.changes)} candidates, of which continue: {', '.join(rungs) or 'all'}")
             tried = [f"{COLUMNS[key]} {value:g}" for change in spending.changes[1:] for key, value in change.items()]
             terminal.detail(f"beside the usual settings: {', '.join(tried)}")
         elif not spending.is_enough:
-            at_least = _as_budget(self.seconds - spending.seconds + spending.needed_seconds)
+            at_least = _format_budget(self.seconds - spending.seconds + spending.needed_seconds)
             least = f"{terminal.count(spending.epochs, 'epoch')}, for which use `--budget {at_least}`"
             terminal.detail(
-                f"that is too short for {least}: training ends where the time does; "
-                f"the usual {usual} need `--budget {_as_budget(needed)}`"
+                f"that is too short for {least}: training ends when the time is up; "
+                f"the usual {usual} need `--budget {_format_budget(needed)}`"
             )
             if spending.before_seconds > spending.seconds:
                 before = terminal.duration(spending.before_seconds)
                 terminal.detail(
-                    f"what comes before the first step takes about {before}, and is done though it is longer"
+                    f"the work before the first step takes about {before}, longer than that, and is done all the same"
                 )
         elif spending.epochs < spending.usual_epochs:
-            terminal.detail(
-                f"there is time for {spending.epochs} of the usual {usual}, which need `--budget {_as_budget(needed)}`"
-            )
+            least = _format_budget(needed)
+            terminal.detail(f"there is time for {spending.epochs} of the usual {usual}, which need `--budget {least}`")
 
     def to_json(self) -> dict[str, Any]:
         """Return the report on the budget as data."""
@@ -191,8 +189,8 @@ class Budget:
         return round(time.monotonic() - self.began + self.seconds_before, 1)
 
 
-def _as_budget(seconds: float) -> str:
-    """Return seconds in the form of the option, rounded up."""
+def _format_budget(seconds: float) -> str:
+    """Write seconds as `--budget` takes them, rounded up."""
     return f"{math.ceil(seconds)}s" if seconds < _LONG_SECONDS else f"{math.ceil(seconds / 60)}m"
 
 
@@ -217,8 +215,8 @@ def _describe_candidate(run: training.Run, standing: training.Standing, result: 
     }
 
 
-def _put_among_all(source: Path, target: Path) -> None:
-    """Copy the folder of a run that trained to its own end; the result last, as for every run."""
+def _copy_to_runs(source: Path, target: Path) -> None:
+    """Copy the folder of a run that was not ended early; its result last, since that marks a finished run."""
     if (target / _RESULT).is_file():
         return
     shutil.copytree(source, target, ignore=shutil.ignore_patterns(_RESULT), dirs_exist_ok=True)

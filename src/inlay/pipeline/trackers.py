@@ -1,7 +1,7 @@
 """Trackers: listeners that write the epochs of runs for TensorBoard and MLflow (`--log tensorboard|mlflow`).
 
-They hear the same events as the progress on the screen. What always holds: settings and scores are logged, never a
-text; a tracker that fails after training began is said and left alone, since training must not end for it.
+They get the same events as the progress on the screen. What always holds: settings and scores are logged, never a
+text; a tracker that fails during training is reported once and then ignored, since training must not end because of it.
 """
 
 from __future__ import annotations
@@ -39,11 +39,14 @@ def check_trackers(names: Sequence[str], *, on_cluster: bool = False) -> None:
             raise UnknownName("tracker", name, _TRACKERS)
         _import(name)
     if names and on_cluster:
-        raise BadConfig("`--log` with `--on`: events of a cluster's machines do not come here", "leave out one of them")
+        raise BadConfig(
+            "`--log` cannot be used with `--on`: events of the cluster's machines do not arrive here",
+            "leave out one of them",
+        )
 
 
 def _import(name: str) -> Any:
-    """Import what a tracker writes through; it is an extra."""
+    """Import the library that a tracker writes through, which is an extra."""
     try:
         if name == "mlflow":
             import mlflow
@@ -60,7 +63,7 @@ def _import(name: str) -> Any:
 
 
 class _Guarded:
-    """A tracker that is said and left alone once it fails: no training ends for its sake."""
+    """A tracker whose first failure is reported, and which is ignored from then on."""
 
     def __init__(self, name: str, tracker: training.Emit) -> None:
         self._name, self._tracker, self._has_failed = name, tracker, False
@@ -78,7 +81,7 @@ class _Guarded:
 
 
 def _describe(error: Exception) -> str:
-    """Return what an error says in a line, without the passwords and tokens of the URLs in it."""
+    """Return an error's message as one line, without the passwords and tokens of URLs."""
     text = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -86,7 +89,7 @@ def _describe(error: Exception) -> str:
 
 
 def mask_urls(text: str) -> str:
-    """Return a text whose URLs have neither a password nor what follows `?`."""
+    """Remove passwords and query strings from the URLs in a text."""
     hidden = re.sub(r"(\w+://)[^\s'\"`]*@", r"\1***@", text)
     return re.sub(r"(\w+://[^\s?'\"`]*)\?[^\s'\"`]*", r"\1", hidden)
 
@@ -101,7 +104,7 @@ class TensorBoardTracker:
         self._folder, self._files = folder, dict[str, Path]()
 
     def __call__(self, event: training.Event) -> None:
-        """Write what an epoch came to."""
+        """Write the scores of an epoch."""
         if not isinstance(event, training.EpochEnded):
             return
         from torch.utils.tensorboard import summary
@@ -112,7 +115,7 @@ class TensorBoardTracker:
         _append_events(file, [{"step": record["step"], "summary": scalar} for scalar in scalars])
 
     def _begin(self, run: training.AnyRun, step: int) -> Path:
-        """Begin a run's file; what a stopped run had written from this step on is not shown."""
+        """Begin a run's file, and hide what an earlier, stopped training wrote from this step on."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from torch.utils.tensorboard import summary
 
@@ -158,7 +161,7 @@ class MLflowTracker:
             ) from None
 
     def __call__(self, event: training.Event) -> None:
-        """Log what an epoch came to; end the run in MLflow when it ends here."""
+        """Log the scores of an epoch; end the run in MLflow when it ends here."""
         match event:
             case training.EpochEnded(member, record):
                 run_id = self._runs.get(member.run.id) or self._begin(member.run)
@@ -169,7 +172,7 @@ class MLflowTracker:
                 self._client.set_terminated(self._runs.pop(member.run.id), "FAILED" if has_diverged else "FINISHED")
 
     def _begin(self, run: training.AnyRun) -> str:
-        """Begin a run in MLflow, or go on with the one that a stopped training left."""
+        """Begin a run in MLflow, or continue the one that a stopped training left."""
         found = self._client.search_runs([self._experiment], f"tags.`{_RUN_TAG}` = '{run.id}'", max_results=1)
         if found:
             run_id = str(found[0].info.run_id)
@@ -190,7 +193,7 @@ _TRACKERS: dict[str, Callable[[Path], training.Emit]] = {
 
 
 def list_scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers of an epoch by name: `dev/accuracy`, `train/loss`; those that are finite."""
+    """Return the finite numbers of an epoch by name: `dev/accuracy`, `train/loss`."""
     found = {f"dev/{name}": value for name, value in record["dev"].items()}
     found |= {"train/loss": record["train_loss"], "train/seconds": record["seconds"]}
     return {
@@ -199,9 +202,9 @@ def list_scalars(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def list_settings(run: training.AnyRun) -> dict[str, str]:
-    """Return a run's settings by key, as texts; of the data only where and what kind it is.
+    """Return a run's settings by key, as texts; of the data settings only the source and the kind.
 
-    What follows `?` in a URL is left out: in a signed link it is a secret.
+    Query strings of URLs are left out: in a signed link they are secret.
     """
     config = run.config
     found = {

@@ -1,4 +1,4 @@
-"""Training from settings to published versions: one run, or a grid of runs as one cohort."""
+"""Train, publish and report: one run (perhaps cross-validated or within a time budget), or a grid of runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inlay import data, explore, reports, terminal, training
 from inlay.errors import InlayError
 from inlay.notebook import show_html, show_metrics
-from inlay.pipeline.brief_reports import write_briefly
-from inlay.pipeline.folds import CrossValidated, cross_validate
-from inlay.pipeline.progress import fit_runs
+from inlay.pipeline.progress import fit_runs, write_briefly
 from inlay.pipeline.time_budget import Budget
 from inlay.settings import FitSettings, RunConfig
 from inlay.store import Version
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainWishes:
-    """The wishes for a run that are none of its settings."""
+    """What the caller wants besides the run's settings."""
 
     name: str | None = None
     """the name to publish under; default: the task's"""
@@ -42,8 +40,23 @@ class TrainWishes:
 
 
 @dataclass(frozen=True)
+class CrossValidated:
+    """A finished cross-validation."""
+
+    planned: training.FoldRuns
+    scores: training.FoldScores
+    label_errors: data.LabelErrors | None
+    """rows that may be labelled wrongly; None for tasks without labels of whole rows"""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what it adds to the report on the run that is trained afterwards."""
+        report: dict[str, Any] = {"folds": {**self.scores.to_json(), "notes": list(self.planned.folds.notes)}}
+        return report if self.label_errors is None else {**report, "label_errors": self.label_errors.to_json()}
+
+
+@dataclass(frozen=True)
 class TrainReport:
-    """A trained run, the version it became, and what is told about both.
+    """A trained run, the version it became, and the report on both.
 
     >>> report = inlay.train(rows, "new", **QUICK)
     >>> report
@@ -57,7 +70,7 @@ class TrainReport:
     version: Version | None
     """None where it was not published"""
     about: dict[str, Any]
-    """all that `inlay train --json` prints of it"""
+    """everything that `inlay train --json` prints about it"""
     was_finished: bool = False
     """whether it had been trained before"""
     validated: CrossValidated | None = None
@@ -132,12 +145,12 @@ def train_and_publish(
 ) -> TrainReport | None:
     """Train a prepared run and publish it, as wished; None in all of several processes but the first.
 
-    `asked` are the settings before what was open in them was resolved: a budget tries values for those.
+    `asked` are the settings before open ones were resolved: a budget tries values for those.
     """
     # 1. train: the folds first, if there are any, then the run or the candidates of a budget
     validated = None
     if wishes.folds is not None:
-        validated = cross_validate(ready, wishes.folds, wishes.fit, writes_reports=wishes.writes_report)
+        validated = _cross_validate(ready, wishes.folds, wishes.fit, writes_reports=wishes.writes_report)
     if budget is None:
         was_finished = ready.is_finished
         result = fit_runs([ready.run], ready.backbone, ready.runs_folder, wishes.fit, trackers=wishes.trackers)[0]
@@ -148,8 +161,8 @@ def train_and_publish(
     if not terminal.is_main_process():  # the first process reports
         return None
     # 2. publish
-    report = finish_run(ready, result, wishes, None if validated is None else validated.scores)
-    # 3. say what was found out about the data
+    report = _finish_run(ready, result, wishes, None if validated is None else validated.scores)
+    # 3. note what was found out about the data
     is_balanced = ready.run.config.train.class_weights == "balanced"
     found = data.describe_unpredicted(ready.run.task, result.unpredicted, is_balanced=is_balanced)
     if validated is None:  # a cross-validation lists the rows that may be labelled wrongly
@@ -162,7 +175,36 @@ def train_and_publish(
     return _add_report(dataclasses.replace(report, about=about, **known), wishes)
 
 
-def finish_run(
+def _cross_validate(
+    ready: training.PreparedRun, num_folds: int, settings: FitSettings, *, writes_reports: bool = True
+) -> CrossValidated | None:
+    """Train a run for every fold together, and score the rows each left out; None in all processes but the first."""
+    planned = training.make_fold_runs(ready.run, num_folds, ready.backbone, ready.store)
+    for text in planned.folds.notes:
+        terminal.detail(text)
+    fold = planned.folds.tasks[0]
+    assert fold.test is not None
+    terminal.detail(
+        f"cross-validation: {num_folds} folds trained together, each on about {terminal.count(len(fold.train), 'row')} "
+        f"({len(fold.dev)} more choose its epoch) and scored on the {len(fold.test)} it leaves out"
+    )
+    quiet = dataclasses.replace(settings, draw_curves=False, keep_last=False)
+    results = fit_runs(planned.runs, ready.backbone, ready.runs_folder, quiet)
+    if not terminal.is_main_process():
+        return None
+    if writes_reports:
+        write_briefly(planned.runs, results, ready.backbone, ready.runs_folder, reports.OF_A_FOLD)
+    with terminal.working("answering the rows that folds left out"):
+        scores = training.judge_folds(planned, results, ready.backbone)
+    if scores.probabilities is None:
+        return CrossValidated(planned, scores, None)
+    rows, paths = planned.folds.rows.take(scores.positions), planned.folds.paths
+    sources = [paths[row] for row in scores.positions]
+    labels = planned.runs[0].task.labels
+    return CrossValidated(planned, scores, data.find_label_errors(rows, labels, scores.probabilities, sources))
+
+
+def _finish_run(
     ready: training.PreparedRun,
     result: training.Result,
     wishes: TrainWishes,
@@ -207,11 +249,11 @@ def sweep_and_publish(
         write_briefly(others, results, ready.backbone, ready.runs_folder)
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)
-    return SweepReport(ranking, _add_report(finish_run(chosen, best, wishes), wishes))
+    return SweepReport(ranking, _add_report(_finish_run(chosen, best, wishes), wishes))
 
 
 def _add_report(finished: TrainReport, wishes: TrainWishes) -> TrainReport:
-    """Write the report and the model card into the run's folder, if wished; what it cannot be written of is said."""
+    """Write the report and the model card into the run's folder, if asked for; a failure is only noted."""
     page = None
     if wishes.writes_report:
         try:

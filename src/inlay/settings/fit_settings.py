@@ -8,7 +8,7 @@ from __future__ import annotations
 import numbers
 import operator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from inlay.errors import BadConfig, UnknownName
 from inlay.processes import SPREADS
@@ -75,9 +75,15 @@ class FitSettings:
 
     def __post_init__(self) -> None:
         for name, allowed in _NUMBERS.items():
-            if not _is_left_open(self, name):
-                number = _check_number(name, getattr(self, name), allowed)
-                object.__setattr__(self, name, number)
+            value = getattr(self, name)
+            if _is_left_open(self, name):
+                continue
+            is_number = isinstance(value, allowed.kind) and not isinstance(value, bool)
+            if not is_number or not value >= allowed.least:  # NaN is not
+                raise BadConfig(f"`{name}` is `{value}`", allowed.hint)
+            # As Python's own number: numpy's cannot be written as JSON.
+            plain = operator.index(value) if isinstance(value, numbers.Integral) else float(value)
+            object.__setattr__(self, name, plain)
         for name in _SWITCHES:
             value = getattr(self, name)
             if not isinstance(value, bool) and not _is_left_open(self, name):
@@ -87,12 +93,5 @@ class FitSettings:
 
 
 def _is_left_open(settings: FitSettings, name: str) -> bool:
+    """Tell whether a setting that may be None is None."""
     return getattr(settings, name) is None and getattr(FitSettings, name) is None
-
-
-def _check_number(name: str, value: Any, allowed: _Number) -> int | float:
-    """Return a checked value as Python's own number: numpy's cannot be written as JSON."""
-    is_number = isinstance(value, allowed.kind) and not isinstance(value, bool)
-    if not is_number or not value >= allowed.least:  # NaN is not
-        raise BadConfig(f"`{name}` is `{value}`", allowed.hint)
-    return operator.index(value) if isinstance(value, numbers.Integral) else float(value)

@@ -1,4 +1,4 @@
-"""The settings of a run as keywords, so that editors complete them: the fields of the settings' dataclasses, flat.
+"""The settings of a run as keyword arguments, which editors can complete: all fields of the settings' dataclasses.
 
 A test holds names, types and choices equal to those of the dataclasses, where each field says what it is for.
 """

@@ -2,7 +2,7 @@
 
 `--preset houlsby2019` sets everything that paper fixes; what is given besides overrides it. A preset is not stored: it
 expands to settings, and those are. Where a paper and its code differ, the preset follows the paper and a variant the
-code; what a source leaves open, or what is doubtful in it, is said in the preset's notes.
+code; the preset's notes say what a source leaves open and what is doubtful in it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Config holds values, never import paths or devices. Defaults live here (those of several tasks as one run in
 `joint_config.py`) and nowhere else. A run's id is the hash of the resolved `method` and `train` settings, the data
-digest and the backbone fingerprint; where the data lay (`data`) is not part of it, since the digest covers what was
-read. How trees are read and written is in `trees.py`.
+digest and the backbone fingerprint. The settings of the data are not part of it, since the digest covers the rows.
+`trees.py` reads and writes trees of settings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EPOCHS = 10
 
 @dataclass(frozen=True)
 class MethodConfig:
-    """The parameters that a task adds to the backbone. The method decides what is `auto`, None or empty.
+    """The parameters that a task adds to the backbone. The method chooses settings that are `auto`, None or empty.
 
     >>> inlay.MethodConfig("lora", size=8).size
     8

@@ -70,7 +70,14 @@ class Targets:
         """Prepare the targets; `written` has the tokens of every answer on a seq2seq backbone."""
         assert split.targets is not None
         aligned = align_targets(head.kind, encoded, split.targets) if written is None else written
-        self._whole = None if aligned is not None else _as_numbers(split.targets, head)
+        self._whole: Tensor | None = None
+        if aligned is None and head.texts:
+            self._whole = torch.as_tensor(find_texts(split.targets, head))
+        elif aligned is None and find_head(head.kind).is_scaled:
+            scaled = (split.targets - head.target_mean) / head.target_std
+            self._whole = torch.as_tensor(scaled.astype(np.float32))
+        elif aligned is None:
+            self._whole = torch.as_tensor(split.targets)
         self.numbers = None if self._whole is None else self._whole.numpy()
         """the targets of whole rows"""
         tokens = [] if aligned is None else [np.asarray(target, dtype=np.int64) for target in aligned]
@@ -97,16 +104,8 @@ class Targets:
 
 
 def find_texts(targets: np.ndarray, head: HeadSpec) -> np.ndarray:
-    """Return the number of each target's text among those that a head scores."""
+    """Return the index of each target's text among the texts that a head scores."""
     return KINDS[head.kind].match_answers(targets, head.texts)
-
-
-def _as_numbers(targets: np.ndarray, head: HeadSpec) -> Tensor:
-    if head.texts:
-        return torch.as_tensor(find_texts(targets, head))
-    if find_head(head.kind).is_scaled:
-        return torch.as_tensor(((targets - head.target_mean) / head.target_std).astype(np.float32))
-    return torch.as_tensor(targets)
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,7 @@ def _take_known(head: HeadSpec, decisions: Decisions) -> Decisions:
 def _decisions(kind: str, outputs: Sequence[Output], split: Split, encoded: Encoded) -> Decisions | None:
     """Return the logits and targets of every decision with a probability; None for kinds without any.
 
-    A class or tag that training never saw is wrong whatever was decided; in a set of labels nothing was decided on it.
+    A class or tag that training never saw is always a wrong decision; such a label of a set is no decision.
     """
     assert split.targets is not None
     if not find_head(kind).calibrates:
@@ -307,7 +306,7 @@ def encode_rows(backbone: Backbone, split: Split, max_length: int) -> list[Row]:
 def read_outputs(head: HeadSpec, labels: Sequence[str], outputs: Sequence[Output]) -> Any:
     """Return outputs in the form metrics take: logits [n, L], numbers [n] on the targets' scale, tags or texts.
 
-    If some are not finite, a list with None in their place, which the metrics score as NaN.
+    If some are not finite, return a list with None in their places, which the metrics score as NaN.
     """
     predict = find_head(head.kind).predict
     found = [predict(output, head, labels) for output in outputs]

@@ -36,7 +36,7 @@ from inlay.model.parts import find_part
 
 
 class Backbone:
-    """A frozen encoder. `model` is mounted: routes of a bank go through it, and without one it is exactly itself.
+    """A frozen model with wrappers at its sites. Without a route of a bank it computes exactly what it did before.
 
     Make it with `load_backbone`; `name`, `folder`, `model` and `tokenizer` are what that found.
 
@@ -109,20 +109,20 @@ class Backbone:
         return limit or int(self.model.config.max_position_embeddings) - self.first_position  # type: ignore[union-attr, arg-type]
 
     def turn(self) -> AbstractContextManager[None]:
-        """Have the model alone inside the block, in this thread's mode: other threads' passes wait.
+        """Reserve the model for this thread inside the block, in its own mode: other threads' passes wait.
 
         Every pass takes a turn by itself. Call nothing in it that may wait for another thread.
         """
         return self._turns
 
     def collate(self, rows: Sequence[Row]) -> Batch:
-        """Rows as a batch on the backbone's device: packed where its family allows it."""
+        """Make a batch of rows on the backbone's device: packed where its family allows it."""
         if self.packs:
             return pack(rows, self.first_position, self.device)
         return collate(rows, self.pad_id, self.device)
 
     def in_own_type(self, weights: Mapping[str, Tensor] | None) -> dict[str, Tensor] | None:
-        """Weights that replace the backbone's in several passes, in the backbone's precision."""
+        """Convert weights that replace the backbone's in several passes to the backbone's precision."""
         return None if weights is None else {name: tensor.to(self.dtype) for name, tensor in weights.items()}
 
     def resolve_pooling(self, pooling: str, *, takes_noise: bool = False) -> str:
@@ -154,7 +154,7 @@ class Backbone:
     def hidden_layers(
         self, batch: Batch, weights: Mapping[str, Tensor] | None = None, *, all_layers: bool = False
     ) -> list[Tensor]:
-        """The last hidden states, or those of embeddings and every layer; `weights` replace the backbone's by name.
+        """Return the last hidden states, or those of embeddings and every layer; `weights` replace the backbone's.
 
         A batch with a prefix begins at its layer: call it inside `Bank.routed(batch.route)`, which is a turn.
         """
@@ -249,7 +249,7 @@ class Backbone:
         return found.logits, found.past_key_values if keeps else None
 
     def prefix(self, batch: Batch, reach: CacheDepth) -> Tensor:
-        """The states of a batch as far as `reach` says, laid out as `CachedStates.states`; nothing above is computed.
+        """Compute the states of a batch up to the depth `reach`, laid out as `CachedStates.states`, and nothing above.
 
         Call it inside `Bank.routed(batch.route)` of a bank that changes nothing.
         """
@@ -305,7 +305,7 @@ class Backbone:
     def pool(
         self, hidden_BTD: Tensor, mask_BT: Tensor, pooling: str, weights: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """One vector per row: the first token, the pretrained pooler on it, or the mean over real tokens."""
+        """Return one vector per row: the first token, the pretrained pooler on it, or the mean over real tokens."""
         if pooling == "mean":
             keep_BT1 = mask_BT.unsqueeze(-1).to(hidden_BTD.dtype)
             return (hidden_BTD * keep_BT1).sum(1) / keep_BT1.sum(1)
@@ -314,7 +314,7 @@ class Backbone:
     def pool_packed(
         self, hidden_ND: Tensor, pack: Pack | BucketBuffers, pooling: str, weights: Mapping[str, Tensor] | None = None
     ) -> Tensor:
-        """One vector per row of a pack, or of a rung, whose empty rows and padding have one too, as `pool` does."""
+        """Do what `pool` does for the rows of a pack or a rung; a rung's empty rows and padding get a vector too."""
         if pooling == "mean":
             if isinstance(pack, BucketBuffers):
                 lengths_B = (pack.parts["stops"] - pack.parts["starts"]).clamp(min=1)
@@ -330,40 +330,37 @@ class Backbone:
 
     @contextmanager
     def compiled(self, backend: str | Callable[..., Any] = "inductor", *, with_blocks: bool = True) -> Iterator[None]:
-        """Blocks run compiled inside; one compilation serves all of them. Shapes must be those of a rung.
+        """Run blocks compiled inside the block; one compilation serves all of them. Shapes must be those of a rung.
 
-        Without blocks it is for what else is compiled there. The first rung is compiled as it is, the second for any
-        number of tokens, rows and lengths: it serves the rest. Compiled code is kept between processes, in
-        `$TORCHINDUCTOR_CACHE_DIR` or in our cache.
+        Without blocks, only the compiler's settings are set, for other code that is compiled inside. The first rung is
+        compiled as it is, the second for any number of tokens, rows and lengths: it serves the rest. Compiled code is
+        kept between processes, in `$TORCHINDUCTOR_CACHE_DIR` or in our cache.
         """
         use_compiled()
-        with self.turn():
-            yield from self._compiling(backend, with_blocks=with_blocks)
-
-    def _compiling(self, backend: str | Callable[..., Any], *, with_blocks: bool) -> Iterator[None]:
-        # Which of them a pass leaves out is not compiled.
+        # The wrapped blocks: their wrappers, which may skip a block, are not compiled.
         blocks: list[Any] = [block.inner for block in self._blocks] if with_blocks else []
-        if with_blocks and backend not in self._compiled:
-            self._compiled[backend] = [
-                torch.compile(block._call_impl, backend=backend, fullgraph=True) for block in blocks
-            ]
-        try:
-            for block, call in zip(blocks, self._compiled.get(backend, ()), strict=with_blocks):
-                block._compiled_call_impl = call
-            # Every bank has its own shapes, and all blocks of a process share one limit of compilations. Numbers that
-            # a route brings (its longest row) may change as its shapes do.
-            with (
-                warnings.catch_warnings(),
-                torch._dynamo.config.patch(recompile_limit=256, allow_unspec_int_on_nn_module=True),
-            ):
-                # The compiler looks for gradients where there are none.
-                warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
-                # A float32 backbone is asked for where every bit counts.
-                warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32")
-                yield
-        finally:
-            for block in blocks:
-                block._compiled_call_impl = None
+        with self.turn():
+            if with_blocks and backend not in self._compiled:
+                self._compiled[backend] = [
+                    torch.compile(block._call_impl, backend=backend, fullgraph=True) for block in blocks
+                ]
+            try:
+                for block, call in zip(blocks, self._compiled.get(backend, ()), strict=with_blocks):
+                    block._compiled_call_impl = call
+                # Every bank has its own shapes, and all blocks of a process share one limit of compilations. Numbers
+                # that a route brings (its longest row) may change as its shapes do.
+                with (
+                    warnings.catch_warnings(),
+                    torch._dynamo.config.patch(recompile_limit=256, allow_unspec_int_on_nn_module=True),
+                ):
+                    # The compiler looks for gradients where there are none.
+                    warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+                    # A float32 backbone is asked for where every bit counts.
+                    warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores for float32")
+                    yield
+            finally:
+                for block in blocks:
+                    block._compiled_call_impl = None
 
     def _pretrained_pooler(self, hidden_BTD: Tensor, weights: Mapping[str, Tensor] | None) -> Tensor:
         prefix = f"{find_family(self.anatomy.family).pooler}."
@@ -379,7 +376,7 @@ class Backbone:
         return find_part(name).own(name, self).detach().to("cpu", torch.float32, copy=True)
 
     def like_own(self, name: str, tensor: Tensor) -> Tensor:
-        """`tensor` where and as precise as the backbone's own."""
+        """Copy a tensor to the device and the precision of the backbone's own."""
         return tensor.to(find_part(name).own(name, self), copy=True)
 
     def own_parameter(self, name: str) -> Tensor:
@@ -387,7 +384,7 @@ class Backbone:
         return self.model.get_parameter(self._mounted_names[name])
 
     def checkpointed(self, first_layer: int = 0) -> AbstractContextManager[None]:
-        """Inside the block, layers from `first_layer` on keep no activations: backward computes them again.
+        """Keep no activations in layers from `first_layer` on inside the block: backward computes them again.
 
         Call `backward` inside it, and where the route is bound. It is for this thread's passes, as `training` is.
         """
@@ -399,17 +396,16 @@ class Backbone:
         return self._turns.changed(recompute)
 
     def answering(self) -> AbstractContextManager[None]:
-        """Inside `training`: no dropout in this thread's passes inside the block."""
+        """Switch dropout off in this thread's passes inside the block; it is for use inside `training`."""
         return self._turns.changed(self.model.eval)
 
     def training(
         self, dropout: float | None, first_layer: int = 0, *, attention_dropout: float | None = 0.0
     ) -> AbstractContextManager[None]:
-        """Dropout on in this thread's passes inside the block, at its own rate or `dropout`; restored after it.
+        """Switch dropout on in this thread's passes inside the block, at the backbone's rates or at `dropout`.
 
-        Attention has its own rate, `attention_dropout`; None: the backbone's.
-
-        Below `first_layer` nothing is trained, so nothing is dropped there either: its states can be computed once.
+        The rate of attention is `attention_dropout`; None: the backbone's. The rates from before are restored after it.
+        Below `first_layer` nothing is trained, so there is no dropout either: those states can be computed once.
         """
         family = find_family(self.anatomy.family)
         blocks = tuple(f"{path}." for path in self.anatomy.blocks[first_layer:])
@@ -421,7 +417,9 @@ class Backbone:
             for path, module, name, rate in list(dropout_rates(self.model)):
                 is_frozen = first_layer > 0 and not path.startswith(blocks)
                 chosen = attention_dropout if path.endswith(attention) else dropout
-                setattr(module, name, 0.0 if is_frozen else rate if chosen is None else chosen)
+                if is_frozen:
+                    chosen = 0.0
+                setattr(module, name, rate if chosen is None else chosen)
 
         return self._turns.changed(train)
 

@@ -110,7 +110,7 @@ _BERT = Family(
 
 
 def _t5_stack(stack: str, sublayers: tuple[str, ...]) -> Stack:
-    """Adapted before dropout, as published; no adapter on cross-attention, but its norm is trained."""
+    """Return a T5 stack: adapted before dropout, as published; cross-attention has no adapter, but a trained norm."""
     last = f"layer.{len(sublayers) - 1}"
     attention, feedforward = "layer.0.SelfAttention", f"{last}.DenseReluDense"
     return Stack(
@@ -273,7 +273,7 @@ def find_family(model_type: str) -> Family:
     if model_type not in FAMILIES:
         raise Unsupported(
             f"no backbone family for the architecture `{model_type}`",
-            f"supported: {', '.join(sorted(FAMILIES))}; a new one is an entry in FAMILIES in inlay/model/families.py "
-            "(CONTRIBUTING.md, 'Add a family')",
+            f"supported: {', '.join(sorted(FAMILIES))}; a new one is an entry in FAMILIES in "
+            "inlay/model/backbone/families.py (CONTRIBUTING.md, 'Add a family')",
         )
     return FAMILIES[model_type]

@@ -108,7 +108,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def hash_file(path: Path) -> str:
-    """sha256 of a file's bytes."""
+    """Return the sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -119,7 +119,7 @@ def read_tensors(folder: Path, names: Collection[str]) -> dict[str, Tensor]:
 
 
 def _backbone_tensors(files: list[Path], prefix: str) -> Iterator[tuple[str, Tensor]]:
-    """Float tensors by the backbone's own names: a pretraining checkpoint's prefix is taken off, its heads left out."""
+    """Yield the float tensors by the backbone's own names, without a pretraining checkpoint's prefix and heads."""
     marker = f"{prefix}."
     tensors = [pair for file in files for pair in _file_tensors(file)]
     is_prefixed = any(name.startswith(marker) for name, _ in tensors)

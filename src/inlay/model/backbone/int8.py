@@ -31,7 +31,7 @@ _REACH = 1 + 2**-16
 
 
 def find_precision(backbone: Backbone, precision: str) -> Backbone:
-    """The backbone that answers in a precision: itself, or its int8 copy. Refuses what this machine cannot do."""
+    """Return the backbone that answers in a precision: itself or its int8 copy; refuse what this machine cannot do."""
     if precision not in PRECISIONS:
         raise UnknownName("precision", precision, PRECISIONS)
     return quantize(backbone) if precision == "int8" else backbone
@@ -98,7 +98,7 @@ class Int8Linear(nn.Module):
         return torch.ops.quantized.linear_unpack(self._packed)[0].dequantize()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output for the last axis of x."""
+        """Return the layer's output for the last axis of x."""
         assert not x.requires_grad, "int8 layers only answer"
         x_ND = x.reshape(-1, self.in_features)
         y_NO = x_ND.new_empty(len(x_ND), self.out_features)
@@ -111,7 +111,7 @@ class Int8Linear(nn.Module):
         return y_NO.view(*x.shape[:-1], self.out_features)
 
     def _multiply(self, x_ND: Tensor, room: Tensor, y_NO: Tensor) -> None:
-        """y = W x + b for a block of tokens, each brought to the range from -1 to 1 and back.
+        """Compute y = W x + b for a block of tokens, each scaled to the range from -1 to 1 and back.
 
         With its middle m and radius r, x = r x' + m gives W x = r W x' + m W 1. It is written with their doubles, the
         span and the total, so that fewer operations are launched.
@@ -126,7 +126,7 @@ class Int8Linear(nn.Module):
 
 
 def _make_room(num_tokens: int, like: Tensor) -> Tensor:
-    """Room for so many scaled tokens and a last one that spans a little more than -1 to 1.
+    """Make room for so many scaled tokens and a last one that spans a little more than -1 to 1.
 
     fbgemm takes one range for all it is given, from the least to the largest value: that token makes it the same
     whatever the others are. The ends of theirs may be rounded to just beyond 1, and where zero lies half way between

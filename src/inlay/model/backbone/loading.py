@@ -5,10 +5,10 @@ a name that is built in or a folder. Invariants: files that cannot be read are a
 folder without a tokenizer is refused. Code that comes with files is never run, and files that name others (an adapter's
 base, a tokenizer on the hub) bring none of them in.
 
-Which embeddings of a text-to-text backbone are one is not left to transformers, whose versions differ: some tie what a
-config calls untied, and a state dict loaded into a model whose output layer is its embedding overwrites that without a
-word. Here the files decide: an output layer that they have and that is not the embedding is one of its own, and one
-that they should have and do not is missed, not made up.
+Which embeddings of a text-to-text backbone are tied is not left to transformers, whose versions differ: some tie what a
+config calls untied, and a state dict loaded into a model whose output layer is its embedding silently overwrites the
+embedding. Here the files decide: an output layer in the files that differs from the embedding is a layer of its own,
+and one that the files should have but lack is an error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 _INPUTS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _OUTPUT = "lm_head.weight"
 _OFFLINE = {"trust_remote_code": False, "local_files_only": True}
-"""With what transformers reads a folder: it neither runs code of it (nor asks on stdin whether to) nor fetches more"""
+"""Options for reading a folder with transformers: none of its code is run, nobody is asked, and nothing is fetched"""
 _TIED_BY_DEFAULT = ("t5",)  # as the first T5 was; those after it have an output layer of their own
 
 
@@ -74,7 +74,7 @@ BUILT_IN = {
 
 
 def find_folder(name: str) -> Path:
-    """The folder of a backbone's files; fetched from the hub only if the name is neither built in nor a folder."""
+    """Find the folder of a backbone's files; fetch it from the hub if the name is neither built in nor a folder."""
     if name in BUILT_IN:
         return _find_built_in(name)
     if Path(name).is_dir():
@@ -127,7 +127,7 @@ def first_line(error: BaseException) -> str:
 
 
 def load_backbone(name: str, *, device: str | torch.device | None = None, dtype: torch.dtype | None = None) -> Backbone:
-    """A frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU unless `dtype` says.
+    """Load a frozen backbone by built-in name, folder or hub name: float32 on a CPU, bf16 on a GPU, or as `dtype`.
 
     `name` is all three; `device` is `cpu`, `cuda` or `cuda:1`, by default a GPU if there is one; `dtype` is torch's.
 
@@ -190,7 +190,7 @@ def _read_model_type(folder: Path) -> str:
 
 
 def _refuse_code(folder: Path, error: Exception) -> None:
-    """Say it plainly if what stopped transformers is that a folder's files are to be read by code of its own."""
+    """Raise a plain error if transformers failed because a folder's files need code of their own."""
     if "custom code" in str(error):
         raise _code_needed(folder) from None
 
@@ -203,7 +203,7 @@ def _code_needed(folder: Path) -> Unsupported:
 
 
 def _check_tokenizer_class(folder: Path) -> None:
-    """Refuse a tokenizer whose class is code of the folder: transformers may put one of its own in its place."""
+    """Refuse a tokenizer whose class is code in the folder: transformers might silently use one of its own instead."""
     from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
     path = folder / "tokenizer_config.json"
@@ -243,7 +243,7 @@ def tie_embeddings(model: Any, folder: Path) -> None:
 
 
 def _write_in_float32(layer: Any, x: Tensor) -> Tensor:
-    """The output layer, as precise as other heads: rounded to bf16, many words of a vocabulary would score alike."""
+    """Compute the output layer in float32, as other heads: in bf16 many words of a vocabulary would score alike."""
     if x.device.type == "cuda" and x.dtype == layer.weight.dtype == torch.bfloat16:
         logits: Tensor = _WideProduct.apply(x.flatten(0, -2), layer.weight)
         return logits.unflatten(0, x.shape[:-1])
@@ -253,8 +253,8 @@ def _write_in_float32(layer: Any, x: Tensor) -> Tensor:
 class _WideProduct(torch.autograd.Function):
     """x·Wᵀ of bf16 numbers in float32: products of two of them are exact there, and sums are not rounded.
 
-    The same product of widened copies goes past a GPU's matrix units. The gradient of the logits is rounded, as what
-    comes of it would be in the end.
+    A product of widened copies would not use a GPU's matrix units. The gradient of the logits is rounded, as the
+    gradients made from it would be anyway.
     """
 
     @staticmethod

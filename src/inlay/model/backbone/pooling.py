@@ -1,8 +1,8 @@
 """The default pooling of a backbone, and the reason for it, found in its files.
 
-The word of `1_Pooling/config.json`, which sentence-transformers writes, comes first; then the family's default, which
-for BERT is its pretrained pooler. Invariant: a pooler that was never trained is never the default. Files of
-masked language models often have one all the same, as transformers drew it: MiniLM's and MPNet-base's are noise.
+`1_Pooling/config.json`, which sentence-transformers writes, comes first; then the family's default, which for BERT is
+its pretrained pooler. Invariant: a pooler that was never trained is never the default. Files of masked language models
+often have one all the same, with the random values that transformers drew: MiniLM's and MPNet-base's are noise.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _TOLERANCE = 5.0
 def find_default(folder: Path, family: Family, *, has_pooler: bool, noise: str) -> tuple[str, str]:
     """Return the pooling that suits the backbone of a folder, and the reason, as a clause that follows a colon.
 
-    It is by its files' own word or by its trained pooler, else the mean. `noise` is what `describe_noise` says of the
-    pooler.
+    It is what the files say, else the pooler if it is trained, else the mean. `noise` is the result of
+    `describe_noise` for the pooler.
     """
     modes = read_modes(folder)
     ours = {_OURS[mode] for mode in modes if mode in _OURS}
@@ -38,7 +38,7 @@ def find_default(folder: Path, family: Family, *, has_pooler: bool, noise: str) 
     if modes:
         name = "cls" if "cls" in ours else "mean"
         said = " and ".join(f"`{mode}`" for mode in modes)
-        return name, f"its `{_FILE}` says {said}, which Inlay has not"
+        return name, f"its `{_FILE}` says {said}, which Inlay does not have"
     if family.pooling != "pooler":
         return family.pooling, f"it has no `{_FILE}`, and nothing else in its files says how"
     if not has_pooler:
@@ -49,13 +49,13 @@ def find_default(folder: Path, family: Family, *, has_pooler: bool, noise: str) 
 
 
 def read_modes(folder: Path) -> list[str]:
-    """The modes in a folder's `1_Pooling/config.json`, such as `mean_tokens`; none where there is no such file."""
+    """Read the modes in a folder's `1_Pooling/config.json`, such as `mean_tokens`; none if there is no such file."""
     path = folder / _FILE
     if not path.is_file():
         return []
     content = json.loads(path.read_text(encoding="utf8"))
     if not isinstance(content, dict):
-        raise ValueError(f"`{_FILE}` is no object")
+        raise ValueError(f"`{_FILE}` is not an object")
     prefix = "pooling_mode_"
     modes = [name.removeprefix(prefix) for name, value in content.items() if name.startswith(prefix) and value is True]
     given = content.get("pooling_mode")  # one word, or several joined by a plus, in newer versions
@@ -82,7 +82,7 @@ def describe_noise(pooler: Mapping[str, Tensor], fresh_std: float) -> str:
 
 
 def _is_pytorchs(weight_DD: Tensor, bias_D: Tensor, std: float) -> bool:
-    """Whether a layer has the values that `torch.nn.Linear` begins with: even draws within ±1/√D (kurtosis 1.8)."""
+    """Tell whether a layer has the initial values of `torch.nn.Linear`: even draws within ±1/√D (kurtosis 1.8)."""
     number, edge = weight_DD.numel(), weight_DD.shape[1] ** -0.5
     largest = [float(values.abs().max()) / edge for values in (weight_DD, bias_D)]
     if min(largest) < 0.5 or max(largest) > 1.01:  # a little more than 1: half precision rounds

@@ -75,7 +75,7 @@ class LinearSite:
 
     @property
     def reads(self) -> str | None:
-        """The place of the sublayer whose input this layer reads, where it is the layer that shows it."""
+        """The place of the sublayer whose input this layer reads; None for all but one layer of each sublayer."""
         return {"value": "attention", "expand": "feedforward"}.get(self.name)
 
 
@@ -134,7 +134,12 @@ def survey(model: nn.Module) -> Anatomy:
             full = f"{block}.{path}".rstrip(".")
             model.get_submodule(full)  # fail here, not in the first forward pass, if transformers renamed it
             sites.append(Site(layer, place, full, is_norm=full in norm_paths))
-    found: dict[str, Any] = {name: module for name, module in model.named_modules() if _is_norm(module)}
+    found: dict[str, Any] = {
+        name: module
+        for name, module in model.named_modules()
+        # torch's layer norms, those of transformers that only scale, and apex's
+        if isinstance(module, nn.LayerNorm) or type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
+    }
     norms = tuple(
         NormSite(key, path, layer, len(found[path].weight), getattr(found[path], "bias", None) is not None)
         for key, path, layer in _norm_paths(family, blocks)
@@ -160,11 +165,6 @@ def survey(model: nn.Module) -> Anatomy:
 
 Blocks = list[tuple[str, Stack]]
 """The path of every block and the stack it is of."""
-
-
-def _is_norm(module: nn.Module) -> bool:
-    """Whether a module is a layer norm: torch's, or one of transformers' that only scales, or apex's in its place."""
-    return isinstance(module, nn.LayerNorm) or type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
 
 
 # Outer norms that do not stand before the first block: DeBERTa's convolution joins in after block 0.

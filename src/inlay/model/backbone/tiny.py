@@ -12,22 +12,23 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+_WIDTH = 32
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789?.,"
 
 
-def make_tiny_folder(folder: Path, words: Iterable[str] = (), *, num_layers: int = 4, width: int = 32) -> Path:
-    """Return a tiny random BERT as a Hugging Face folder, the same every time; `words` are tokens, others are spelt."""
+def make_tiny_folder(folder: Path, words: Iterable[str] = (), *, num_layers: int = 4) -> Path:
+    """Make a tiny random BERT as a Hugging Face folder, the same every time; words not in `words` are spelt."""
     if (folder / "config.json").is_file():
         return folder
     import transformers
 
     tokenizer = _make_tokenizer(words)
     config = transformers.BertConfig(
-        hidden_size=width,
+        hidden_size=_WIDTH,
         num_hidden_layers=num_layers,
         num_attention_heads=4,
-        intermediate_size=2 * width,
+        intermediate_size=2 * _WIDTH,
         vocab_size=len(tokenizer),
         max_position_embeddings=128,
     )

@@ -140,7 +140,7 @@ class Bank:
         )
         if spec.is_joint and not self.is_trainable:
             raise Unsupported(
-                f"a slot of the method `{spec.method.name}` answers nothing: its tasks share parameters",
+                f"a slot of the method `{spec.method.name}` cannot answer: its tasks share parameters",
                 "make it an ordinary one: `inlay materialize`",
             )
         self.free(slot)
@@ -186,7 +186,7 @@ class Bank:
         self.put(slot, spec, tensors)
 
     def free(self, slot: int) -> None:
-        """Empty a slot: whatever was in it becomes the identity again."""
+        """Clear a slot, which becomes the identity again."""
         assert not self._is_repeated, "slots that are one cannot change hands"
         spec = self.specs[slot]
         places = [] if spec is None else [place for name in self._layouts[slot] for place in self._places(spec, name)]
@@ -194,7 +194,9 @@ class Bank:
             for place in places:
                 if place in self.stacks:  # a slot's own weights are not
                     self.stacks[place][self._row(self._items[place], slot)] = self._neutral(place)
-        self.specs[slot], self._layouts[slot], self._own_weights[slot] = None, {}, {}
+        self.specs[slot] = None
+        self._layouts[slot] = {}
+        self._own_weights[slot] = {}
         self._removed[slot] = frozenset()
         self._refresh_views(slot)
 
@@ -419,7 +421,9 @@ class Bank:
         new = torch.zeros(num_rows, *shape, dtype=dtype, device=self.backbone.device)
         if old is not None:
             new[_corner(tuple(old.shape))] = old.detach()
-        self.stacks[name], self._views, self._items[name] = new, None, item
+        self.stacks[name] = new
+        self._items[name] = item
+        self._views = None
         self._grown.add(part.leader(name))
         if old is None:
             new[:] = self._neutral(name)

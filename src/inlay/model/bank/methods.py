@@ -237,7 +237,7 @@ class SlotSpec:
         try:
             return cls.of(from_tree(MethodConfig, method, "method."), read_head(head))
         except (BadConfig, UnknownName) as error:
-            raise StoreDamaged(f"the version's method cannot be: {error.message}") from None
+            raise StoreDamaged(f"the version's method is not valid: {error.message}") from None
 
     def layout(self, anatomy: Anatomy) -> list[TensorSpec]:
         """Return the slot's tensors, in a fixed order."""

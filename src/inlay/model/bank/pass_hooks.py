@@ -271,7 +271,7 @@ class PassHooks:
         return read
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-        """Attention of each packed row to itself."""
+        """Compute the attention of each packed row to itself."""
         if self._attended is not None:
             return q  # nothing reads it
         if self._projected is None:
@@ -280,7 +280,7 @@ class PassHooks:
         return kernels.attend_joined(projected.view(-1, 3, *q.shape[1:]), self.route, **options)
 
     def on_linear(self, sites: tuple[LinearSite, ...], inner: Any, x: Tensor, joined: Joined | None = None) -> Tensor:
-        """A linear layer with the slots' operations; `joined` are the layers that may be computed with it at once.
+        """Apply a linear layer with the slots' operations; `joined` are the layers that may be computed with it.
 
         It may be several sites side by side, each with operations of its own.
         """
@@ -310,7 +310,7 @@ class PassHooks:
                 self.inputs[site.reads] = x
 
     def _project(self, joined: Joined, name: str, x: Tensor) -> Tensor | None:
-        """One of query, key and value; the first that is asked for computes all three.
+        """Return one of query, key and value; the first call computes all three.
 
         None unless they are the backbone's own and go through our packed attention kernels.
         """
@@ -339,7 +339,7 @@ class PassHooks:
         return self._moments.setdefault(operation, [])
 
     def per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
-        """Each row's own vector, to be added to or multiplied with the rows of x, in the precision it is learnt in."""
+        """Return each row's own vector, to be added to or multiplied with the rows of x, in its own precision."""
         if self.gather is not None:
             return self.gather.per_row(stacked_SD, x)
         return kernels.per_row(stacked_SD, self.lay(x), self.route)
@@ -349,7 +349,7 @@ class PassHooks:
         return x if self.route.pack is None else x.squeeze(0)
 
     def unlay(self, x: Tensor) -> Tensor:
-        """Undo `lay`: the shape that the backbone expects."""
+        """Undo `lay`: return the shape that the backbone expects."""
         return x if self.route.pack is None else x.unsqueeze(0)
 
 

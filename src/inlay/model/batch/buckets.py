@@ -1,10 +1,10 @@
 """Rungs: packed batches of fixed capacities at fixed addresses, so that one compiled pass serves every mix of rows.
 
-Capacities lie on a ladder: four to a doubling where launches cost more than work, thirty-two beyond, where a batch of
-many rows is nearly always as long and a thirty-third of it at most is empty; eight for runs of several tasks, whose
-batches are long or short as their tasks' rows are: every rung that occurs has to be prepared. What is left over is
-filled with rows of padding that go through the last segment's slot and that no head reads: everything a pass computes
-is defined.
+Capacities lie on a ladder. Small passes, whose launches cost more than their work, have four rungs to a doubling; large
+ones have thirty-two, since batches of many rows are nearly all of one length, so that at most a thirty-third is empty.
+Large passes of runs of several tasks have eight: their batches vary in length, and every rung that occurs has to be
+prepared. The room left over is filled with rows of padding that go through the last segment's slot and that no head
+reads, so that everything a pass computes is defined.
 
 Shape letters: N packed tokens, B rows, M tiles, S slots; R rows that are answered, T tokens of an answer.
 """
@@ -36,7 +36,7 @@ def round_up_tokens(num_tokens: int, *, is_varied: bool = False) -> int:
 
 
 def bound_length(lengths: np.ndarray) -> int:
-    """The longest a row may be in a pass made for such rows: a power of two, and no shorter than rows of padding."""
+    """Return the longest row of a pass made for such rows: a power of two, and no shorter than rows of padding."""
     return max(PAD_ROW, 1 << (int(lengths.max()) - 1).bit_length())
 
 

@@ -5,7 +5,7 @@ segment. A batch is packed where the family allows it: rows end to end on one to
 count tokens. Elsewhere it is padded to its longest row, and the segments count rows.
 
 A row is one text, or two that are read apart (towers): those lie side by side, each as a row of its own would. Where a
-batch has such rows, it has more texts than rows; statements about rows in packs and paddings hold of its texts.
+batch has such rows, it has more texts than rows; what is said of rows in packs and padding then applies to its texts.
 
 Rows may bring a prefix: states of the backbone's frozen lower layers, computed before. A batch whose rows all do begins
 above those layers.
@@ -56,11 +56,11 @@ class Pack:
         return tuple(itertools.accumulate(self.lengths[:-1], initial=0))
 
     def take(self, start: int, stop: int) -> Pack:
-        """Some neighbouring rows alone."""
+        """Return some neighbouring rows as a pack of their own."""
         return self if stop - start == len(self.lengths) else Pack(self.lengths[start:stop], self.device)
 
     def unpack(self, values_N: Tensor) -> Tensor:
-        """Values of tokens as padded rows [B, T, …]; the padding repeats a row's last value."""
+        """Return values of tokens as padded rows [B, T, …]; the padding repeats a row's last value."""
         return values_N[self.places_BT]
 
     @cached_property
@@ -138,7 +138,7 @@ class Tiling:
     """whether packed rows are long, in the mean"""
 
     def unpack(self, values_N: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """Values of tokens as the first `num_rows` rows, padded to the longest possible [B, T, …], and which are real.
+        """Return values of tokens as the first `num_rows` rows, padded to the longest [B, T, …], and which are real.
 
         The padding repeats a row's last value.
         """
@@ -198,7 +198,11 @@ class Route:
     @cached_property
     def slots_B(self) -> Tensor:
         """The slot of every row, or of every token."""
-        device = self.pack.device if self.pack else "cpu" if self.mask_BT is None else self.mask_BT.device
+        device = torch.device("cpu")
+        if self.pack:
+            device = self.pack.device
+        elif self.mask_BT is not None:
+            device = self.mask_BT.device
         lengths = torch.tensor([segment.stop - segment.start for segment in self.segments])
         return torch.tensor([segment.slot for segment in self.segments]).repeat_interleave(lengths).to(device)
 
@@ -251,7 +255,7 @@ class Row:
 def make_rows(
     windows: Iterable[tuple[TokenIds, TokenIds | None, TokenIds | None]], slots: int | Iterable[int] = 0
 ) -> list[Row]:
-    """A row for every window of an encoded set (ids, segments, second text), for one slot or each for its own."""
+    """Make a row for every window of an encoded set (ids, segments, second text), for one slot or each for its own."""
     if isinstance(slots, int):
         return [Row(ids, slots, segments, other=other) for ids, segments, other in windows]
     return [Row(ids, slot, segments, other=other) for (ids, segments, other), slot in zip(windows, slots, strict=True)]
@@ -299,7 +303,7 @@ class Batch:
         return self.route.prefix
 
     def narrowed(self) -> Batch:
-        """A packed batch for heads that read first tokens alone: the last block computes no others, one for a text."""
+        """Return the batch for heads that read first tokens alone: the last block computes no other tokens."""
         assert self.pack is not None
         firsts = Pack((1,) * self.num_texts, self.pack.device)
         return replace(self, route=Route(self.texts, pack=firsts, prefix=self.prefix, wide=self.route))
@@ -396,7 +400,7 @@ def _types(row: Row) -> np.ndarray:
 
 
 def _prefix(rows: Sequence[Row], like: Tensor | torch.device) -> CachedStates | None:
-    """The prefixes of rows as one: laid end to end on a device, or padded as a mask is. None where a row has none."""
+    """Join the prefixes of rows: end to end on a device, or padded as a mask is; None if a row has none."""
     found = [row.prefix for row in rows if row.prefix is not None]
     if not found or len(found) < len(rows):
         return None

@@ -77,7 +77,7 @@ def lay_tiles(segments: Sequence[tuple[int, int, int]], num_slots: int, tile: in
 
 
 def tile_for(num_tokens: int) -> int:
-    """Tokens of a tile: few where tiles would be too few to fill the device."""
+    """Return the tokens of a tile: few where tiles would be too few to fill the device."""
     small, large = TILE_SIZES
     return large if num_tokens >= large * FEW_TILES else small
 
@@ -88,7 +88,7 @@ def tile_capacity(num_tokens: int, num_slots: int, tile: int) -> int:
 
 
 def send(arrays: Sequence[np.ndarray], device: torch.device | str) -> list[Tensor]:
-    """Small arrays as tensors on a device: in one copy, which the host does not wait for.
+    """Send small arrays to a device as tensors: in one copy, which the host does not wait for.
 
     On a CPU they may share the arrays' memory.
     """

@@ -36,7 +36,7 @@ MOST_TOKENS = 65536
 
 
 def find_obstacle(backbone: Backbone) -> tuple[str, str] | None:
-    """Why nothing can be captured on a backbone, and what to do about it; None if something can."""
+    """Return why nothing can be captured on a backbone, and what to do about it; None if something can."""
     leave_out = "leave out `is_compiled`"
     if backbone.device.type != "cuda" and not launch.is_available(backbone.device):
         return f"it is on the device `{backbone.device}`, not on a GPU", f'load it with `device="cuda"`, or {leave_out}'

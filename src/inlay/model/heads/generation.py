@@ -56,7 +56,9 @@ class Tree:
     @classmethod
     def of(cls, texts: Sequence[Sequence[int]], start: int) -> Tree:
         """Build the tree of these texts after a start token."""
-        ids, parents, paths, known = [start], [-1], [], {}
+        ids, parents = [start], [-1]
+        paths: list[tuple[int, ...]] = []
+        known: dict[tuple[int, int], int] = {}  # (place of the token before, token) -> place
         for text in texts:
             path = [0]
             for token in text[:-1]:
@@ -97,12 +99,12 @@ def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> li
     written: dict[int, Tensor] = {}
     slots = [slot for slot, start, stop in batch.rows for _ in range(start, stop)]
     for rows in _groups(bank, slots):
-        pen = _Decoder(bank, read_rows(batch, states, rows), [slots[row] for row in rows], weights)
-        head = pen.heads[0]
+        decoder = _Decoder(bank, read_rows(batch, states, rows), [slots[row] for row in rows], weights)
+        head = decoder.heads[0]
         if head.texts:
-            scores_BL[torch.as_tensor(rows, device=states.device), : len(head.texts)] = pen.score()
+            scores_BL[torch.as_tensor(rows, device=states.device), : len(head.texts)] = decoder.score()
         else:
-            written |= dict(zip(rows, _write(pen, head.beams, head.max_answer), strict=True))
+            written |= dict(zip(rows, _write(decoder, head.beams, head.max_answer), strict=True))
     found = []
     for head, (_, start, stop) in zip(heads, batch.rows, strict=True):
         if head.texts:
@@ -161,14 +163,14 @@ class _Decoder:
         return torch.full((self.num_rows, 1), self.backbone.start_id, device=self.device)
 
     def write(self, ids_RT: Tensor) -> Tensor:
-        """Log-probabilities [R, T, V] of the tokens after these, which follow those written before."""
+        """Return the log-probabilities [R, T, V] of the tokens after these, which follow those written before."""
         route = Route.from_slots(self._slots, torch.ones_like(ids_RT))
         with self._bank.routed(route):
             logits, self._cache = self.backbone.write(self._read, ids_RT, self._weights, self._cache, keeps=True)
         return logits.float().log_softmax(-1)
 
     def score(self) -> Tensor:
-        """Log-probabilities [R, L] of the texts of these rows, which have the same ones."""
+        """Return the log-probabilities [R, L] of the texts of these rows, which have the same ones."""
         tree = self._bank.tree_of(self._slots[0])
         ids_RT = torch.tensor(tree.ids, device=self.device).expand(self.num_rows, -1)
         with self._bank.routed(Route.from_slots(self._slots, torch.ones_like(ids_RT))):
@@ -182,7 +184,7 @@ class _Decoder:
         return own_RLW.masked_fill(tokens_LW < 0, 0.0).sum(-1)
 
     def spread(self, index_R: Tensor) -> None:
-        """Go on with these rows; a row may be repeated. They must stay sorted by slot."""
+        """Continue with these rows; a row may be repeated. They must stay sorted by slot."""
         assert self._cache is not None
         self._cache.reorder_cache(index_R)
         self._slots = [self._slots[row] for row in index_R.tolist()]
@@ -191,30 +193,30 @@ class _Decoder:
         self._read = Read(states, self._read.mask_BT[index_R])
 
 
-def _write(pen: _Decoder, num_beams: int, max_tokens: int) -> list[Tensor]:
+def _write(decoder: _Decoder, num_beams: int, max_tokens: int) -> list[Tensor]:
     """Return the letters of each row's answer, as numbers; NaN where the probabilities of its tokens are."""
-    found = _write_greedily(pen, max_tokens) if num_beams == 1 else _search(pen, num_beams, max_tokens)
-    texts = pen.backbone.tokenizer.batch_decode([ids or [] for ids in found], skip_special_tokens=True)
+    found = _write_greedily(decoder, max_tokens) if num_beams == 1 else _search(decoder, num_beams, max_tokens)
+    texts = decoder.backbone.tokenizer.batch_decode([ids or [] for ids in found], skip_special_tokens=True)
     return [
         torch.tensor([math.nan] if ids is None else [float(ord(letter)) for letter in text.strip()])
         for ids, text in zip(found, texts, strict=True)
     ]
 
 
-def _write_greedily(pen: _Decoder, max_tokens: int) -> list[list[int] | None]:
+def _write_greedily(decoder: _Decoder, max_tokens: int) -> list[list[int] | None]:
     """Take the likeliest token at each step; rows that have ended write padding. None: probabilities are NaN."""
-    ids, written = pen.start(), []
-    is_done = torch.zeros(pen.num_rows, dtype=torch.bool, device=pen.device)
+    ids, written = decoder.start(), []
+    is_done = torch.zeros(decoder.num_rows, dtype=torch.bool, device=decoder.device)
     is_lost = is_done.clone()
     for _ in range(max_tokens):
-        log_RV = pen.write(ids)[:, -1]
+        log_RV = decoder.write(ids)[:, -1]
         next_R = log_RV.argmax(-1)
         # One logit that is NaN or infinite makes every probability NaN, so checking the chosen one is enough.
         is_lost |= log_RV.gather(-1, next_R.unsqueeze(-1)).squeeze(-1).isnan() & ~is_done
         is_done |= is_lost
-        next_R = next_R.masked_fill(is_done, pen.backbone.pad_id)
+        next_R = next_R.masked_fill(is_done, decoder.backbone.pad_id)
         written.append(next_R)
-        is_done |= next_R == pen.backbone.end_id
+        is_done |= next_R == decoder.backbone.end_id
         if is_done.all():
             break
         ids = next_R.unsqueeze(1)
@@ -234,17 +236,17 @@ class _Ended:
         self.texts = sorted([*self.texts, (score, text)], key=lambda item: -item[0])[:num_beams]
 
 
-def _search(pen: _Decoder, num_beams: int, max_tokens: int) -> list[list[int] | None]:
-    """Search by beams until no open text can beat the ended ones. None: probabilities are NaN.
+def _search(decoder: _Decoder, num_beams: int, max_tokens: int) -> list[list[int] | None]:
+    """Run the beam search until no open text can beat the ended ones; return None if probabilities are NaN.
 
     Texts are compared by the mean log-probability of their tokens, the end included.
     """
     # Every row begins with the start token, repeated once for each beam.
-    num_rows, end = pen.num_rows, pen.backbone.end_id
-    scores_BK = torch.full((num_rows, num_beams), -torch.inf, device=pen.device)
+    num_rows, end = decoder.num_rows, decoder.backbone.end_id
+    scores_BK = torch.full((num_rows, num_beams), -torch.inf, device=decoder.device)
     scores_BK[:, 0] = 0.0  # all beams are equal at first: only one of them counts
-    log_BKV = pen.write(pen.start())[:, -1].unsqueeze(1).expand(-1, num_beams, -1)
-    pen.spread(torch.arange(num_rows, device=pen.device).repeat_interleave(num_beams))
+    log_BKV = decoder.write(decoder.start())[:, -1].unsqueeze(1).expand(-1, num_beams, -1)
+    decoder.spread(torch.arange(num_rows, device=decoder.device).repeat_interleave(num_beams))
     texts: list[list[list[int]]] = [[[] for _ in range(num_beams)] for _ in range(num_rows)]
     ended = [_Ended([]) for _ in range(num_rows)]
     for length in range(1, max_tokens + 1):
@@ -270,14 +272,14 @@ def _search(pen: _Decoder, num_beams: int, max_tokens: int) -> list[list[int] | 
             ended[row].is_done |= full and ended[row].texts[-1][0] >= going[0][0] / length
         # 3. extend the beams; stop when every row is done
         texts = [[[*texts[row][beam], token] for _, beam, token in going] for row, going in enumerate(chosen)]
-        scores_BK = torch.tensor([[score for score, *_ in going] for going in chosen], device=pen.device)
+        scores_BK = torch.tensor([[score for score, *_ in going] for going in chosen], device=decoder.device)
         if length == max_tokens or all(item.is_done for item in ended):
             break
         # 4. reorder the decoder's rows to the chosen beams, and write one token
-        beams_BK = torch.tensor([[beam for _, beam, _ in going] for going in chosen], device=pen.device)
-        tokens_BK = torch.tensor([[token for *_, token in going] for going in chosen], device=pen.device)
-        pen.spread((beams_BK + num_beams * torch.arange(num_rows, device=pen.device).unsqueeze(1)).flatten())
-        log_BKV = pen.write(tokens_BK.view(-1, 1))[:, -1].unflatten(0, (num_rows, num_beams))
+        beams_BK = torch.tensor([[beam for _, beam, _ in going] for going in chosen], device=decoder.device)
+        tokens_BK = torch.tensor([[token for *_, token in going] for going in chosen], device=decoder.device)
+        decoder.spread((beams_BK + num_beams * torch.arange(num_rows, device=decoder.device).unsqueeze(1)).flatten())
+        log_BKV = decoder.write(tokens_BK.view(-1, 1))[:, -1].unflatten(0, (num_rows, num_beams))
     # Rows that never ended: their open texts count as they are.
     for row, item in enumerate(ended):
         if not item.is_done:

@@ -5,7 +5,7 @@
 A head is a linear layer, on the pooled vector of a row or on every token. Its kind says how logits become a loss in
 training and an answer in use. On a backbone that writes, a head has no layer: its kind says which texts are scored, or
 that a free one is written. What training finds out besides weights travels with the head: the scale of regression
-targets (standardised while training), the temperature that makes probabilities honest, the margin of saying nothing,
+targets (standardised while training), the temperature that calibrates probabilities, the margin for giving no answer,
 the thresholds of labels.
 
 Invariant: NaN or infinite outputs are never an answer, and no answer has such a number. The argmax of NaN would be the
@@ -84,7 +84,7 @@ class HeadSpec:
             object.__setattr__(self, "thresholds", tuple(self.thresholds))
 
     def to_stored(self) -> dict[str, Any]:
-        """The head as a manifest stores it. Untuned thresholds are left out, as in manifests older than thresholds."""
+        """Return the head as a manifest stores it, without untuned thresholds, which older manifests do not have."""
         fields = asdict(self)
         if self.thresholds is None:
             del fields["thresholds"]
@@ -99,7 +99,7 @@ class HeadSpec:
 
     @property
     def is_finite(self) -> bool:
-        """Whether what training found out besides weights is numbers."""
+        """Whether the settings that training found are finite."""
         found = (self.target_mean, self.target_std, self.temperature, self.null_threshold or 0.0)
         return all(map(math.isfinite, (*found, *(self.thresholds or ()))))
 
@@ -151,22 +151,19 @@ class Output:
 
     @property
     def is_finite(self) -> bool:
-        """Whether it says anything: no logit is NaN or infinite."""
+        """Whether no logit is NaN or infinite."""
         return all(bool(logits.isfinite().all()) for logits in self.logits)
 
 
 def collect_outputs(encoded: Any, logits: Sequence[Tensor], texts: Sequence[str]) -> list[Output]:
-    """The output of every row of an encoded set (`inlay.data`) from the logits of all windows, with the rows' texts."""
+    """Collect the output of every row of an encoded set (`inlay.data`) from the logits of all windows."""
     places, words = encoded.places, encoded.words
-    return [
-        Output(
-            tuple(logits[window] for window in windows),
-            () if places is None else tuple(places[window] for window in windows),
-            text,
-            () if words is None else words[row],
-        )
-        for row, (windows, text) in enumerate(zip(encoded.windows_of_rows(), texts, strict=True))
-    ]
+    outputs = []
+    for row, (windows, text) in enumerate(zip(encoded.windows_of_rows(), texts, strict=True)):
+        own_logits = tuple(logits[window] for window in windows)
+        own_places = () if places is None else tuple(places[window] for window in windows)
+        outputs.append(Output(own_logits, own_places, text, () if words is None else words[row]))
+    return outputs
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,7 @@ class Outcome:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all its numbers are."""
+        """Whether all its numbers are finite."""
         found = [self.value, self.probability, *(self.probabilities or {}).values()]
         for items in (self.entities, self.words, self.nbest):
             found += [item.probability for item in items or ()]
@@ -265,7 +262,7 @@ class Head:
         return self.read_prediction(output, spec, labels) if output.is_finite and spec.is_finite else None
 
     def abstain(self, outcome: Outcome, min_confidence: float | None) -> Outcome:
-        """Return the outcome, or its silence if it is less sure than that."""
+        """Return the outcome, or one that abstains if it is less sure than that."""
         if min_confidence is None:
             return outcome
         if self.confidence is None:
@@ -287,7 +284,7 @@ def _answer_class(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outc
 
 
 def _answer_level(output: Output, spec: HeadSpec, labels: Sequence[str]) -> Outcome:
-    """P(level > k) is the sigmoid of logit k, which is lowered to the smallest before it, so that none rises."""
+    """Answer a level: P(level > k) is the sigmoid of logit k, lowered to the smallest before it, so that none rises."""
     logits_L = torch.cummin(output.logits[0].double(), -1).values
     exceeded = [1.0, *torch.sigmoid(logits_L / spec.temperature).tolist(), 0.0]
     probabilities = [above - below for above, below in itertools.pairwise(exceeded)]

@@ -88,7 +88,7 @@ def _key(text: TokenIds) -> bytes:
 def _infer_sharing(
     bank: Bank, slot: int, rows: Sequence[Row], on_batch: Callable[[int], None] | None, token_budget: int | None
 ) -> list[Tensor]:
-    """The logits of pairs of one slot, whose texts go through the backbone once each, however many pairs they are in.
+    """Compute the logits of pairs of one slot; each text goes through the backbone once, however many pairs it is in.
 
     They differ from those of pairs read one by one in rounding alone.
     """
@@ -139,8 +139,10 @@ def infer_vectors(bank: Bank, rows: Sequence[Row], *, token_budget: int | None =
 
 
 def _to_cpu(segments: Sequence[Tensor]) -> list[Tensor]:
-    """Segments as float32 on the CPU, where texts that were written are already; the others in one copy: each would
-    wait for the device anew."""
+    """Return segments as float32 on the CPU, where written texts are already.
+
+    All others are copied together, since every copy waits for the device.
+    """
     found = [segment.float() for segment in segments]
     away = [index for index, segment in enumerate(found) if segment.device.type != "cpu"]
     if away:
@@ -159,7 +161,7 @@ def _trim(logits: Tensor, row: Row, bank: Bank) -> Tensor:
 
 
 def _batches(bank: Bank, rows: Sequence[Row], token_budget: int | None) -> Iterator[list[int]]:
-    """Indices in batches of similar length; rows that begin elsewhere, or have their slot's own weights, go apart."""
+    """Yield indices in batches of similar length; rows that begin elsewhere, or have own weights, go apart."""
     budget = token_budget or TOKEN_BUDGET[bank.backbone.device.type]
     groups: dict[tuple[int | None, CacheDepth | None], list[int]] = {}
     for index, row in enumerate(rows):
@@ -177,7 +179,7 @@ def _batches(bank: Bank, rows: Sequence[Row], token_budget: int | None) -> Itera
 def batch_rows(
     rows: Sequence[Row], token_budget: int, *, packs: bool, kinds: Sequence[Hashable] | None = None
 ) -> Iterator[list[int]]:
-    """Indices of rows in batches as `batches_by_length` makes them; where rows are padded, each of two texts is."""
+    """Divide rows into batches as `batches_by_length` does; where rows are padded, each of two texts is."""
     if packs:
         return batches_by_length([row.num_tokens for row in rows], token_budget, packs=True, kinds=kinds)
     counts = [len(row.texts) for row in rows]
@@ -192,7 +194,7 @@ def batches_by_length(
     kinds: Sequence[Hashable] | None = None,
     counts: Sequence[int] | None = None,
 ) -> Iterator[list[int]]:
-    """Indices in batches of similar length, each at most `token_budget` tokens (or one row), padding included.
+    """Divide rows into batches of similar length, each at most `token_budget` tokens (or one row), with padding.
 
     If the rows are packed there is no padding; equal lengths still lie together, as attention likes them. Rows of a
     kind come one after another; a batch may have the last of one and the first of the next. `counts` says how many
@@ -217,7 +219,7 @@ def batches_by_length(
 def infer_canonically(
     backbone: Backbone, spec: SlotSpec, tensors: Mapping[str, Tensor], rows: Sequence[Row]
 ) -> list[Tensor]:
-    """Logits on the canonical path: reference kernels, float32, CPU, one thread, one row at a time, a bank of one.
+    """Compute logits on the canonical path: reference kernels, float32, CPU, one thread, one row at a time, one slot.
 
     On one machine with the same library versions they are the same to the last bit, whatever else was trained since.
     """

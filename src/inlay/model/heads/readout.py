@@ -87,7 +87,7 @@ def _pair_up(vectors: Tensor, rate: float) -> HeadInput:
 
 
 def pair_features(u_BD: Tensor, v_BD: Tensor) -> Tensor:
-    """v, |u − v|, u · v (element by element) and the cosine of u and v, side by side [B, 3 D + 1]."""
+    """Return v, |u − v|, u · v (element by element) and the cosine of u and v, side by side [B, 3 D + 1]."""
     lengths_B = u_BD.norm(dim=-1) * v_BD.norm(dim=-1)
     cosine_B = (u_BD * v_BD).sum(-1) / lengths_B.clamp(min=_SMALLEST)
     return torch.cat([v_BD, (u_BD - v_BD).abs(), u_BD * v_BD, cosine_B.unsqueeze(-1)], -1)
@@ -101,7 +101,7 @@ def as_rows(logits: Tensor, states: Tensor, batch: Batch, texts: Segment) -> Ten
 
 
 def sizes_of(segments: Sequence[Segment]) -> list[int]:
-    """Number of items of each segment."""
+    """Return the number of items of each segment."""
     return [segment.stop - segment.start for segment in segments]
 
 
@@ -139,7 +139,7 @@ def apply_heads(
     has_hidden_V: Tensor | None = None,
     drop: Callable[[Tensor], Tensor] = lambda above: above,
 ) -> Tensor:
-    """The outputs of each vector by its own slot's head [V, L], of tensors alone: for passes of any mix of slots.
+    """Apply each vector's own slot's head [V, L], with tensors alone: for passes of any mix of slots.
 
     `has_hidden_V` says which have a hidden layer, if any may; `drop` is the dropout after that layer.
     """

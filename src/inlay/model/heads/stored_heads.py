@@ -1,4 +1,4 @@
-"""Heads as manifests store them: a version may be damaged or crafted, and a head is built of it only if one can be.
+"""Heads as manifests store them. A version may be damaged or crafted, so every value is checked before a head is made.
 
 Invariant: what `read_head` returns, with labels that `check_labels` lets through, finds an answer in finite outputs.
 """

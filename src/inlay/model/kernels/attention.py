@@ -38,7 +38,7 @@ def attend(
     q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, pack: Pack, *, scaling: float, dropout: float = 0.0,
     bias_HW: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Each row's attention to itself [N, H, C]. `bias_HW` is added to the scores by distance, key minus query."""
+    """Compute each row's attention to itself [N, H, C]; `bias_HW` is added to the scores by distance, key - query."""
     if dropout or q_NHC.device.type != "cpu":
         q_BTHC, k_BTHC, v_BTHC = (pack.unpack(x) for x in (q_NHC, k_NHC, v_NHC))
         return attend_rows(q_BTHC, k_BTHC, v_BTHC, pack.is_real_BT, scaling, dropout, bias_HW)[pack.is_real_BT]
@@ -123,7 +123,7 @@ def attend_any_mix(
     q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, tiling: Tiling, *, scaling: float, bias_HW: Tensor,
     dropout: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    """`attend` by tensors alone: rows are padded to the longest that may come."""
+    """Do what `attend` does by tensors alone: rows are padded to the longest that may come."""
     assert tiling.rows_N is not None
     places_T = torch.arange(tiling.max_length, device=q_NHC.device)
     tokens_BT = tiling.starts_B.unsqueeze(1) + places_T
@@ -140,7 +140,7 @@ def attend_any_mix(
 def attend_across(
     q_BTHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, tiling: Tiling, *, scaling: float, dropout: float = 0.0
 ) -> Tensor:
-    """Cross-attention of each row's answer [B, T, H, C] to the row's text, which lies in a pack.
+    """Compute cross-attention of each row's answer [B, T, H, C] to the row's text, which lies in a pack.
 
     The pack's rows after the first B are not read. A row without tokens gives some finite number.
     """
@@ -182,7 +182,7 @@ def _take_interface(
 
 
 def replace_biased(encoder: Any, attentions: list[Any], mount: Any) -> None:
-    """Teach mpnet's encoder and self-attention modules packed batches; others go the way they went."""
+    """Make mpnet's encoder and self-attention modules take packed batches; other batches go the usual way."""
     padded = encoder.compute_position_bias.__func__
 
     def compute_position_bias(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -199,14 +199,14 @@ def replace_biased(encoder: Any, attentions: list[Any], mount: Any) -> None:
 
 
 def replace_bucketed(attentions: list[Any], longest: int) -> None:
-    """Teach T5's self-attention modules packed batches of rows of `longest` tokens at most."""
+    """Make T5's self-attention modules take packed batches of rows of `longest` tokens at most."""
     for attention in attentions:
         attention.forward = types.MethodType(_attention_with_buckets(type(attention).forward, longest), attention)
 
 
 @contextmanager
 def placed(model: Any, places_T: Tensor) -> Iterator[None]:
-    """Inside the block, distances between tokens of T5's decoder are those of `places_T`."""
+    """Set the distances between tokens of T5's decoder to those of `places_T` inside the block."""
     attention = model.decoder.block[0].layer[0].SelfAttention  # the biases of all blocks
     buckets_TT = _find_buckets(attention, places_T[None, :] - places_T[:, None], both_ways=False)
     handle = attention.relative_attention_bias.register_forward_pre_hook(lambda module, args: (buckets_TT,))
@@ -218,7 +218,7 @@ def placed(model: Any, places_T: Tensor) -> Iterator[None]:
 
 @contextmanager
 def crossing(attentions: Sequence[Any], tiling: Tiling) -> Iterator[None]:
-    """Inside the block, these cross-attentions of T5's decoder read packed rows, not padded ones."""
+    """Make these cross-attentions of T5's decoder read packed rows inside the block, not padded ones."""
 
     def forward(self: Any, hidden_states: Tensor, *, key_value_states: Tensor, **kwargs: Any) -> Any:
         shape = (-1, self.n_heads, self.key_value_proj_dim)

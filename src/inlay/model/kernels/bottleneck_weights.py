@@ -90,7 +90,7 @@ class Bottleneck:
         return self.forms is not None and self.forms.is_plain
 
     def has_kind(self, shape: BottleneckShape) -> bool:
-        """Whether a slot of this shape can be set in place: its kinds occur, and it is no deeper than the stacks."""
+        """Tell whether a slot of this shape fits in place: its kinds occur, and it is no deeper than the stacks."""
         kinds = () if self.forms is None else zip(self.forms.kinds, shape.kinds, strict=True)
         return shape.depth <= len(self.hidden) + 1 and all(name in kind.names for kind, name in kinds)
 

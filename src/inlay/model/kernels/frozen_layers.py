@@ -58,7 +58,7 @@ def lean_gelu(x: Tensor, kind: str) -> Tensor | None:
 
 @torch.library.custom_op("inlay::gelu", mutates_args=())
 def quick_gelu(x: Tensor) -> Tensor:
-    """x·Φ(x), in x's dtype, where Triton runs."""
+    """Compute x·Φ(x), in x's dtype, where Triton runs."""
     from inlay.model.kernels.triton.norm_programs import gelu_forward
 
     x = x.contiguous()

@@ -37,7 +37,7 @@ class LaunchConfig(NamedTuple):
     num_stages: int
 
     def options(self, *, is_wide: bool = False) -> dict[str, int]:
-        """Warps and stages as a launch takes them; a wide block has twice the warps."""
+        """Return warps and stages as a launch takes them; a wide block has twice the warps."""
         return {"num_warps": self.num_warps * (2 if is_wide else 1), "num_stages": self.num_stages}
 
 
@@ -65,7 +65,7 @@ def block_of(size: int, most: int = 128) -> int:
 
 
 def chunks_of(size: int, block: int) -> int:
-    """Number of blocks that cover a width."""
+    """Return the number of blocks that cover a width."""
     return -(-size // block)
 
 

@@ -37,7 +37,7 @@ def bottleneck(
     h_BTD: Tensor, weights: Bottleneck, route: Route, moments: list[Moments] | None = None, *,
     is_added: bool = False, drop: tiled.Drop | None = None,
 ) -> Tensor:  # fmt: skip
-    """scale·up(act(down(h))), the rows of each segment through its slot; zero where a slot has no bottleneck here.
+    """Compute scale·up(act(down(h))), each segment through its slot; zero where a slot has no bottleneck here.
 
     With `is_added` h is added to it. With `moments`, batch norm is training: it uses the tokens at hand and notes what
     it saw of them. With `drop`, where `drops` says so, everything reads dropout(h) in h's stead.
@@ -112,7 +112,7 @@ def drops(weights: Bottleneck, route: Route) -> bool:
 
 
 def layer_norm(x_BTD: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: float, route: Route) -> Tensor:
-    """Layer norm with each slot's own scale and shift, in float32 at least: bf16 would round away what they learn."""
+    """Apply a layer norm with each slot's own scale and shift, in float32 at least: bf16 would round training away."""
     if route.tiling is not None:
         tiles = route.tiling.tiles
         return fused_norm.layer_norm(x_BTD.flatten(0, -2), None, scale_SD, shift_SD, eps, tiles).view_as(x_BTD)
@@ -125,7 +125,7 @@ def layer_norm(x_BTD: Tensor, scale_SD: Tensor, shift_SD: Tensor | None, eps: fl
 
 
 def rms_norm(x_BTD: Tensor, scale_SD: Tensor, eps: float, route: Route) -> Tensor:
-    """T5's layer norm, which takes no mean away and has no shift, with each slot's own scale; in float32 at least."""
+    """Apply T5's layer norm, without mean and shift, with each slot's own scale; in float32 at least."""
     if route.tiling is not None:
         return fused_norm.rms_norm(x_BTD.flatten(0, -2), scale_SD, eps, route.tiling.tiles).view_as(x_BTD)
     wide = x_BTD.to(torch.promote_types(x_BTD.dtype, scale_SD.dtype))
@@ -146,7 +146,7 @@ class Projected:
 
 
 def projected_attention(h_BTD: Tensor, weights: Projected, route: Route) -> Tensor:
-    """V^D·attention(V^E·h), each row by its own slot; zero where a slot's matrices are."""
+    """Compute V^D·attention(V^E·h), each row by its own slot; zero where a slot's matrices are."""
     z = slot_linear(h_BTD, weights.encode_SDP, route)
     stacks = (weights.query_SPP, weights.key_SPP, weights.value_SPP)
     q, k, v = (slot_linear(z, stack, route).unflatten(-1, (weights.num_heads, -1)) for stack in stacks)
@@ -160,7 +160,7 @@ def projected_attention(h_BTD: Tensor, weights: Projected, route: Route) -> Tens
 
 
 def slot_linear(h_BTD: Tensor, w_SDE: Tensor, route: Route) -> Tensor:
-    """h w, the rows of each segment through its slot."""
+    """Compute h w, the rows of each segment through its slot."""
     if route.tiling is not None:
         h_ND = h_BTD.flatten(0, -2).contiguous()
         return _by_token(h_BTD, grouped.segment_linear(h_ND, w_SDE, None, route.tiling.tiles))
@@ -169,7 +169,7 @@ def slot_linear(h_BTD: Tensor, w_SDE: Tensor, route: Route) -> Tensor:
 
 
 def per_row(stacked_SD: Tensor, x_BTD: Tensor, route: Route) -> Tensor:
-    """Each row's own vector [B, 1, …, D], to be added to or multiplied with the rows of x. A gather: NaN stays put."""
+    """Return each row's own vector [B, 1, …, D], to add to or multiply with the rows of x. A gather: NaN stays put."""
     if route.tiling is not None:
         return _by_token(x_BTD, grouped.slot_vectors(stacked_SD, route.tiling.tiles, x_BTD[..., 0].numel()))
     if len(route.segments) == 1:
@@ -204,7 +204,7 @@ def add_pairs(logits: Sequence[Tensor], weight_SLF: Tensor, pairs: Sequence[tupl
 
 
 def attend(q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, route: Route, **options: Any) -> Tensor:
-    """Each packed row's attention to itself [N, H, C]; options as `attention.attend` has them."""
+    """Compute each packed row's attention to itself [N, H, C]; options as `attention.attend` has them."""
     bias_HW = options.get("bias_HW")
     assert route.pack is not None
     # By fine-tuning; the fused kernel takes it as given.
@@ -216,7 +216,7 @@ def attend(q_NHC: Tensor, k_NHC: Tensor, v_NHC: Tensor, route: Route, **options:
 
 
 def attend_joined(qkv_N3HC: Tensor, route: Route, **options: Any) -> Tensor:
-    """`attend` on a route with a tiling, for queries, keys and values in one tensor; the bias gets no gradient."""
+    """Do what `attend` does on a tiled route, for queries, keys and values in one tensor; the bias gets no gradient."""
     assert route.tiling is not None
     return tiled.attend(qkv_N3HC, None, None, route.tiling, **options)
 
@@ -227,12 +227,12 @@ def _layer_norm(x: Tensor, scale_D: Tensor, shift_D: Tensor | None, eps: float) 
 
 
 def _by_token(h_BTD: Tensor, values_NE: Tensor) -> Tensor:
-    """Values of tokens laid out as h is."""
+    """Return values of tokens laid out as h is."""
     return values_NE.view(*h_BTD.shape[:-1], -1)
 
 
 def _by_segment(values: Tensor, route: Route) -> Iterator[tuple[Segment, Tensor]]:
-    """Each segment with its part of values that lie segment by segment."""
+    """Yield each segment with its part of values that lie segment by segment."""
     # Not by slices: in backward each would fill a tensor of all values with zeros, quadratic in the number of slots.
     sizes = [stop - start for _, start, stop in route.segments]
     return zip(route.segments, (values,) if len(sizes) == 1 else values.split(sizes), strict=True)

@@ -63,19 +63,19 @@ class Gather:
         self._known: dict[tuple[float, ...], Tensor] = {}
 
     def own(self, stacked: Tensor) -> Tensor:
-        """Each row's own entry of a stack."""
+        """Return each row's own entry of a stack."""
         return stacked.index_select(0, self.slots_B)  # `stacked[slots_B]` is traced as a slower kind of gather
 
     def per_row(self, stacked_SD: Tensor, x: Tensor) -> Tensor:
-        """Each row's own vector [B, 1, …, D], to be added to or multiplied with the rows of x."""
+        """Return each row's own vector [B, 1, …, D], to be added to or multiplied with the rows of x."""
         return self.own(stacked_SD).reshape(-1, *[1] * (x.dim() - 2), stacked_SD.shape[-1])
 
     def plus(self, x: Tensor, bias_SD: Tensor | None) -> Tensor:
-        """Each row with its own vector added, if there are any."""
+        """Add each row's own vector, if there are any."""
         return x if bias_SD is None else x + self.per_row(bias_SD, x)
 
     def value(self, values: Sequence[float], x: Tensor) -> Tensor:
-        """Each row's own number [B, 1, …, 1], for the rows of x."""
+        """Return each row's own number [B, 1, …, 1], for the rows of x."""
         return self._numbers(values).reshape(-1, *[1] * (x.dim() - 1))
 
     def pick(self, kinds: Sequence[Any], compute: Callable[[Any], Tensor]) -> Tensor:

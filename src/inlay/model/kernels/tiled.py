@@ -37,7 +37,7 @@ class Drop:
 def bottleneck(
     h_ND: Tensor, weights: Bottleneck, tiling: Tiling, *, is_added: bool, drop: Drop | None = None
 ) -> Tensor:
-    """scale·up(act(down(h))) by each token's own slot, zero where a slot has no bottleneck here.
+    """Compute scale·up(act(down(h))) by each token's own slot, zero where a slot has no bottleneck here.
 
     With `is_added` h is added to it. Only fused bottlenecks read dropout(h) in h's stead.
     """
@@ -80,7 +80,7 @@ def bottleneck(
 
 
 def _norm_inside(kind: str, z_NR: Tensor, weights: Bottleneck, tiling: Tiling) -> Tensor:
-    """Layer norm over a slot's own columns, or batch norm outside of training, by its running statistics."""
+    """Apply layer norm over a slot's own columns, or batch norm outside of training, by its running statistics."""
     if kind not in ("layer", "batch"):
         return z_NR
     assert weights.norm is not None
@@ -104,7 +104,7 @@ def attend(
     q_NHC: Tensor, k_NHC: Tensor | None, v_NHC: Tensor | None, tiling: Tiling, *, scaling: float,
     dropout: float = 0.0, bias_HW: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Each row's attention to itself [N, H, C], q alone being all three [N, 3, H, C]; the bias gets no gradient."""
+    """Compute each row's attention to itself [N, H, C]; q may be all three [N, 3, H, C]; the bias gets no gradient."""
     seed = torch.randint(2**62, (1,), device=q_NHC.device) if dropout else None
     return segment_attention(
         *(q_NHC, k_NHC, v_NHC, tiling.starts_B, tiling.stops_B, bias_HW, scaling, tiling.max_length, dropout, seed),

@@ -85,8 +85,8 @@ class BottleneckPart(Part):
     def norm_behind(self, anatomy: Anatomy, key: str) -> Iterator[TensorSpec]:
         """Yield the norm after the adapter at a site.
 
-        Its scale begins at one, as published, on T5, whose states are far larger than what it then adds. An encoder's
-        are of size one, and drown in it: there it begins small.
+        Its scale begins at one, as published, on T5, whose states are far larger than what the norm adds. An encoder's
+        states are of size one and would drown in it, so there the scale begins small.
         """
         start, std = ("ones", 0.0) if anatomy.has_decoder else ("normal", 0.08)
         yield TensorSpec(self.name(key, "out_scale"), (anatomy.hidden_size,), start, std)
@@ -128,7 +128,7 @@ BOTTLENECK = BottleneckPart()
 
 
 def adapter_groups(anatomy: Anatomy, method: ResolvedMethod) -> dict[str, str]:
-    """Site -> the adapter it reads, by their keys: its own, or one that several sites share."""
+    """Map each site's key to that of the adapter it reads: its own, or one that several sites share."""
     layers = adapted_layers(anatomy, method)
     step, groups = sharing_step(method.sharing, anatomy.num_layers), {}
     for site in anatomy.sites:
@@ -226,7 +226,7 @@ class ParallelAdapter(SequentialAdapter):
 
 
 def gathered_update(h: Tensor, weights: Bottleneck, gather: Gather) -> Tensor:
-    """scale·up(act(down(h))) of rows that gather their own slot's weights; zero where a slot has no bottleneck here."""
+    """Compute scale·up(act(down(h))) of rows that gather their slots' weights; zero where a slot has no bottleneck."""
     shapes = weights.shapes
     z = gather.plus(h @ gather.own(weights.down_SDR), weights.down_bias_SR)
     norms = [None if shape is None else shape.inner_norm for shape in shapes]

@@ -151,7 +151,7 @@ def _embed_sites(net: Hypernet, group: Group, shared: Mapping[str, Tensor], task
 
 @functools.lru_cache(4096)
 def numbers_on(device: torch.device, numbers: tuple[int, ...]) -> Tensor:
-    """Indices of rows. They lie on the device from the first time on: a copy would wait for it at every one."""
+    """Return row indices as a tensor on the device, copied there only once: every copy would wait for the device."""
     with torch.inference_mode(False):  # a gradient may be taken through what reads them
         return torch.tensor(numbers, device=device)
 
@@ -234,7 +234,7 @@ class Expander:
     slots_per_run: int
 
     def expand(self, stacks: Mapping[str, Tensor], slots: Sequence[int]) -> dict[str, Tensor]:
-        """Ordinary stacks [A, …] of these slots, which are in order; `stacks` are the bank's, by slot or by run."""
+        """Return ordinary stacks [A, …] of these slots, given in order; `stacks` are the bank's, by slot or by run."""
         runs = tuple(slot // self.slots_per_run for slot in slots)
         outside = (HYPERNET, HEAD, OWN_WEIGHTS)  # written from, or read by others, slot by slot
         expanded = {

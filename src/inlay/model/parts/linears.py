@@ -3,9 +3,8 @@
 LoRA (Hu et al. 2022) adds `scale·x·down·up` to a layer's output. DoRA (Liu et al. 2024) trains the length of every
 output's weights apart: `y = m·(W + s·B·A)x / ‖W + s·B·A‖ + b`, where A and B are the way down and up, the norm is that
 of each output's weights and gets no gradient (as in the paper, 4.3), and the magnitude m begins as ‖W‖. With
-f = m / ‖…‖ this is `y + (f − 1)·(y − b) + f·s·B·A·x` of the frozen layer's y: of the weights nothing but their norms is
-needed, which follow from products as wide as the rank. Where a slot has none, f is one and the row is as it was to the
-last bit.
+f = m / ‖…‖ this is `y + (f − 1)·(y − b) + f·s·B·A·x` of the frozen layer's y: only the norms of the weights are needed,
+which follow from products as wide as the rank. Where a slot has no DoRA, f is one and the row does not change by a bit.
 
 (IA)³ (Liu et al. 2022) multiplies what linear layers give (keys, values) or read (the wide activations). BitFit (Ben
 Zaken et al. 2022) trains their biases, which begin as the backbone's.
@@ -153,7 +152,7 @@ class Redirected(SlotOperation):
         return (y + (factor - 1) * plain + factor * update).to(y.dtype)
 
     def _factors(self, weight_ED: Tensor, used: list[int]) -> Tensor:
-        """m / ‖W + s·B·A‖ [S, E]: computed for the slots of the pass, one elsewhere."""
+        """Return m / ‖W + s·B·A‖ [S, E]: computed for the slots of the pass, one elsewhere."""
         if not used or len(used) == len(self.is_own_S):
             factor_SE = self.magnitude_SE / self._norms(weight_ED, slice(None))
             return torch.where(self.is_own_S.unsqueeze(1), factor_SE, 1.0)
@@ -164,7 +163,7 @@ class Redirected(SlotOperation):
 
     @torch.no_grad()
     def _norms(self, weight_ED: Tensor, slots: Any) -> Tensor:
-        """‖W + s·B·A‖ of every output, as ‖W‖² + 2s·W·BA + s²·‖BA‖²: nothing is as large as the weights."""
+        """Compute ‖W + s·B·A‖ of every output, by ‖W‖² + 2s·W·BA + s²·‖BA‖²: nothing is as large as the weights."""
         down_ADR, up_ARE = self.weights.down_SDR[slots].float(), self.weights.up_SRE[slots].float()
         scale_A1 = self.scale_S[slots].unsqueeze(1)
         up_AER = up_ARE.transpose(1, 2)

@@ -112,7 +112,7 @@ def adapted_layers(anatomy: Anatomy, config: ResolvedMethod) -> tuple[int, ...]:
         else:
             found.add(int(single) % num_layers)
     if not found:
-        raise BadConfig(f"`method.layers` is `{config.layers}`, which is none of {num_layers} layers", hint)
+        raise BadConfig(f"`method.layers` is `{config.layers}`, which names none of {num_layers} layers", hint)
     return tuple(sorted(found))
 
 
@@ -154,7 +154,7 @@ class Part:
         return self.prefix + ".".join(items)
 
     def tensors(self, anatomy: Anatomy, method: ResolvedMethod) -> Iterator[TensorSpec]:
-        """The part's tensors in a slot of this method, in a fixed order."""
+        """Yield the part's tensors in a slot of this method, in a fixed order."""
         raise NotImplementedError
 
     def places(self, anatomy: Anatomy, method: ResolvedMethod, name: str) -> list[str]:
@@ -162,7 +162,7 @@ class Part:
         return [name]
 
     def leader(self, name: str) -> str:
-        """The stack whose last axis says how wide this one is, where programs read several together; "" if none."""
+        """Return the stack whose last axis gives this one's width, where programs read several together; "" if none."""
         return ""
 
     def neutral(self, name: str, backbone: Backbone) -> Tensor | float:
@@ -170,7 +170,7 @@ class Part:
         return 0.0
 
     def own(self, name: str, backbone: Backbone) -> Tensor:
-        """The backbone's own value of a tensor that begins as it."""
+        """Return the backbone's own value of a tensor that begins as a copy of it."""
         raise AssertionError(f"`{name}` is nothing that the backbone has")
 
     def shapes(self, anatomy: Anatomy, method: ResolvedMethod) -> SiteShapes:

@@ -8,7 +8,6 @@ from the last state and, on a CPU with as many threads as before, ends with the 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -48,7 +47,7 @@ from inlay.training.cohort.memory import brief_reason, release_memory
 from inlay.training.cohort.parallel import World
 from inlay.training.evaluate import score_dev
 from inlay.training.events import Emit, ignore
-from inlay.training.recipe.head_start import fit_head, keep_part
+from inlay.training.recipe.head_start import fit_head
 from inlay.training.recipe.recipe import choose_blend
 from inlay.training.run.joint import JointRun
 from inlay.training.run.run import AnyRun, Run
@@ -208,7 +207,7 @@ class Cohort:
 
     @contextmanager
     def training(self, *, keeps_all: bool = False) -> Iterator[None]:
-        """The backbone as it trains: dropout as the runs say, none below the lowest trained layer.
+        """Put the backbone in training mode: dropout as the runs say, none below the lowest trained layer.
 
         With `keeps_all` nothing is computed again in the backward pass, whatever the settings say.
         """
@@ -325,13 +324,13 @@ class Cohort:
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
         """Restore after the block what its passes change: gradients, random generators, running statistics."""
-        undo = self._remember()
+        undo = self._snapshot()
         try:
             yield
         finally:
             undo()
 
-    def _remember(self) -> Callable[[], None]:
+    def _snapshot(self) -> Callable[[], None]:
         """Note the state that passes change; return a function that restores it and drops the gradients."""
         is_cuda, device = self.backbone.device.type == "cuda", self.backbone.device
         drawn = (torch.get_rng_state(), torch.cuda.get_rng_state(device) if is_cuda else None)
@@ -352,12 +351,12 @@ class Cohort:
         return undo
 
     def attempt(self, work: Callable[[], Any]) -> Any:
-        """Return what `work` gives; raise OutOfMemory, with everything as before, if memory ran out for it.
+        """Call `work` and return its result; if memory runs out, restore everything and raise OutOfMemory.
 
-        Where it ran out while moments were moving, or after other processes had its gradients, the error itself: the
-        last state on disk is the way back.
+        Once moments have moved, or other processes have its gradients, nothing can be restored: the error itself is
+        raised, and training must resume from the last state on disk.
         """
-        undo, version = self._remember(), self._version
+        undo, version = self._snapshot(), self._version
         try:
             return work()
         except (RuntimeError, MemoryError) as error:
@@ -378,8 +377,8 @@ class Cohort:
     def step(self) -> int:
         """Take one step of every active run; return the number of rows seen.
 
-        Where memory runs out for the gradients it raises OutOfMemory, and nothing has moved; where some runs were moved
-        by an earlier program of the step, the error itself.
+        If memory runs out for the gradients, OutOfMemory is raised and no run has moved; if an earlier program of the
+        step has moved some runs, the error itself is raised.
         """
         active = self.active
         parts, batches = self._next_rows()
@@ -392,7 +391,9 @@ class Cohort:
             found = next(seen[part.slot] for part in member.parts if part.slot in seen)
             if has_diverged(member, found, limits[member.slot]):
                 continue
-            progress.step, progress.cursor = progress.step + (not progress.stage), progress.cursor + 1
+            if not progress.stage:
+                progress.step += 1
+            progress.cursor += 1
             progress.loss_sum += found.loss
             progress.losses.append(round(found.loss, 5))
         self.num_steps += 1
@@ -417,8 +418,8 @@ class Cohort:
     ) -> list[tuple[AnyMember, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done.
 
-        `check_stop` is called while dev rows are answered; where it raises, nothing has changed. Where it `is_late`,
-        epochs that have begun end here.
+        `check_stop` is called while dev rows are answered; if it raises, nothing has changed. If it `is_late`, epochs
+        that have begun end here too.
         """
         ended = [
             member
@@ -446,16 +447,17 @@ class Cohort:
     def _fit_head(self, member: AnyMember) -> None:
         """Replace a run's head by the linear model fitted to its slot's outputs, and reset its optimizer state.
 
-        Of what a contrastive start changed a part is kept.
+        After a contrastive start, only a part of its change is kept.
         """
         for part in member.parts:
-            slot, spec, progress, before = part.slot, part.run.spec, part.progress, self.bank.read(part.slot)
+            slot, spec, progress = part.slot, part.run.spec, part.progress
+            before = self.bank.read(slot)
             if progress.stage == CONTRAST:
                 share = part.run.config.train.blend or choose_blend(progress.probe_score)
                 fresh = Bank(self.backbone, 1)
                 fresh.initialise(0, spec, part.run.config.train.seed)
                 start = fresh.read(0) | part.run.start.of(part.run.name)
-                self.bank.put(slot, spec, keep_part(start, before, share))
+                self.bank.put(slot, spec, {name: torch.lerp(start[name], end, share) for name, end in before.items()})
             try:
                 fitted = fit_head(self.bank, part, self.answer_budget)
             except (RuntimeError, MemoryError):  # memory ran out: a retry begins with the same state
@@ -483,15 +485,3 @@ def _check_budget(run: Run, encoder: Encoder, token_budget: int) -> None:
             f"batch norm sees a run's batch whole, up to {most:,} tokens, but the token budget is {token_budget:,}",
             "use a larger `--token-budget`, a smaller `--batch-size`, or `--set method.inner_norm=layer`",
         )
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory used so far: the GPU's, or this process's resident memory."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        import resource
-    except ImportError:  # Windows does not say
-        return 0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, Linux KiB

@@ -1,4 +1,4 @@
-"""`fit(runs) -> results`: groups runs into cohorts that fit the memory, trains each, reads the results back.
+"""`fit(runs) -> results`: groups runs into cohorts that fit the memory, trains each, and reads the results back.
 
 It can be killed and resumed at any point. A finished run is never trained again: its result is read back.
 """
@@ -20,7 +20,7 @@ from inlay.settings import FitSettings
 from inlay.threads import Threads, generator_lock, own_threads
 from inlay.training.cohort.cohort import Cohort, CohortSettings, longest_first, seed_for
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
-from inlay.training.cohort.loop import CohortFiles, FitContext, Interrupted, train
+from inlay.training.cohort.loop import CohortContext, Interrupted, train
 from inlay.training.cohort.memory import (
     MAX_COHORT,
     TOKEN_BUDGET,
@@ -79,13 +79,16 @@ def fit(
     # 1. Deal the runs, or the rows of every batch, among the processes.
     with spread_over(unique, backbone.device, settings.spread) as (own_runs, world):
         emit = emit if world.process.is_first else ignore
-        context = FitContext(folder, settings, emit, world, referee or Referee())
         with closing(FrozenCache(backbone, folder, emit, limits)) as cache:
             # 2. Train the runs that can share a bank, cohort by cohort.
             for group in _group(own_runs, backbone, folder):
                 if _unfinished(group, folder):
                     with generator_lock(backbone.device):
-                        _fit_cohort(group, backbone, context, cache)
+                        context = CohortContext(group, folder, settings, emit, world, referee or Referee(), cache)
+                        ids = [run.id for run in _unfinished(group, folder)]
+                        lock = context.cohort_dir / TRAINING_LOCK
+                        with claim(lock, ids) if world.process.is_first else nullcontext():
+                            _fit_cohort(context, backbone)
                     continue
                 while stopped := find_stopped(folder / "cohorts", group, []):  # killed just before it removed its state
                     drop_state(folder / "cohorts" / cohort_id(stopped.runs))
@@ -105,8 +108,8 @@ def fit(
 def structure_of(run: AnyRun) -> tuple[Any, ...]:
     """Return the key of runs that can share a bank: one method structure and one dropout rate.
 
-    Runs that train a copy of the backbone's weights share it one after another: what was compiled and captured for the
-    first serves the next.
+    Runs that train a copy of the backbone's weights share it one after another: programs compiled and captured for the
+    first serve the next.
     """
     alone = run.id if run.spec.is_finetuned and run.spec.is_joint else ""
     rates = (run.config.train.dropout, run.config.train.attention_dropout)
@@ -120,7 +123,7 @@ def has_known_heads(run: AnyRun) -> bool:
 
 
 def trains_apart(run: AnyRun, backbone: Backbone) -> bool:
-    """Tell whether it must not join a cohort whose steps are compiled."""
+    """Tell whether a run must not join a cohort whose steps are compiled."""
     return has_programs(backbone, run.spec.method) and not has_known_heads(run)
 
 
@@ -147,34 +150,27 @@ def _unfinished(runs: list[AnyRun], folder: Path) -> list[AnyRun]:
     return [run for run in runs if not is_finished(folder / run.id)]
 
 
-def _fit_cohort(runs: list[AnyRun], backbone: Backbone, context: FitContext, cache: FrozenCache) -> None:
-    """Train runs as one cohort, and say as long in its folder that they are being trained."""
-    ids = [run.id for run in _unfinished(runs, context.runs_dir)]
-    lock = context.runs_dir / "cohorts" / cohort_id(runs) / TRAINING_LOCK
-    with claim(lock, ids) if context.world.process.is_first else nullcontext():
-        _fit_claimed(runs, backbone, context, cache)
-
-
-def _fit_claimed(runs: list[AnyRun], backbone: Backbone, context: FitContext, cache: FrozenCache) -> None:
+def _fit_cohort(context: CohortContext, backbone: Backbone) -> None:
     """Train runs as one cohort, from its resume state if it was stopped; with fewer slots if memory runs out."""
     asked, folder = context.settings, context.runs_dir
     # 1. Find the cohort as it was stopped, or begin it.
-    stopped = None if asked.restart else _find_proved(runs, context)
-    runs = stopped.runs if stopped else _unfinished(runs, folder)
+    stopped = None if asked.restart else _find_proved(context)
+    context.runs = runs = stopped.runs if stopped else _unfinished(context.runs, folder)
     # Caching frozen layers pays if there are some, and texts are read more than once.
     has_frozen = first_layer(backbone.anatomy, runs[0].spec.method) > 0
     is_read_again = sum(run.config.train.num_epochs for run in runs) > 1
-    files = CohortFiles(context, runs, cache if asked.reuse_prefix and has_frozen and is_read_again else None)
-    context.world.agree([files.cohort_dir.name, stopped is not None], "runs to train")  # all read before one writes
+    if not (asked.reuse_prefix and has_frozen and is_read_again):
+        context.cache = None
+    context.world.agree([context.cohort_dir.name, stopped is not None], "runs to train")  # all read before one writes
     if stopped is None:
         if context.world.process.is_first:
-            drop_state(files.cohort_dir)
+            drop_state(context.cohort_dir)
             for run in runs:
                 write_start(folder / run.id, run)
-        context.world.agree(files.cohort_dir.name, "cohort")  # no process reads the old state after this
-        chosen = _choose(runs, backbone, context)
-    else:  # what is asked for now holds from here on; sums are then rounded otherwise
-        files.fallbacks, chosen = stopped.fallbacks, stopped.settings
+        context.world.agree(context.cohort_dir.name, "cohort")  # no process reads the old state after this
+        chosen = _choose(context, backbone)
+    else:  # settings asked for now apply from here on, which changes rounding
+        context.fallbacks, chosen = stopped.fallbacks, stopped.settings
         num_slots = chosen.num_slots or MAX_COHORT
         chosen = replace(
             chosen,
@@ -183,37 +179,38 @@ def _fit_claimed(runs: list[AnyRun], backbone: Backbone, context: FitContext, ca
             checkpointing=asked.checkpointing or chosen.checkpointing,
         )
     # 2. Choose the number of threads.
-    files.threads = _choose_threads(backbone, context, stopped.settings.num_threads if stopped else None)
-    chosen = replace(chosen, num_threads=files.threads.number)
+    context.threads = _choose_threads(context, backbone, stopped.settings.num_threads if stopped else None)
+    chosen = replace(chosen, num_threads=context.threads.number)
     # 3. Train to the end; whenever memory runs out beyond repair, with half as many runs at a time.
     is_measured = stopped is not None or asked.token_budget is not None
 
     def shrink(reason: str) -> None:
         nonlocal chosen, is_measured
-        smaller = _with_fewer_slots(chosen, files, backbone, reason)
+        smaller = _with_fewer_slots(chosen, context, backbone, reason)
         chosen = replace(smaller, token_budget=asked.token_budget or TOKEN_BUDGET[backbone.device.type])
         is_measured = asked.token_budget is not None
 
     with own_threads(chosen.num_threads):
         retry_smaller(
-            lambda: _train_cohort(files, backbone, chosen, is_measured=is_measured),
+            lambda: _train_cohort(context, backbone, chosen, is_measured=is_measured),
             shrink,
             (OutOfMemory, RuntimeError, MemoryError),
         )
     if context.world.process.is_first:
-        drop_state(files.cohort_dir)
+        drop_state(context.cohort_dir)
 
 
-def _find_proved(runs: list[AnyRun], context: FitContext) -> Stopped | None:
-    """Find the cohort as it was stopped, with a state that can be proved; say what was damaged."""
-    folder, unfinished = context.runs_dir / "cohorts", _unfinished(runs, context.runs_dir)
+def _find_proved(context: CohortContext) -> Stopped | None:
+    """Find the stopped cohort of these runs, with a state whose checksum holds; emit a note on one that was damaged."""
+    runs, folder = context.runs, context.runs_dir / "cohorts"
+    unfinished = _unfinished(runs, context.runs_dir)
     stopped, note = find_stopped(folder, runs, unfinished), ""
     if context.world.process.is_first:
         own = folder / cohort_id(stopped.runs if stopped else unfinished)
         if stopped is not None:
             note = mend_state(own, {run.id for run in stopped.runs})
         elif has_state(own):
-            note = f"nothing in `{own}` tells any more how its runs were trained together; they begin anew"
+            note = f"the files in `{own}` no longer say how its runs were trained together; they begin anew"
     note = context.world.collect(note)[0]  # the others read what the first process has mended
     if not note:
         return stopped
@@ -221,9 +218,9 @@ def _find_proved(runs: list[AnyRun], context: FitContext) -> Stopped | None:
     return find_stopped(folder, runs, unfinished)
 
 
-def _choose(runs: list[AnyRun], backbone: Backbone, context: FitContext) -> CohortSettings:
+def _choose(context: CohortContext, backbone: Backbone) -> CohortSettings:
     """Choose the settings a cohort begins with: those asked for, else as many slots as fit in every process."""
-    asked = context.settings
+    asked, runs = context.settings, context.runs
     num_slots = 1 if runs[0].spec.is_finetuned else min(asked.max_cohort or MAX_COHORT, len(runs))
     if asked.max_cohort is None and num_slots > 1:
         fit_here = choose_slots(num_slots, count_slot_bytes(runs, backbone), available_bytes(backbone.device))
@@ -232,8 +229,8 @@ def _choose(runs: list[AnyRun], backbone: Backbone, context: FitContext) -> Coho
     return CohortSettings(budget, torch.get_num_threads(), asked.save_every, num_slots, asked.checkpointing)
 
 
-def _choose_threads(backbone: Backbone, context: FitContext, before: int | None) -> Threads:
-    """Choose the threads to begin with; say why they are fewer than could be, or not as many as `before` a stop."""
+def _choose_threads(context: CohortContext, backbone: Backbone, before: int | None) -> Threads:
+    """Choose the threads to begin with; emit a note if they are fewer than possible, or others than `before` a stop."""
     most, asked = torch.get_num_threads(), context.settings.threads
     # Processes that share a batch must round alike: each takes what torch has.
     if asked is None and (backbone.device.type != "cpu" or context.world.process.size > 1):
@@ -248,45 +245,47 @@ def _choose_threads(backbone: Backbone, context: FitContext, before: int | None)
     return threads
 
 
-def _train_cohort(files: CohortFiles, backbone: Backbone, chosen: CohortSettings, *, is_measured: bool) -> None:
+def _train_cohort(context: CohortContext, backbone: Backbone, chosen: CohortSettings, *, is_measured: bool) -> None:
     """Train the cohort to its end, from its resume state if it has one."""
-    runs, context = files.runs, files.context
+    runs = context.runs
     # Afterwards the caller's generators are as before.
     with torch.random.fork_rng(devices=[backbone.device] if backbone.device.type == "cuda" else []):
         seed_for(runs[:1] if runs[0].spec.is_finetuned else runs)
         free_bytes = available_bytes(backbone.device)
         cohort = Cohort(runs, backbone, chosen, context.emit, world=context.world)
         if not is_measured:
-            left_bytes = free_bytes if files.cache is None else files.cache.leave(free_bytes)
+            left_bytes = free_bytes if context.cache is None else context.cache.leave(free_bytes)
             cohort.use_budget(find_budget(cohort, left_bytes))
-        files.write_membership(cohort.settings)
-        if has_state(files.cohort_dir):
-            load_state(files.cohort_dir, cohort)
+        context.write_membership(cohort.settings)
+        if has_state(context.cohort_dir):
+            load_state(context.cohort_dir, cohort)
             for member in cohort.members if context.world.process.is_first else []:
                 write_history(context.runs_dir / member.run.id, member.progress.history)
-        if files.cache is not None:
-            cohort.reuse(files.cache)
+        if context.cache is not None:
+            cohort.reuse(context.cache)
         context.world.agree(cohort.num_steps, "steps behind it")
         context.world.spread(list(cohort.stored.values()))
-        context.world.reseed(files.cohort_dir.name, cohort.num_steps)
-        train(cohort, files)
+        context.world.reseed(context.cohort_dir.name, cohort.num_steps)
+        train(cohort, context)
 
 
-def _with_fewer_slots(chosen: CohortSettings, files: CohortFiles, backbone: Backbone, reason: str) -> CohortSettings:
+def _with_fewer_slots(
+    chosen: CohortSettings, context: CohortContext, backbone: Backbone, reason: str
+) -> CohortSettings:
     """Return settings with half as many runs at a time; refuse where there is one, or other processes cannot follow."""
-    num_slots = min(chosen.num_slots or len(files.runs), len(files.runs))
+    num_slots = min(chosen.num_slots or len(context.runs), len(context.runs))
     remedies = [] if chosen.checkpointing else ["`--checkpointing`"]  # every command that trains has these flags
-    if files.cache is not None and files.cache.uses_memory:
+    if context.cache is not None and context.cache.uses_memory:
         remedies.append("`--reuse-memory 0`")
-    if files.context.world.process.size > 1:
+    if context.world.process.size > 1:
         fewer = ["a smaller `--max-cohort`"] if num_slots > 1 else []
         raise OutOfMemory(
-            f"memory ran out in process {files.context.world.process.rank}: {reason}",
+            f"memory ran out in process {context.world.process.rank}: {reason}",
             "the others cannot go on with less: use " + _join([*remedies, *fewer, "`--spread cohorts`"]),
         )
     release_memory(backbone.device)
     if num_slots == 1:
-        needed = describe_bytes(count_slot_bytes(files.runs, backbone))
+        needed = describe_bytes(count_slot_bytes(context.runs, backbone))
         free = describe_bytes(available_bytes(backbone.device))
         raise OutOfMemory(
             f"one run with one row at a time does not fit in the memory of `{backbone.device}`: its parameters take "
@@ -294,7 +293,7 @@ def _with_fewer_slots(chosen: CohortSettings, files: CohortFiles, backbone: Back
             "use " + _join([*remedies, "a smaller `train.max_length` or `method.size`", "a smaller backbone"]),
         )
     smaller = replace(chosen, num_slots=num_slots // 2)
-    files.fall_back(reason, f"{smaller.num_slots} runs together from here on, the others wait", smaller)
+    context.fall_back(reason, f"{smaller.num_slots} runs together from here on, the others wait", smaller)
     return smaller
 
 

@@ -1,9 +1,9 @@
 """A cache of frozen layers: the input of the first trained layer, computed once for all epochs, runs and tasks.
 
-Below the lowest layer that a method trains in nothing is trained and nothing is dropped, so a text's states there never
-change. They are kept by what its tokens are, whoever's text it is: in the device's memory first, on a GPU then in the
-host's, then in a mapped file. Each has a limit; what is beyond the last is computed whenever it is asked for. The file
-has no name: however the process ends, the system takes its space back.
+Below the lowest layer that a method trains, no weight changes and there is no dropout, so a text's states there never
+change. They are kept under a digest of its tokens, whichever task it is from: in the device's memory first, on a GPU
+then in the host's, then in a mapped file. Each has a limit; states beyond the last limit are computed whenever they are
+needed. The file has no name: however the process ends, the system frees its space.
 
 What always holds: a text's states do not depend on whether and where they are kept. On a CPU they are the same to the
 last bit whatever was computed beside them, so that a resumed run goes on as it would have.
@@ -78,7 +78,8 @@ class CachedTexts:
     def __init__(
         self, cache: FrozenCache, reach: CacheDepth, encoded: Encoded, stored: list[tuple[_Chunk, int] | None]
     ) -> None:
-        self._cache, self._reach, self._encoded, self._stored = cache, reach, encoded, stored
+        self._cache, self._reach = cache, reach
+        self._encoded, self._stored = encoded, stored
         self.chunks = {item[0] for item in stored if item is not None}
 
     def find(self, window: int) -> CachedStates | None:
@@ -115,7 +116,7 @@ class FrozenCache:
         return self._limits.memory_bytes != 0
 
     def leave(self, free_bytes: int | None) -> int | None:
-        """Return how many of `free_bytes` the cache leaves to others when it is full."""
+        """Return how many of `free_bytes` are left for everything else when the cache is full."""
         if free_bytes is None:
             return None
         limit = self._limits.memory_bytes

@@ -21,10 +21,10 @@ from inlay.model import head as head_part
 from inlay.settings import FitSettings
 from inlay.store import write_atomically
 from inlay.threads import Threads, set_threads
-from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.cohort.member import PROBE, AnyMember, Progress
-from inlay.training.cohort.memory import retry_smaller
+from inlay.training.cohort.memory import peak_memory_bytes, retry_smaller
 from inlay.training.cohort.parallel import World
 from inlay.training.cohort.resume import cohort_id, save_state, write_membership
 from inlay.training.events import (
@@ -60,10 +60,14 @@ class _Unscored(Exception):
     """Ctrl-C while dev rows were answered: the state is that of the last step."""
 
 
-@dataclass(frozen=True)
-class FitContext:
-    """One call of `fit` in this process: settings, folders, listeners and the other processes."""
+@dataclass
+class CohortContext:
+    """What the training of one cohort takes from `fit`, and the writing of its files.
 
+    Of several processes, the first writes them.
+    """
+
+    runs: list[AnyRun]
     runs_dir: Path
     """the folder that gets a folder for each run, and `cohorts/`"""
     settings: FitSettings = field(default_factory=FitSettings)
@@ -71,14 +75,6 @@ class FitContext:
     world: World = field(default_factory=World)
     referee: Referee = field(default_factory=Referee)
     """ends runs before their own end"""
-
-
-@dataclass
-class CohortFiles:
-    """The files of one cohort, and when they are written. The first process of several writes them."""
-
-    context: FitContext
-    runs: list[AnyRun]
     cache: FrozenCache | None = None
     """the states of frozen layers, kept for all cohorts, if texts are read more than once"""
     fallbacks: list[str] = field(default_factory=list)
@@ -89,45 +85,44 @@ class CohortFiles:
     rest_seconds: float = 0.0
     """training time before the next resume state, if a state takes long to write"""
 
-    cohort_dir: Path = field(init=False)
-    """the cohort's own folder"""
-
-    def __post_init__(self) -> None:
-        self.cohort_dir = self.context.runs_dir / "cohorts" / cohort_id(self.runs)
+    @property
+    def cohort_dir(self) -> Path:
+        """The cohort's own folder, which follows from its runs."""
+        return self.runs_dir / "cohorts" / cohort_id(self.runs)
 
     def is_due(self) -> bool:
         """Tell whether it is time for another resume state. Processes that train together must all agree."""
-        rest = max(self.context.settings.save_seconds, self.rest_seconds)
-        return self.context.world.process.size > 1 or time.monotonic() - self.saved_at >= rest
+        rest = max(self.settings.save_seconds, self.rest_seconds)
+        return self.world.process.size > 1 or time.monotonic() - self.saved_at >= rest
 
     def write_membership(self, settings: CohortSettings) -> None:
         """Write the runs of the cohort, in order, and its settings."""
-        if self.context.world.process.is_first:
+        if self.world.process.is_first:
             write_membership(self.cohort_dir, self.runs, settings, self.fallbacks)
 
     def save(self, cohort: Cohort) -> None:
-        """Write the resume state. It holds the first process's generators; the others' begin anew with every state."""
+        """Write the resume state, with the generators of the first process; the others reseed theirs each time."""
         began = time.monotonic()
-        if self.context.world.process.is_first:
+        if self.world.process.is_first:
             save_state(self.cohort_dir, cohort)
-            self.context.emit(StateSaved(self.context.runs_dir))
+            self.emit(StateSaved(self.runs_dir))
         self.saved_at = time.monotonic()
         took = self.saved_at - began
         self.rest_seconds = _REST * took if took > _QUICK_SECONDS else 0.0
-        self.context.world.reseed(self.cohort_dir.name, cohort.num_steps)
+        self.world.reseed(self.cohort_dir.name, cohort.num_steps)
 
     def fall_back(self, reason: str, smaller: str, settings: CohortSettings) -> None:
         """Record that memory ran out, and write the smaller settings: a resume begins with them."""
         message = f"memory ran out ({reason}): {smaller}"
         self.fallbacks.append(message)
         self.write_membership(settings)
-        self.context.emit(MemoryRanOut(message))
+        self.emit(MemoryRanOut(message))
 
 
-def train(cohort: Cohort, files: CohortFiles) -> None:
+def train(cohort: Cohort, context: CohortContext) -> None:
     """Train every run of the cohort to its end, writing each one's folder."""
-    emit, world, referee = files.context.emit, files.context.world, files.context.referee
-    runs, runs_dir = cohort.queue.runs, files.context.runs_dir
+    emit, world, referee = context.emit, context.world, context.referee
+    runs, runs_dir = cohort.queue.runs, context.runs_dir
     # Leave out copies of the backbone that were trained elsewhere since the state was written. Other runs must find
     # their cohort as it was: they draw the random numbers that it leaves them.
     if runs[0].spec.is_finetuned:
@@ -135,21 +130,21 @@ def train(cohort: Cohort, files: CohortFiles) -> None:
     emit(CohortStarted(cohort))
     if note := referee.begin(cohort, runs_dir):
         emit(Notice(note))
-    if not cohort.is_unscored:  # else after the scores: slots are given in order
-        _settle(cohort, files)  # runs that ended before a kill; their results may not be written yet
+    if not cohort.is_unscored:  # else after the scores, since slots are given in order
+        _settle(cohort, context)  # runs that ended before a kill; their results may not be written yet
     with _interruptible(world), cohort.training():
         while cohort.active:
             # 1. One step of every run, unless epochs were stopped before they were scored.
             before, began = cohort.active, time.perf_counter()
-            if files.threads.look_again():  # other processes came or went, and so did free cores
-                _use_threads(files.threads, cohort, files)
-            num_rows = 0 if cohort.is_unscored else _step(cohort, files)
+            if context.threads.look_again():  # other processes came or went, and so did free cores
+                _use_threads(cohort, context)
+            num_rows = 0 if cohort.is_unscored else _step(cohort, context)
             # 2. Score the runs that ended an epoch.
             is_late = referee.is_late(len(before))
             try:
-                records = _score(cohort, files, is_late=is_late)
+                records = _score(cohort, context, is_late=is_late)
             except _Unscored:
-                files.save(cohort)
+                context.save(cohort)
                 raise Interrupted from None
             cohort.seconds += time.perf_counter() - began
             emit(StepTaken(cohort, num_rows))
@@ -157,29 +152,29 @@ def train(cohort: Cohort, files: CohortFiles) -> None:
                 if world.process.is_first:
                     _write_epoch(member, record, cohort, runs_dir)
                 emit(EpochEnded(member, record))
-            # 3. Let the referee end runs, by what was just scored and by the time.
+            # 3. Let the referee end runs, by the new scores and the time.
             if not any(member.progress.cursor for member in cohort.active):  # all are scored, and time is up
                 is_late = is_late or referee.is_late(len(cohort.active))
             referee.judge(cohort.members, {member.run.id for member, _ in records}, is_late=is_late)
             ended = [member for member in before if not member.is_active]
             is_stopping = world.is_stopping
-            # 4. Save the resume state, before any result is written: resumed, the runs still training must find their
-            # cohort as it was. From an older state those that ended in between end again, to the same result, which is
-            # not written twice.
+            # 4. Save the resume state before any result is written: after a resume, runs still in training must find
+            # their cohort as it was. From an older state, runs that ended since then end again with the same result,
+            # which is not written twice.
             is_a_time = records or ended or cohort.num_steps % cohort.settings.save_every == 0
-            if is_stopping or (is_a_time and files.is_due()):
-                files.save(cohort)
+            if is_stopping or (is_a_time and context.is_due()):
+                context.save(cohort)
             # 5. Write the runs that ended, and give their slots to those that wait.
             for member in ended:
-                _write_end(member, cohort, files)
+                _write_end(member, cohort, context)
                 with cohort.backbone.answering():
                     emit(RunEnded(member))
-            _settle(cohort, files)
+            _settle(cohort, context)
             if is_stopping:
                 raise Interrupted
 
 
-def _settle(cohort: Cohort, files: CohortFiles) -> None:
+def _settle(cohort: Cohort, context: CohortContext) -> None:
     """Write the runs that have ended and give their slots to those that wait.
 
     No state is written: from the last one, whose slots they still hold, the same runs enter the same slots.
@@ -187,43 +182,43 @@ def _settle(cohort: Cohort, files: CohortFiles) -> None:
     while True:
         for member in cohort.members:
             if not member.is_active:
-                _write_end(member, cohort, files)
+                _write_end(member, cohort, context)
         entered = cohort.refill()
         for member in entered:
-            files.context.emit(RunEntered(member))
-        files.context.referee.admit(entered)
+            context.emit(RunEntered(member))
+        context.referee.admit(entered)
         if all(member.is_active for member in entered):  # else some had lost their slots and ended, or came too late
             return
 
 
-def _use_threads(threads: Threads, cohort: Cohort, files: CohortFiles) -> None:
-    """Compute with another number of threads from here on."""
+def _use_threads(cohort: Cohort, context: CohortContext) -> None:
+    """Compute with the newly chosen number of threads from here on."""
+    threads = context.threads
     set_threads(threads.number)
     cohort.settings = replace(cohort.settings, num_threads=threads.number)
-    files.write_membership(cohort.settings)
+    context.write_membership(cohort.settings)
     if threads.is_news:
-        files.context.emit(Notice(threads.note))
+        context.emit(Notice(threads.note))
 
 
-def _step(cohort: Cohort, files: CohortFiles) -> int:
+def _step(cohort: Cohort, context: CohortContext) -> int:
     """Take one step, with fewer tokens in a forward pass if memory runs out; returns the number of rows."""
 
     def shrink(reason: str) -> None:
         is_smaller = cohort.halve_budget()
         # Nothing has moved, so a smaller cohort can go on from here. And the state comes before the membership:
         # killed between the two, the old budget runs out of memory again and ends here.
-        files.save(cohort)
+        context.save(cohort)
         if not is_smaller:
             raise OutOfMemory(reason)
         pieces = f"{cohort.settings.token_budget:,} tokens a forward pass from here on"
-        files.fall_back(reason, pieces, cohort.settings)
+        context.fall_back(reason, pieces, cohort.settings)
 
     return retry_smaller(cohort.step, shrink)
 
 
-def _score(cohort: Cohort, files: CohortFiles, *, is_late: bool = False) -> list[tuple[AnyMember, dict[str, Any]]]:
+def _score(cohort: Cohort, context: CohortContext, *, is_late: bool = False) -> list[tuple[AnyMember, dict[str, Any]]]:
     """Score the runs that ended an epoch, with fewer tokens in a forward pass if memory runs out."""
-    context = files.context
 
     def check_stop() -> None:  # answering may take minutes; not where processes share the rows
         context.emit(RowsAnswered())
@@ -234,7 +229,7 @@ def _score(cohort: Cohort, files: CohortFiles, *, is_late: bool = False) -> list
         if not cohort.halve_answers():
             raise OutOfMemory(reason)
         pieces = f"{cohort.answer_budget:,} tokens a forward pass over dev rows from here on"
-        files.fall_back(reason, pieces, cohort.settings)
+        context.fall_back(reason, pieces, cohort.settings)
 
     with cohort.backbone.answering():
         return retry_smaller(lambda: cohort.finish_epochs(check_stop, is_late=is_late), shrink)
@@ -248,16 +243,16 @@ def _write_epoch(member: AnyMember, record: dict[str, Any], cohort: Cohort, runs
     write_history(runs_dir / member.run.id, member.progress.history)
 
 
-def _write_end(member: AnyMember, cohort: Cohort, files: CohortFiles) -> None:
+def _write_end(member: AnyMember, cohort: Cohort, context: CohortContext) -> None:
     """Write all files of an ended run, the result last. Repeated after a kill, it writes the same content."""
-    folder, progress, settings = files.context.runs_dir / member.run.id, member.progress, files.context.settings
-    if not files.context.world.process.is_first or is_finished(folder):
+    folder, progress, settings = context.runs_dir / member.run.id, member.progress, context.settings
+    if not context.world.process.is_first or is_finished(folder):
         return
     write_history(folder, progress.history)
     weights = write_tensors(folder / "best.safetensors", member.best_tensors) if member.best_tensors else ""
     if settings.keep_last:
         write_tensors(folder / "last.safetensors", member.read(cohort.bank))
-    is_drawn = len(files.runs) <= MAX_DRAWN if settings.draw_curves is None else settings.draw_curves
+    is_drawn = len(context.runs) <= MAX_DRAWN if settings.draw_curves is None else settings.draw_curves
     if is_drawn:
         draw_curve(folder / "curve.png", member.run, progress)
     result = Result(

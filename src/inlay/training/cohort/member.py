@@ -1,8 +1,8 @@
-"""Members of a cohort: runs in their slots, with their encoded rows, their targets and how far they have come.
+"""Members of a cohort: runs in their slots, with their encoded rows, their targets and their progress.
 
 A `Member` is a run of one task, a `JointMember` one of several. `Encoder` tokenises what several members read once. The
-functions at the end are what a step and an epoch end with: the history's record, the choice of the kept weights, early
-stop, divergence.
+functions at the end are called after a step or an epoch: they record the history, choose which weights are kept, and
+detect early stop and divergence.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Progress:
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
-class _Course:
-    """How far a run has come in its steps, epochs and stages, and how far it goes: a member's counts."""
+class _StepCounts:
+    """The counts of a member: the steps, epochs and stages of its run, done and to be done."""
 
     leeway = 0.0
     """distance below the best dev score within which a later epoch is kept"""
@@ -112,9 +112,12 @@ class _Course:
     @property
     def steps_taken(self) -> int:
         """Steps taken, including those before training."""
-        stage = self.progress.stage
-        before = 0 if stage == PROBE else self.progress.cursor if stage == CONTRAST else self._contrast
-        return before + self.progress.step
+        progress = self.progress
+        if progress.stage == PROBE:
+            return progress.step
+        if progress.stage == CONTRAST:
+            return progress.cursor + progress.step
+        return self._contrast + progress.step
 
     @property
     def steps_of_epoch(self) -> int:
@@ -125,7 +128,7 @@ class _Course:
         return min(self.steps_per_epoch, self.num_steps - before)
 
 
-class Member(_Course):
+class Member(_StepCounts):
     """A run in its slot: encoded rows (windows, if a row is several), targets and progress."""
 
     def __init__(self, run: Run, slot: int, encoder: Encoder) -> None:
@@ -178,9 +181,9 @@ class Member(_Course):
         return max(4, min(self.run.config.train.batch_size, _MOST_CONTRASTED // self.longest))
 
     def next_batch(self, ahead: int = 0) -> np.ndarray:
-        """Return the row numbers of the next step, or of a step `ahead` of it in the same epoch.
+        """Return the row numbers of the next step, or of a step `ahead` steps later in the same epoch.
 
-        Seed and epoch give the order, so a cursor is all its state.
+        The order follows from seed and epoch, so the cursor is the only state.
         """
         train, progress, targets = self.run.config.train, self.progress, self.run.task.train.targets
         if progress.stage == CONTRAST:
@@ -194,7 +197,7 @@ class Member(_Course):
         return self._batches[1][progress.cursor + ahead]
 
     def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
-        """Return the row numbers of the step to come, by slot; or of a step `ahead` of it in the same epoch."""
+        """Return what `next_batch` does, by slot."""
         return {self.slot: self.next_batch(ahead)}
 
     def read(self, bank: Bank) -> dict[str, Tensor]:
@@ -281,7 +284,7 @@ def _class_weights(run: Run) -> np.ndarray:
     return (len(labels) / (len(counts) * np.maximum(counts, 1)))[labels].astype(np.float32)
 
 
-class JointMember(_Course):
+class JointMember(_StepCounts):
     """A run of several tasks in its slots: a member for each task, which share their progress."""
 
     def __init__(self, run: JointRun, parts: list[Member]) -> None:
@@ -297,7 +300,7 @@ class JointMember(_Course):
         )
 
     def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
-        """Return the row numbers of the next step, or of the step `ahead` of it, by slot of the tasks with rows."""
+        """Return the row numbers of the next step, or of one `ahead` steps later, by slot, for the tasks with rows."""
         found = self._sampler.rows(self.progress.epoch, self.progress.cursor + ahead)
         return {self.parts[task].slot: rows for task, rows in found.items()}
 
@@ -390,17 +393,27 @@ def close_epoch(member: AnyMember, verdict: DevScores, seconds: float, bank: Ban
         **({"stage": stage} if stage else {}),
         **({"suspects": progress.suspects} if stage == PROBE and progress.suspects else {}),
     }
-    progress.epoch, progress.cursor, progress.loss_sum = progress.epoch + (stage != PROBE), 0, 0.0
-    progress.stage, progress.is_fitted = CONTRAST if stage == PROBE and train.contrast else "", False
     progress.history.append(record)
+    # 1. Begin the next epoch or stage.
+    if stage != PROBE:
+        progress.epoch += 1
+    progress.cursor = 0
+    progress.loss_sum = 0.0
+    progress.stage = CONTRAST if stage == PROBE and train.contrast else ""
+    progress.is_fitted = False
+    # 2. Keep the weights if this epoch is the best.
     value, dev_loss = verdict.scores[metric], verdict.loss
     if train.keep == "loss" and verdict.calibrated_loss is not None:
         dev_loss = verdict.calibrated_loss
     if is_better(metric, value, progress.top_metric):
-        progress.last_gain, progress.top_metric = progress.epoch, value
+        progress.last_gain = progress.epoch
+        progress.top_metric = value
     if _is_kept(member, value, dev_loss):
         member.best_tensors = member.read(bank)
-        progress.best_epoch, progress.best_metric, progress.best_loss = progress.epoch, value, dev_loss
+        progress.best_epoch = progress.epoch
+        progress.best_metric = value
+        progress.best_loss = dev_loss
+    # 3. End the run if it diverged, finished or stopped gaining.
     gained = progress.best_epoch if train.keep == "loss" else progress.last_gain
     if verdict.num_lost:
         reason = f"the outputs of {verdict.num_lost:,} dev rows are not finite"
@@ -428,7 +441,7 @@ def _is_kept(member: AnyMember, value: float, dev_loss: float) -> bool:
 
 
 def rate_of(member: AnyMember, ahead: int = 0) -> float:
-    """Return the learning rate of the next step, or of the step `ahead` of it.
+    """Return the learning rate of the next step, or of one `ahead` steps later.
 
     The steps before training have a schedule of their own.
     """

@@ -2,7 +2,7 @@
 
 A slot's cost follows from the shapes. A token's is measured on two small forward and backward passes of the cohort
 itself: on a GPU by the allocator's own peak, on a CPU, whose allocator keeps no count, by the bytes autograd saves.
-Those are exact, so passes of one row and of two tell it there: a run on few rows takes few steps beside them.
+Those are exact, so passes of one and of two rows are enough there, and even a run on few rows can afford them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,6 +54,18 @@ def available_bytes(device: torch.device) -> int | None:
         return max(0, min(free, own - reserved)) + reserved - torch.cuda.memory_allocated(device)
     found = [number for number in (_free_in_system(), *_free_in_groups()) if number is not None]
     return min(found) // count_sharers() if found else None
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most memory used so far: the GPU's, or this process's resident memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # Windows does not say
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, Linux KiB
 
 
 def take_share(device: torch.device, share: float) -> None:
@@ -181,8 +194,8 @@ def _measure(cohort: Cohort, work: Callable[[], Any]) -> float:
         return found.num_bytes
 
     saved = count_saved()
-    # Besides what is saved, outputs and gradients on their way: about half a block's, taken as a whole one's. And when
-    # blocks are computed again, the activations of the one at hand, which are hidden from the count.
+    # Add outputs and gradients in flight: about half a block's, counted as a whole block's. When blocks are computed
+    # again, add the activations of the current block too, which the count does not see.
     num_blocks = max(1, cohort.backbone.anatomy.num_layers - cohort.first_layer)
     if not cohort.settings.checkpointing:
         return saved + saved / num_blocks

@@ -2,10 +2,10 @@
 
 With `cohorts` each process trains runs of its own and nothing is exchanged until the end. With `rows` all processes
 train every run together: each takes its rows of a batch, losses and gradients are added up, and all take the same
-optimizer step. What always holds with `rows`: the weights of all processes are equal bit for bit, and what a run comes
-to is what it would be in one process, but for rounding and which values dropout drops.
+optimizer step. What always holds with `rows`: the weights of all processes are equal bit for bit, and a run's result is
+that of one process, but for rounding and which values dropout drops.
 
-A `World` of one, which is what there is without `torchrun`, exchanges nothing.
+Without `torchrun` there is a `World` of one, which exchanges nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from inlay.errors import BadConfig, InlayError, LostProcess
-from inlay.model import Bank, Row, find_head, infer
+from inlay.model import Bank, Row, find_head, first_line, infer
 from inlay.processes import Process, current_process
 from inlay.settings import digest
 
@@ -124,7 +124,7 @@ class World:
         return answers
 
     def agree(self, value: Any, what: str) -> None:
-        """Wait for all processes, and refuse to go on where `value` is not the same for all of them."""
+        """Wait for all processes; refuse to go on if `value` differs between them."""
         found = self.collect(value)
         others = [rank for rank, other in enumerate(found) if other != found[0]]
         if others:
@@ -168,7 +168,7 @@ class World:
 
 @contextmanager
 def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterator[tuple[list[AnyRun], World]]:
-    """Yield the runs of this process, and who trains them with it; wait for all processes at the end.
+    """Yield the runs of this process and the processes that train them with it; wait for all processes at the end.
 
     `runs` are the same in all processes.
     """
@@ -178,24 +178,20 @@ def spread_over(runs: list[AnyRun], device: torch.device, spread: str) -> Iterat
         return
     import torch.distributed as dist
 
-    is_together = _is_together(runs, spread, process.size)
+    # Processes share every batch's rows if asked to, or if there are fewer runs than processes.
+    has_batch_norm = any(run.config.method.inner_norm == "batch" for run in runs)
+    if spread == "rows" and has_batch_norm:
+        raise BadConfig(
+            f"batch norm sees a run's batch whole, but `rows` cuts it over {process.size} processes",
+            "use `--spread cohorts`, or `--set method.inner_norm=layer`",
+        )
+    is_together = spread == "rows" or (spread == "auto" and len(runs) < process.size and not has_batch_norm)
     with _joined(process, device):
         everyone = World(process)
         everyone.agree([run.id for run in runs], "runs")
         yield (runs, everyone) if is_together else (deal(runs, process), World())
         with _noticing():
             dist.barrier(group=everyone.for_the_end)
-
-
-def _is_together(runs: Sequence[AnyRun], spread: str, num_processes: int) -> bool:
-    """Tell whether processes share every batch's rows: if asked to, or if there are fewer runs than processes."""
-    has_batch_norm = any(run.config.method.inner_norm == "batch" for run in runs)
-    if spread == "rows" and has_batch_norm:
-        raise BadConfig(
-            f"batch norm sees a run's batch whole, but `rows` cuts it over {num_processes} processes",
-            "use `--spread cohorts`, or `--set method.inner_norm=layer`",
-        )
-    return spread == "rows" or (spread == "auto" and len(runs) < num_processes and not has_batch_norm)
 
 
 def deal(runs: Sequence[AnyRun], process: Process) -> list[AnyRun]:
@@ -258,8 +254,7 @@ def _noticing() -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:  # raised by gloo and the store; ValueError for a missing address
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0].partition(". ")[0]
         raise LostProcess(
-            f"the processes of this training lost each other: {said}",
+            f"the processes of this training lost each other: {first_line(error).partition('. ')[0]}",
             "look for the error of the one that ended first; the same command goes on from the last saved step",
         ) from error

@@ -38,7 +38,7 @@ def cohort_id(runs: list[AnyRun]) -> str:
 def write_membership(folder: Path, runs: list[AnyRun], settings: CohortSettings, fallbacks: list[str]) -> None:
     """Write the cohort's runs and settings before the first step.
 
-    `fallbacks` say what was made smaller because memory ran out.
+    `fallbacks` are notes on settings that were made smaller because memory ran out.
     """
     content = {"runs": [run.id for run in runs], **dataclasses.asdict(settings), "fallbacks": fallbacks}
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def has_state(folder: Path) -> bool:
 
 
 def save_state(folder: Path, cohort: Cohort) -> None:
-    """Write the resume state: the runs in their slots, then those that lost theirs. The last one stays beside it."""
+    """Write the resume state: runs in their slots, then those that lost theirs. The state before it is kept too."""
     tensors: dict[str, Tensor] = {"rng/cpu": torch.get_rng_state()}
     if cohort.backbone.device.type == "cuda":
         tensors["rng/cuda"] = torch.cuda.get_rng_state(cohort.backbone.device)
@@ -145,7 +145,7 @@ def save_state(folder: Path, cohort: Cohort) -> None:
 def mend_state(folder: Path, run_ids: Collection[str]) -> str:
     """Put the state before the last in the place of a damaged one, or remove both if that one is damaged too.
 
-    Return words for what was done, and none for a state that can be proved.
+    Return a note on what was done; "" if the state's checksum holds.
     """
     try:
         _read_state(folder / _STATE, run_ids)
@@ -173,7 +173,7 @@ def _read_state(path: Path, run_ids: Collection[str]) -> tuple[dict[str, Any], d
                 raise ValueError(f"`{run_id}` is not one of its runs")
         wanted = {"num_steps", "seconds", "left_steps", "num_begun", "num_slots", "run_steps"}
         if not wanted <= state.keys() or "rng/cpu" not in found.tensors:
-            raise ValueError("something is missing in it")
+            raise ValueError("a part of it is missing")
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise StoreDamaged(
             f"the resume state `{path}` cannot be read: {error}", "begin anew with `--restart`"
@@ -198,7 +198,9 @@ def load_state(folder: Path, cohort: Cohort) -> None:
         begun.sort(key=lambda item: bool(item.progress.status))
     cohort.seat(begun)
     cohort.queue.num_begun = state["num_begun"]
-    cohort.num_steps, cohort.seconds, cohort.left_steps = state["num_steps"], state["seconds"], state["left_steps"]
+    cohort.num_steps = state["num_steps"]
+    cohort.seconds = state["seconds"]
+    cohort.left_steps = state["left_steps"]
     torch.set_rng_state(tensors["rng/cpu"])
     if "rng/cuda" in tensors and cohort.backbone.device.type == "cuda":
         torch.cuda.set_rng_state(tensors["rng/cuda"], cohort.backbone.device)

@@ -1,9 +1,9 @@
 """Candidates for a time budget: settings around the usual ones, how many of them, for how many epochs.
 
-The first candidate is always the run that its user asked for, with what the recipe says where he left something open.
-The others differ from it in one setting each, and only in what is open: the learning rate, the size, the number of
-epochs. More candidates are taken only if the first one has its own number of epochs; they are halved at rungs
-(`halving.py`), so that the whole costs about two runs where there are four.
+The first candidate is always the run as its user asked for it, with the recipe's values for open settings. Each of the
+others differs from it in one open setting: the learning rate, the size or the number of epochs. There are more
+candidates only if there is time for all epochs of the first. They are halved at rungs (`halving.py`), so that four cost
+about as much as two runs.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def plan_spending(run: Run, changes: Sequence[Change], seconds: float, parts: Du
 
 
 def count_epochs_at_most(epochs: Sequence[int], rungs: Sequence[Rung]) -> int:
-    """Return the most epochs of all candidates together: at every rung those that train longest go on."""
+    """Return the most epochs of all candidates together: those that train longest are assumed to pass every rung."""
     left, total, behind = sorted(epochs, reverse=True), 0, 0
     for rung in rungs:
         total += sum(min(own, rung.epoch) - min(own, behind) for own in left)

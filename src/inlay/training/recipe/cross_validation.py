@@ -1,4 +1,4 @@
-"""Cross-validation of a run: the very same training for every fold, judged on the rows that it left out.
+"""Cross-validation of a run: the same training for every fold, judged on the rows that the fold left out.
 
 The runs of the folds have the settings that the run itself was resolved to, so that nothing but rows differs, and are
 trained as one cohort by `fit`. What a fold answered to the rows it left out is kept in its folder (`left_out.json`);
@@ -68,18 +68,19 @@ class FoldScores:
     @property
     def means(self) -> dict[str, float]:
         """Metric -> mean over folds."""
-        return {name: float(np.mean(self._of(name))) for name in self.folds[0].metrics}
+        return {name: float(np.mean(values)) for name, values in self._by_metric.items()}
 
     @property
     def errors(self) -> dict[str, float]:
         """Metric -> standard error of the mean, as if folds were independent; they share training rows, so that the
         true one is somewhat larger (Bengio & Grandvalet 2004)."""
-        return {
-            name: float(np.std(self._of(name), ddof=1) / math.sqrt(len(self.folds))) for name in self.folds[0].metrics
-        }
+        root = math.sqrt(len(self.folds))
+        return {name: float(np.std(values, ddof=1) / root) for name, values in self._by_metric.items()}
 
-    def _of(self, name: str) -> list[float]:
-        return [fold.metrics[name] for fold in self.folds]
+    @property
+    def _by_metric(self) -> dict[str, list[float]]:
+        """Metric -> the scores of all folds."""
+        return {name: [fold.metrics[name] for fold in self.folds] for name in self.folds[0].metrics}
 
     def to_manifest(self) -> dict[str, Any]:
         """Return what a version keeps besides the means: numbers of folds and rows, and the standard errors."""
@@ -107,7 +108,7 @@ def make_fold_runs(run: Run, num_folds: int, backbone: Backbone, store: Store | 
 def judge_folds(planned: FoldRuns, results: Sequence[Result], backbone: Backbone) -> FoldScores:
     """Score every fold on the rows it left out, and all of them together; drops the weights of the folds.
 
-    Refuses a cross-validation of which a fold diverged: what is left would be too good.
+    Refuses a cross-validation in which a fold diverged: the scores of the others would be too good.
     """
     scores, outputs, probabilities = [], [], []
     for run, result in zip(planned.runs, results, strict=True):
@@ -124,7 +125,10 @@ def judge_folds(planned: FoldRuns, results: Sequence[Result], backbone: Backbone
     task, positions = planned.runs[0].task, np.concatenate(planned.folds.left_out)
     targets = planned.folds.rows.targets
     assert targets is not None
-    pooled = evaluate_report(task.kind, task.labels, targets[positions], _join(outputs))
+    all_outputs: Any = [output for own in outputs for output in own]
+    if isinstance(outputs[0], np.ndarray):
+        all_outputs = np.concatenate(outputs)
+    pooled = evaluate_report(task.kind, task.labels, targets[positions], all_outputs)
     return FoldScores(
         metric=task.metric,
         seed=planned.folds.seed,
@@ -142,23 +146,20 @@ def _answer_left_out(run: Run, result: Result, backbone: Backbone) -> Any:
     if not path.is_file():
         if not result.tensors or result.status == "diverged":
             raise Diverged(f"run `{run.id}`, one of the folds, {result.message}", "try a smaller `--lr`")
-        write_atomically(path, seal(_compute_answers(run, result, backbone)))
+        assert run.task.test is not None
+        judged = judge_split(result.spec(run), result.tensors, backbone, run.task.test, run.reading)
+        outputs = judged.predictions(run.task.labels)
+        if any(output is None for output in outputs):
+            raise Diverged(f"run `{run.id}`, one of the folds, has outputs that are not finite", "try a smaller `--lr`")
+        plain = outputs.tolist() if isinstance(outputs, np.ndarray) else outputs
+        write_atomically(path, seal({"digest": run.task.digest, "outputs": plain}))
     for name in (WEIGHTS, PROBE_HEAD):
         (result.folder / name).unlink(missing_ok=True)
     return _read_answers(path, run)
 
 
-def _compute_answers(run: Run, result: Result, backbone: Backbone) -> dict[str, Any]:
-    task = run.task
-    assert task.test is not None
-    judged = judge_split(result.spec(run), result.tensors, backbone, task.test, run.reading)
-    outputs = judged.predictions(task.labels)
-    if any(output is None for output in outputs):
-        raise Diverged(f"run `{run.id}`, one of the folds, has outputs that are not finite", "try a smaller `--lr`")
-    return {"digest": task.digest, "outputs": outputs.tolist() if isinstance(outputs, np.ndarray) else outputs}
-
-
 def _read_answers(path: Path, run: Run) -> Any:
+    """Read a fold's answers to the rows it left out; refuse those to other rows."""
     try:
         content = unseal(path.read_bytes())
         outputs = content["outputs"]
@@ -169,10 +170,3 @@ def _read_answers(path: Path, run: Run) -> Any:
         raise damaged(path, "it is about other rows")
     is_numbers = KINDS[run.task.kind].decide is not None
     return np.asarray(outputs, dtype=np.float64) if is_numbers else outputs
-
-
-def _join(outputs: Sequence[Any]) -> Any:
-    """Join the outputs of all folds, one after another."""
-    if isinstance(outputs[0], np.ndarray):
-        return np.concatenate(outputs)
-    return [output for own in outputs for output in own]

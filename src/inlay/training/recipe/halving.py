@@ -1,9 +1,9 @@
 """Successive halving: which candidates for a task go on, by their dev scores, and when time is up.
 
-Candidates train together in one bank. At a rung, a number of epochs, only the best few of those that came so far go
-on; after the last rung one does. A candidate that waited for a slot comes to a rung later than the others, and is held
-against what they had there. Who ends follows from the dev scores so far, which the resume state has, and from the
-seconds of training that are left.
+Candidates train together in one bank. At a rung, a number of epochs, only the best few of those that reached it go on;
+after the last rung one does. A candidate that waited for a slot reaches a rung later than the others, and is compared
+with the scores they had there. Which candidates end follows from the dev scores so far, which the resume state has, and
+from the seconds of training that are left.
 
 Few dev rows tell little: of candidates within chance of the best, the first, which has the usual settings, is
 preferred. What always holds: the candidate that is preferred at a rung goes on.
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from inlay.data import METRICS
 from inlay.errors import BadConfig
 from inlay.processes import current_process
-from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY
+from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY, Result
 from inlay.training.run.run_folder import read_result
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def make_rungs(num_candidates: int, num_epochs: int) -> tuple[Rung, ...]:
 def find_chance(metric: str, value: float, num_dev: int) -> float:
     """Return the standard error of a dev score that is a share of so many rows; at most 0.5/√n.
 
-    None where less is better: such a number has a scale of its own, as for `train.keep`.
+    It is 0 where less is better: such a score has a scale of its own, as for `train.keep`.
     """
     if not METRICS[metric].higher_is_better:
         return 0.0
@@ -73,6 +73,11 @@ class Standing:
     message: str = ""
     dev_metric: float | None = None
     """dev score of the weights that are kept"""
+
+    @classmethod
+    def from_result(cls, result: Result) -> Standing:
+        """Return the standing of a finished run."""
+        return cls(result.history, result.status, result.message, result.dev_metric)
 
     @property
     def trained(self) -> list[Mapping[str, Any]]:
@@ -112,7 +117,8 @@ class Contest:
     def choose(self, standings: Mapping[str, Standing]) -> list[str]:
         """Rank candidates from the one to publish to the worst; diverged ones are last.
 
-        Within chance of the best score comes first who was not halved away, then the first of the runs.
+        Among scores within chance of the best, candidates that were not halved away come first, and the first run
+        comes before other runs.
         """
         own = {run_id: standings[run_id] for run_id in self.runs if run_id in standings}
         known = {
@@ -134,7 +140,7 @@ class Contest:
     def _score_at(self, rung: Rung, standings: Mapping[str, Standing]) -> dict[str, tuple[float, float]]:
         """Map each candidate that reached the rung to its best score and its last dev loss there.
 
-        Who ended by itself before has come everywhere, with what it came to.
+        A candidate that finished before the rung counts there with the scores it finished with.
         """
         found = {}
         for run_id in self.runs:
@@ -191,7 +197,7 @@ class Referee:
 
 
 class Halving(Referee):
-    """Halves candidates within `seconds` of training, if given; `score_seconds` is the time of scoring one run.
+    """Ends candidates at rungs, and all after `seconds` of training; `score_seconds` is the time to score one run.
 
     Seconds count over all calls of `fit` that the same cohort needs, if it is stopped and goes on.
     """
@@ -215,7 +221,7 @@ class Halving(Referee):
         for run_id in self.contest.runs:  # the resume state does not have runs whose slots others took
             result = read_result(folder / run_id)
             if result is not None and run_id not in self._standings:
-                self._standings[run_id] = Standing(result.history, result.status, result.message, result.dev_metric)
+                self._standings[run_id] = Standing.from_result(result)
         if self.seconds is None or self._deadline is not None:  # begun anew with fewer slots: the time runs on
             return ""
         self.seconds_before = cohort.seconds
@@ -223,7 +229,7 @@ class Halving(Referee):
         if not cohort.num_steps:
             return ""
         left = max(0.0, self.seconds - cohort.seconds)
-        return f"budget: {cohort.seconds:.0f} s of training are behind it, the other {left:.0f} s are left"
+        return f"budget: {cohort.seconds:.0f} s were trained before, the other {left:.0f} s are left"
 
     def is_late(self, num_active: int) -> bool:
         if self._deadline is None:
@@ -253,7 +259,7 @@ class Halving(Referee):
 
 
 def refuse_several() -> None:
-    """Refuse to decide in several processes, whose clocks differ."""
+    """Refuse a time budget in several processes: their clocks differ."""
     if (size := current_process().size) > 1:
         raise BadConfig(
             f"a time budget is for one process, and this is one of {size}",

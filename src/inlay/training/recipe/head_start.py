@@ -1,12 +1,12 @@
-"""The head's first weights: the linear model fitted to what a slot gives of the training rows (probe, then tune).
+"""The head's first weights: a linear model fitted to a slot's vectors of the training rows (first probe, then tune).
 
-So training begins where logistic regression ends, and adapters learn under a head that already means something (Kumar
-et al. 2022). With few rows a linear model has every training row right, and surely so: nothing would be left to learn
-from. So its outputs are divided by the temperature that makes it honest about rows it was not fitted to, which changes
-no answer.
+Training then begins where logistic regression ends, and adapters learn under a head that already means something (Kumar
+et al. 2022). With few rows a linear model gets every training row right, with a probability near 1: no loss would be
+left to learn from. So its outputs are divided by the temperature that calibrates it on rows it was not fitted to, which
+changes no answer.
 
-The same is done after a contrastive start. Few rows are soon learnt by heart, so of what it changed a part is kept, and
-the head fitted to what that gives: weights between the start and the end generalise better than either (Wortsman et al.
+The same is done after a contrastive start. Few rows are soon memorised, so only a part of its change is kept, and the
+head is fitted to what that gives: weights between the start and the end generalise better than either (Wortsman et al.
 2022), and where labels are noise little is lost. The contrastive start is SetFit's (Tunstall et al. 2022): rows of one
 label are pulled together, others pushed apart. There a whole copy of the backbone is trained for each task, on pairs
 drawn one by one; here it is a slot on a frozen backbone, and a batch of n rows gives all n·(n−1)/2 of its pairs.
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +64,8 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
         return FittedHead({}, math.nan, {})
     head = run.spec.head
     task = dataclasses.replace(run.task, train=run.task.train.take(rows))
-    honest = fit_honest(task, vectors, has_towers=head.has_towers)
-    weights, bias = honest.model.weights, honest.model.bias
+    calibrated = fit_calibrated(task, vectors, has_towers=head.has_towers)
+    weights, bias = calibrated.model.weights, calibrated.model.bias
     if find_head(head.kind).is_scaled:  # heads give numbers on the scale of their targets
         weights, bias = weights / head.target_std, (bias - head.target_mean) / head.target_std
     width = bank.backbone.hidden_size
@@ -74,16 +73,16 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
     if head.has_towers:
         found[head_part.PAIR_WEIGHT] = weights[:, width:]
     tensors = {name: torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32)) for name, own in found.items()}
-    return FittedHead(tensors, honest.left_out.score, _find_suspects(task, honest))
+    return FittedHead(tensors, calibrated.left_out.score, _find_suspects(task, calibrated))
 
 
-def _find_suspects(task: Task, honest: Honest) -> dict[str, Any]:
+def _find_suspects(task: Task, calibrated: CalibratedLinear) -> dict[str, Any]:
     """Find training rows that may be labelled wrongly, by the folds that chose the strength of the linear model."""
     if not KINDS[task.kind].finds_label_errors:
         return {}
-    rows = task.train.take(honest.rows)
+    rows = task.train.take(calibrated.rows)
     assert rows.targets is not None
-    found = find_label_errors(rows, task.labels, as_probabilities(honest.left_out.outputs, rows.targets))
+    found = find_label_errors(rows, task.labels, as_probabilities(calibrated.left_out.outputs, rows.targets))
     sure = [error.line for error in found.errors if error.margin >= _SURE]
     return {"num_rows": len(sure), "lines": sure[:_MOST_NAMED]} if sure else {}
 
@@ -91,7 +90,7 @@ def _find_suspects(task: Task, honest: Honest) -> dict[str, Any]:
 def _find_temperature(outputs: np.ndarray, targets: np.ndarray) -> float:
     """Return the temperature that calibrates a model on held-out rows, within limits.
 
-    Rows that are all right, or classes that a fold never saw, would take it to any length.
+    Without limits, rows that are all right or classes that a fold never saw would give extreme values.
     """
     return float(np.clip(likeliest_temperature(outputs, targets), *_TEMPERATURES))
 
@@ -103,13 +102,8 @@ def draw_rows(num_rows: int, most: int) -> np.ndarray:
     return np.sort(np.random.default_rng(0).permutation(num_rows)[:most])
 
 
-def keep_part(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-    """Interpolate a slot's tensors between its start and its end: `share` of the change is kept."""
-    return {name: torch.lerp(start[name], tensor, share) for name, tensor in end.items()}
-
-
 @dataclass(frozen=True)
-class Honest:
+class CalibratedLinear:
     """A linear model of training rows, with the outputs of models of its strength for held-out rows."""
 
     model: Linear
@@ -118,7 +112,7 @@ class Honest:
     """positions of the held-out rows: all, or some of very many"""
 
 
-def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> Honest:
+def fit_calibrated(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> CalibratedLinear:
     """Fit a linear model to a task's training rows, with outputs calibrated on held-out rows."""
     targets = task.train.targets
     assert targets is not None
@@ -134,17 +128,17 @@ def fit_honest(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> 
         strength = best.strength * len(some) / len(vectors)
         model = fit_raw(task.kind, vectors, targets, strength, len(task.labels))
     if KINDS[task.kind].is_number:
-        return Honest(_or_cosine(task, vectors, best, model) if has_towers else model, best, some)
+        return CalibratedLinear(_choose_cosine(task, vectors, best, model) if has_towers else model, best, some)
     decided = decision_targets(task.kind, targets[some], len(task.labels))
     temperature = _find_temperature(best.outputs, decided)
     cooler = Linear(model.weights / temperature, model.bias / temperature, model.has_converged)
-    return Honest(cooler, best, some)
+    return CalibratedLinear(cooler, best, some)
 
 
-def _or_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) -> Linear:
+def _choose_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Linear) -> Linear:
     """Return the model, or one of the cosine of both texts alone if that is better on held-out rows.
 
-    A backbone that was tuned for similar texts knows more by it than few rows can teach.
+    For a backbone that was trained on similar texts, the cosine says more than few rows can teach.
     """
     targets, cosine = task.train.targets, vectors[:, -1:]
     assert targets is not None

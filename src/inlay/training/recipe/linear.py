@@ -1,4 +1,4 @@
-"""Linear models on rows of numbers, as a head would have them: logits for classes and labels, numbers for numbers.
+"""Linear models of rows of numbers, with the outputs of a head: logits for classes and labels, numbers for numbers.
 
 Logistic regression for classes, one for each label where a row may have several, ridge regression for numbers; by
 scikit-learn. Rows may be sparse (words) or dense (a backbone's vectors). Labels without a training row are never
@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from scipy import sparse
@@ -39,7 +39,7 @@ class Linear:
         return (self.weights.size + self.bias.size) // (2 if is_mirrored else 1)
 
     def outputs(self, rows: Any) -> np.ndarray:
-        """Return what a head would output for the rows: logits [n, labels], or numbers [n, 1]."""
+        """Return the model's outputs for the rows: logits [n, labels], or numbers [n, 1]."""
         return rows @ self.weights.T + self.bias
 
 
@@ -57,15 +57,15 @@ def _fit_classes(rows: Any, targets: np.ndarray, strength: float, num_labels: in
 
 def _fit_labels(rows: Any, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
     """Fit one-against-the-rest models, one for each label."""
-    found = [_fit_label(rows, applies, strength) for applies in targets.T > 0]
-    weights, bias = np.concatenate([item[0] for item in found]), np.concatenate([item[1] for item in found])
-    return Linear(weights, bias, all(item[2] for item in found))
-
-
-def _fit_label(rows: Any, applies: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, bool]:
-    if applies.all() or not applies.any():
-        return np.zeros((1, rows.shape[1])), np.array([_CERTAIN if applies.all() else -_CERTAIN]), True
-    return _fit_logistic(rows, applies, strength)
+    models = []
+    for applies in targets.T > 0:
+        if applies.all() or not applies.any():
+            certain = _CERTAIN if applies.all() else -_CERTAIN
+            models.append((np.zeros((1, rows.shape[1])), np.array([certain]), True))
+        else:
+            models.append(_fit_logistic(rows, applies, strength))
+    weights, bias = np.concatenate([model[0] for model in models]), np.concatenate([model[1] for model in models])
+    return Linear(weights, bias, all(model[2] for model in models))
 
 
 def _fit_logistic(rows: Any, targets: np.ndarray, strength: float) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -115,31 +115,19 @@ def linear_kinds() -> str:
     return ", ".join(name for name, kind in KINDS.items() if kind.linear is not None)
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Rows as numbers of mean 0 and deviation 1, feature by feature.
+def _find_scale(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the means and widths by which rows are standardised, feature by feature.
 
     A feature that hardly varies beside the others is rounding and no signal: made as wide as the others it would get a
     weight that no new row can bear.
     """
-
-    means: np.ndarray
-    widths: np.ndarray
-
-    @classmethod
-    def of(cls, rows: np.ndarray) -> Self:
-        """Return the scale of these rows."""
-        widths = rows.std(axis=0)
-        return cls(rows.mean(axis=0), np.maximum(widths, _NARROWEST * float(np.median(widths)) or 1.0))
-
-    def apply(self, rows: np.ndarray) -> np.ndarray:
-        """Return the rows on this scale."""
-        return (rows - self.means) / self.widths
+    widths = rows.std(axis=0)
+    return rows.mean(axis=0), np.maximum(widths, _NARROWEST * float(np.median(widths)) or 1.0)
 
 
 @dataclass(frozen=True)
 class Validated:
-    """The cross-validation of one strength: the score on held-out rows, and the outputs for them."""
+    """The result of cross-validating one strength: the score on held-out rows, and the outputs for them."""
 
     strength: float
     score: float
@@ -157,8 +145,8 @@ def cross_validate(
     outputs = {strength: np.zeros((len(rows), num_outputs)) for strength in STRENGTHS}
     for fold in np.unique(folds):
         kept, left = folds != fold, folds == fold
-        scale = Scale.of(rows[kept])
-        inside, outside = scale.apply(rows[kept]), scale.apply(rows[left])
+        means, widths = _find_scale(rows[kept])
+        inside, outside = (rows[kept] - means) / widths, (rows[left] - means) / widths
         for strength in STRENGTHS:
             model = fit_linear(kind, inside, targets[kept], strength, num_labels)
             outputs[strength][left] = model.outputs(outside)
@@ -176,7 +164,7 @@ def choose_strength(metric: str, tried: Mapping[float, Validated]) -> Validated:
 
 def fit_raw(kind: str, rows: np.ndarray, targets: np.ndarray, strength: float, num_labels: int) -> Linear:
     """Fit a linear model to standardised rows, and return it for unscaled rows."""
-    scale = Scale.of(rows)
-    model = fit_linear(kind, scale.apply(rows), targets, strength, num_labels)
-    weights = model.weights / scale.widths
-    return Linear(weights, model.bias - weights @ scale.means, model.has_converged)
+    means, widths = _find_scale(rows)
+    model = fit_linear(kind, (rows - means) / widths, targets, strength, num_labels)
+    weights = model.weights / widths
+    return Linear(weights, model.bias - weights @ means, model.has_converged)

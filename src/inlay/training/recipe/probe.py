@@ -33,7 +33,7 @@ from inlay.data import (
     score,
 )
 from inlay.errors import Unsupported
-from inlay.model import TOKEN_BUDGET, Backbone, Bank, Row, batches_by_length, make_rows
+from inlay.model import TOKEN_BUDGET, Backbone, Bank, batches_by_length, make_rows
 from inlay.training.recipe.linear import Validated, choose_strength, cross_validate, fit_raw, linear_kinds
 
 _MOST_COMPARED = 1000  # rows used to choose how pairs are read
@@ -76,14 +76,14 @@ def fit_probe(
     if KINDS[task.kind].linear is None:
         raise Unsupported(f"a linear probe for a `{task.kind}` task", f"it knows: {linear_kinds()}")
     began = time.perf_counter()
-    # 1. every text through the frozen backbone, once for each reading
+    # 1. compute the features of every text by the frozen backbone, once for each reading
     reader = _Reader(backbone, min(max_length or 128, backbone.max_length), on_rows)
     splits = {"train": task.train, "dev": task.dev}
     if task.test is not None and task.test.targets is not None:
         splits["test"] = task.test
     readings = (_SINGLE,) if task.train.pairs is None else (_JOINED, _TOWERS)
     features = {name: {side: reader.read(split, name) for side, split in splits.items()} for name in readings}
-    # 2. strength and reading by cross-validation on the training rows
+    # 2. choose strength and reading by cross-validation on the training rows
     targets, num_labels = _targets(task.train), len(task.labels)
     tried = {
         name: cross_validate(task.kind, task.metric, sides["train"], targets, num_labels)
@@ -95,7 +95,7 @@ def fit_probe(
         if is_better(task.metric, best[name].score, best[reading].score):
             reading = name
     strength = best[reading].strength
-    # 3. fitted on all training rows, scored by every metric of the kind
+    # 3. fit on all training rows, and score by every metric of the kind
     chosen = features[reading]
     model = fit_raw(task.kind, chosen["train"], targets, strength, num_labels)
     outputs = {side: model.outputs(rows) for side, rows in chosen.items() if side != "train"}
@@ -177,21 +177,16 @@ class _Reader:
         budget = TOKEN_BUDGET[self._backbone.device.type]
         lengths = [int(length) for length in encoded.lengths]
         for chunk in batches_by_length(lengths, budget, packs=self._backbone.packs):
-            found[chunk] = self._pool(bank, [rows[index] for index in chunk])
+            batch = self._backbone.collate([rows[index] for index in chunk])
+            with torch.inference_mode(), bank.routed(batch.route):
+                states = self._backbone.hidden(batch)
+                if batch.pack is not None:
+                    pooled = self._backbone.pool_packed(states[0], batch.pack, self.pooling)
+                else:
+                    assert batch.mask_BT is not None
+                    pooled = self._backbone.pool(states, batch.mask_BT, self.pooling)
+            found[[chunk[origin] for origin in batch.order]] = pooled.double().cpu().numpy()
             self._on_rows(len(chunk))
-        return found
-
-    def _pool(self, bank: Bank, rows: list[Row]) -> np.ndarray:
-        batch = self._backbone.collate(rows)
-        with torch.inference_mode(), bank.routed(batch.route):
-            states = self._backbone.hidden(batch)
-            if batch.pack is not None:
-                pooled = self._backbone.pool_packed(states[0], batch.pack, self.pooling)
-            else:
-                assert batch.mask_BT is not None
-                pooled = self._backbone.pool(states, batch.mask_BT, self.pooling)
-        found = np.empty((len(rows), pooled.shape[1]))
-        found[list(batch.order)] = pooled.double().cpu().numpy()
         return found
 
 
@@ -201,7 +196,7 @@ def _cosine(u: np.ndarray, v: np.ndarray) -> np.ndarray:
 
 
 def _score_cosine(task: Task, towers: Mapping[str, np.ndarray], splits: Mapping[str, Split]) -> dict[str, Any] | None:
-    """Return the correlation of the untrained cosine with the target; None unless that is a number."""
+    """Return the correlation of the untrained cosine with the target; None unless targets are numbers."""
     if not KINDS[task.kind].is_number:
         return None
     names = [name for name in ("spearman", "pearson") if name in list_metrics(task.kind, 0)]

@@ -1,8 +1,8 @@
-"""Files of a run that carry a checksum of what they hold, so that damage is found before anything is made of it.
+"""Files of a run with a checksum of their content, so that damage is found before the content is used.
 
 Tensors are safetensors, with the checksum in their metadata; a JSON object has it under a key of its own. Files of
-earlier versions of Inlay have none, and are read as they are. The checksum is for accidents: it proves nothing to
-somebody who changes files on purpose, which only the store's digests do.
+earlier versions of Inlay have none, and are read as they are. The checksum is for accidents: against changes on
+purpose only the store's digests help.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _read_header(file: BinaryIO) -> tuple[dict[str, Any], int]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"not a safetensors file: {error}") from None
     if not isinstance(header, dict) or not isinstance(header.get("__metadata__", {}), dict):
-        raise ValueError("not a safetensors file: its header is no JSON object")
+        raise ValueError("not a safetensors file: its header is not a JSON object")
     return header, 8 + length
 
 

@@ -65,7 +65,7 @@ class Totals:
         return float(self.num_tasks)
 
     def repeat(self, times: int) -> Totals:
-        """Return the counts for `number` times as many tasks that share nothing with each other."""
+        """Return the counts for `times` as many tasks that share nothing with each other."""
         counts = ("num_tasks", "trained", "adapters", "last_layers", "kept", "replaced")
         return replace(self, **{name: times * getattr(self, name) for name in counts})
 
@@ -93,9 +93,9 @@ def count_totals(
 ) -> Totals:
     """Count the tensors of `num_tasks` tasks.
 
-    `items` are those of all of them, as `JointRun.layout` lists them. With `is_shared_frozen` the tasks train nothing
-    but what is their own. `num_backbone` are the parameters that the backbone's files have, where they lack some that
-    its shape has, such as a pooler.
+    `items` are those of all tasks, as `JointRun.layout` lists them. With `is_shared_frozen` tasks train only their
+    own parameters. `num_backbone` is the number of parameters in the backbone's files, which may lack some that its
+    shape has, such as a pooler.
     """
     trained = [item for item in items if not (is_shared_frozen and item.is_shared)]
     copied = {OWN_WEIGHTS.theirs(_bare(item)) for item in items if item.part == "weights"}

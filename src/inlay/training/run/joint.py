@@ -1,15 +1,14 @@
-"""Runs of several tasks: a slot for each, parameters that they share, one schedule, one choice of the best epoch.
+"""Runs of several tasks: a slot for each, shared parameters, one schedule, one choice of the best epoch.
 
 A `JointRun` is to `fit` what a `Run` is; each of its `parts` is an ordinary run's task with its own rows and head. An
-epoch is as many steps as the rows of all tasks need, or the part of
-`joint.steps` between two scores; which tasks and rows a step sees follows from seed and step (`data/sampling.py`).
+epoch is as many steps as the rows of all tasks need, or the part of `joint.steps` between two scores; which tasks and
+rows a step sees follows from seed and step (`data/sampling.py`).
 
 What always holds: a task's own parameters move only in steps that have rows of it, and dev rows are never trained on.
 
-A finished run is materialised: generated and shared weights become each task's own. Afterwards each task is a slot like
-any other, which store and engine keep and serve without knowing where it came from; its weights define it. A new task
-may start where a run of several ended: on what its tasks share, with an embedding of its own, fresh or that of a task
-it resembles.
+A finished run is materialised: generated and shared weights become each task's own. Afterwards each task is an
+ordinary slot, defined by its weights; store and engine need not know where it came from. A new task may start where a
+run of several ended: on the parameters its tasks share, with an embedding of its own, fresh or that of a similar task.
 """
 
 from __future__ import annotations
@@ -117,15 +116,15 @@ def make_joint_run(
 ) -> JointRun:
     """Resolve every `auto` of `config` for these tasks and the backbone, and check that they go together.
 
-    `data` says of every task where its rows were, so that the finished run can find them again.
+    `data` has the data settings of every task, so that the finished run can find its rows again.
     """
     _check_tasks(tasks, config)
-    for setting, (taken, hint) in _PLAIN.items():
+    for setting, (taken, hint) in _ALLOWED_SETTINGS.items():
         if (value := getattr(config.train, setting)) not in taken:
             shown = ", ".join(value) if isinstance(value, tuple) else value
             raise BadConfig(f"`train.{setting}` is `{shown}` for a run of several tasks", hint)
     _check_backbone(start, backbone)
-    # Record what is done: rows are drawn from all rows of a task, on padded backbones too.
+    # Rows are drawn from all rows of a task, on padded backbones too: the recorded setting must say so.
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, bucket=1))
     sources = [keep_places(source) for source in data or [config.data] * len(tasks)]
     # Settings of generated text go to free-text tasks alone, if there are any.
@@ -139,14 +138,16 @@ def make_joint_run(
         )
         for task, source, is_free in zip(tasks, sources, are_free, strict=True)
     )
-    # Settings that suit one kind of task stay that task's: given as asked, they are resolved the same way again.
-    train = dataclasses.replace(parts[0].config.train, **{each: getattr(config.train, each) for each in _BY_TASK})
+    # Settings resolved for one kind of task must not become the run's: it keeps them as they were asked for.
+    train = dataclasses.replace(
+        parts[0].config.train, **{each: getattr(config.train, each) for each in _RESOLVED_BY_TASK}
+    )
     resolved = dataclasses.replace(parts[0].config, task=name, data=config.data, train=train)
     if len(tasks) > 1 and config.train.prompt is not None and find_method(config.method.name).shares_all:
         raise BadConfig(
-            f"`train.prompt` is `{config.train.prompt}` for all tasks of `{config.method.name}`, which nothing but a "
-            "prompt of its own tells apart",
-            "leave it out: each task's is then its name and a colon",
+            f"`train.prompt` is `{config.train.prompt}` for all tasks of `{config.method.name}`, which cannot be told "
+            "apart without prompts of their own",
+            "leave it out: each task's prompt is then its name and a colon",
         )
     run = JointRun(name, parts, resolved, start)
     if not any(item.is_shared for item in run.layout(backbone.anatomy)):
@@ -165,14 +166,14 @@ def make_joint_run(
     return run
 
 
-_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")
+_RESOLVED_BY_TASK = ("pooling", "max_length", "label_smoothing", "beams", "max_answer", "prompt")
 
 
 def _check_tasks(tasks: Sequence[Task], config: RunConfig) -> None:
     """Refuse a method of one task, names that cannot be told apart, and metrics that have no mean."""
     if not find_method(config.method.name).is_joint:
-        known = ", ".join(JOINT_METHODS)
-        raise BadConfig(f"method `{config.method.name}` trains one task at a time", f"of several tasks: {known}")
+        hint = f"methods for several tasks: {', '.join(JOINT_METHODS)}"
+        raise BadConfig(f"method `{config.method.name}` trains one task at a time", hint)
     if not tasks:
         raise BadConfig("a run of several tasks was given none", "give one task or more")
     names = [task.name for task in tasks]
@@ -192,7 +193,7 @@ def _check_tasks(tasks: Sequence[Task], config: RunConfig) -> None:
 
 
 # Setting of training -> the values allowed in a multi-task run, and the hint for others.
-_PLAIN: dict[str, tuple[tuple[object, ...], str]] = {
+_ALLOWED_SETTINGS: dict[str, tuple[tuple[object, ...], str]] = {
     "steps": (("epochs",), "leave it out, or say how many steps there are: `--steps N`"),
     "bucket": ((None, 1), "leave it out: rows are drawn from all of a task's, whatever their length"),
     "start": (((),), "start from another run of several tasks: `--from-run RUN`"),
@@ -219,10 +220,10 @@ def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Train
         )
     _check_finite(result)
     origin = {"run": run.id, "method": run.config.method.name, "tasks": [part.name for part in run.parts]}
-    return [_put_down(part, origin, result, backbone) for part in run.parts]
+    return [_materialize_task(part, origin, result, backbone) for part in run.parts]
 
 
-def _put_down(part: Run, origin: Mapping[str, Any], result: Result, backbone: Backbone) -> Trained:
+def _materialize_task(part: Run, origin: Mapping[str, Any], result: Result, backbone: Backbone) -> Trained:
     """Turn one task of a finished run into an ordinary task: its own weights, scores and fitted head."""
     own = f"{part.name}/"
     history = [
@@ -234,14 +235,14 @@ def _put_down(part: Run, origin: Mapping[str, Any], result: Result, backbone: Ba
         for line in result.history
     ]
     best = next((line["dev"][part.metric] for line in history if line["epoch"] == result.best_epoch), None)
-    tensors = write_out(part, result.tensors, backbone)
+    tensors = expand_slot(part, result.tensors, backbone)
     spec = SlotSpec(materialized_method(part.spec.method), part.spec.head)
     config = dataclasses.replace(part.config, method=spec.method.as_config(), joint=JointConfig())
     run = dataclasses.replace(part, config=config, spec=spec, origin=origin)
     return Trained(run, dataclasses.replace(result, history=history, dev_metric=best, tensors=tensors))
 
 
-def write_out(part: Run, tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
+def expand_slot(part: Run, tensors: Mapping[str, Tensor], backbone: Backbone) -> dict[str, Tensor]:
     """Return the tensors of a task's ordinary slot, expanded from all tensors the run trained."""
     expander = make_expander(backbone.anatomy, part.spec.method, 1)
     own = Start(dict(tensors)).of(part.name)
@@ -264,7 +265,7 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
     paths = [path.with_suffix(DIGEST) for path in _find_parts(folder)]
     if not all(path.is_file() for path in paths):
         raise Missing(
-            f"the folder of run `{folder.name}` does not say which rows its tasks had: it is from before that was kept",
+            f"the folder of run `{folder.name}` does not say which rows its tasks had: an older Inlay wrote it",
             "run its `inlay multitask` command again: the run is not trained again, and all its tasks are published",
         )
     digests = [path.read_text(encoding="utf8").strip() for path in paths]
@@ -274,7 +275,7 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
         raise WrongBackbone(
             f"run `{folder.name}` was not trained on backbone `{backbone.name}` ({backbone.fingerprint[:12]}), "
             f"but on `{known.backbone}` ({wanted[:12]})",
-            f"use `--backbone {known.backbone}`, or wherever that one lies now",
+            f"use `--backbone {known.backbone}`, or the folder where that backbone is now",
         )
     ids = [config.identify(rows, backbone.fingerprint) for config, rows in zip(configs, digests, strict=True)]
     started = read_toml(folder / _SETTINGS).joint.start
@@ -294,10 +295,12 @@ def read_materialized(folder: Path, tasks: Sequence[Task], backbone: Backbone) -
         if task.digest != digests[number]:
             raise BadData(
                 f"task `{task.name}`: its rows are not those that run `{run_id}` was trained on",
-                f"they were read from `{configs[number].data.source}`; where they are now, say as "
+                f"they were read from `{configs[number].data.source}`; if they are elsewhere now, write "
                 f"`inlay materialize {run_id} {task.name}=DATA`",
             )
-        found.append(_put_down(make_part(task, configs[number], backbone, is_trained=True), origin, result, backbone))
+        found.append(
+            _materialize_task(make_part(task, configs[number], backbone, is_trained=True), origin, result, backbone)
+        )
     return found
 
 
@@ -364,7 +367,7 @@ def _check_settings(folder: Path) -> None:
     if not (folder / _SETTINGS).is_file():
         raise Missing(
             f"the folder of run `{folder.name}` lacks its {_SETTINGS}: no `{folder / _SETTINGS}`",
-            f"restore it from a copy, or delete `{folder}` and train the run again: its `inlay multitask` command",
+            f"restore it from a copy, or delete `{folder}` and run its `inlay multitask` command again",
         )
 
 
@@ -377,7 +380,7 @@ def find_joint_runs(runs: Path) -> list[str]:
 def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
     """Return the start of new tasks on a finished run's shared parameters: fresh embeddings, or those of similar tasks.
 
-    The head of a task goes along where the new one's labels are among its own.
+    The head of a similar task is taken over if the new task's labels are among its labels.
     """
     # 1. Refuse another method. By name first: the settings of one method are refused by another.
     result, source = read_finished(folder), read_toml(folder / _SETTINGS)
@@ -391,7 +394,7 @@ def start_from(folder: Path, config: RunConfig, tasks: Sequence[Task]) -> Start:
                 f"`{getattr(its, item.name)}`",
                 "a run that starts from another has its method: leave out the settings of the method",
             )
-    # 2. What its tasks share, and what the tasks that new ones resemble have of their own.
+    # 2. Collect what its tasks share, and the own parameters of tasks that new ones resemble.
     shared = {name: tensor for name, tensor in result.tensors.items() if "/" not in name}
     # Not by their tensors: tasks that share every weight of a backbone that writes have none of their own.
     known, by_name = {part.task: part for part in read_parts(folder)}, {task.name: task for task in tasks}

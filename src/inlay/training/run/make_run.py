@@ -38,8 +38,8 @@ def make_run(
 ) -> Run:
     """Resolve every `auto` of `config` for this task and backbone, and check that they go together.
 
-    `store` has the versions that `config.train.start` names. What `is_trained` is not refused for what later versions
-    of Inlay train no more.
+    `store` has the versions that `config.train.start` names. A run that `is_trained` may have settings that Inlay no
+    longer trains with.
     """
     if find_method(config.method.name).is_joint:
         raise BadConfig(
@@ -115,8 +115,8 @@ def _resolve_pairs(
 ) -> tuple[str, str]:
     """Choose how the task's pairs are read, and say why.
 
-    As asked for, if it can be; else as what the run starts from; where nothing is said, as linear probes of the
-    training rows do better with, if the head begins as one.
+    The setting decides, then the versions that the run starts from; else, if the head begins as a linear probe, the way
+    in which such probes of the training rows score better.
     """
     asked = config.data.pairs
     obstacle = _find_towers_obstacle(task, config.train, backbone)
@@ -179,7 +179,7 @@ def _check_texts(task: Task, texts: Sequence[str], backbone: Backbone) -> None:
             raise BadConfig(
                 f"task `{task.name}`: to `{backbone.name}` the answers `{known[tokens]}` and `{text}` are the same "
                 "tokens",
-                "say what is written for each label: `--set data.answers=LABEL=text,…` (of several tasks "
+                "say what is written for each label: `--set data.answers=LABEL=text,…` (for several tasks "
                 f"`data.{task.name}.answers`)",
             )
         known[tokens] = text
@@ -213,7 +213,7 @@ def _resolve_writing(task: Task, config: TrainConfig, backbone: Backbone) -> dic
 
 
 def _resolve_pooling(config: TrainConfig, backbone: Backbone, *, takes_noise: bool) -> str:
-    """Resolve the pooling. A trained copy of the pooler reads what the pooler reads: the first token."""
+    """Resolve the pooling. A trained copy of the pooler reads the first token, as the pooler itself does."""
     if config.hidden != "pooler":
         return backbone.resolve_pooling(config.pooling, takes_noise=takes_noise)
     backbone.resolve_pooling("pooler", takes_noise=True)  # refuses a backbone that has none
@@ -226,12 +226,12 @@ def _resolve_pooling(config: TrainConfig, backbone: Backbone, *, takes_noise: bo
 
 
 # Notes on a task's texts, by the backbone's fingerprint: many runs share a task.
-_SAID: WeakKeyDictionary[Task, dict[str, list[str]]] = WeakKeyDictionary()
+_TEXT_NOTES: WeakKeyDictionary[Task, dict[str, list[str]]] = WeakKeyDictionary()
 
 
 def _describe_texts(task: Task, backbone: Backbone) -> list[str]:
     """Return notes on characters of the training texts that the backbone's tokenizer does not know."""
-    said = _SAID.setdefault(task, {})
+    said = _TEXT_NOTES.setdefault(task, {})
     if backbone.fingerprint not in said:
         said[backbone.fingerprint] = describe_unknown(backbone.tokenizer, task.train, backbone.name)
     return said[backbone.fingerprint]
@@ -247,7 +247,7 @@ def _describe_reading(config: TrainConfig, head: HeadSpec, backbone: Backbone) -
     elif head.hidden != "pooler" and config.pooling == "auto":
         yield f"pooling: {backbone.default_pooling} ({POOLED[backbone.default_pooling]}): {backbone.pooling_reason}"
     if head.pooling == "pooler" and backbone.pooler_noise:
-        yield f"it goes on reading a pooler that is noise: {noise}"
+        yield f"it still reads a pooler that is noise: {noise}"
 
 
 def read_trained(folder: Path, task: Task, backbone: Backbone) -> Trained:

@@ -20,7 +20,7 @@ from inlay.data import epoch_batches, task_shares
 from inlay.model import Backbone, collate, infer, make_rows
 from inlay.notebook import show_html
 from inlay.threads import Threads, generator_lock, own_threads
-from inlay.training.cohort.cohort import Cohort, CohortSettings, peak_memory_bytes
+from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.frozen_cache import FrozenCache, Limits
 from inlay.training.cohort.member import Member
 from inlay.training.cohort.memory import (
@@ -30,6 +30,7 @@ from inlay.training.cohort.memory import (
     choose_slots,
     count_slot_bytes,
     find_budget,
+    peak_memory_bytes,
 )
 from inlay.training.run.counts import Totals, count_totals
 from inlay.training.run.joint import JointRun
@@ -131,10 +132,7 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> R
         (member,) = cohort.members[0].parts
         steps = _Steps(member, _QUANTILES, backbone.device)
         with cohort.training():
-            epoch_seconds = steps.estimate(cohort.step)
-            once_seconds = 0.0
-            if member.is_reusing:
-                once_seconds = steps.estimate(lambda: member.prefixes(member.next_batch()))
+            epoch_seconds, once_seconds = steps.estimate_epoch(cohort)
         peak = peak_memory_bytes(backbone.device)
         dev_seconds = _measure_dev(cohort, member, _DEV_SAMPLE)
         full_seconds = steps.estimate(_make_full_step(member, backbone))
@@ -202,10 +200,7 @@ def measure_durations(run: Run, backbone: Backbone, *, checkpointing: bool = Fal
         (member,) = cohort.members[0].parts
         steps = _Steps(member, _FEW_QUANTILES, backbone.device)
         with cohort.training():
-            epoch = steps.estimate(cohort.step)
-            once = 0.0
-            if member.is_reusing:
-                once = steps.estimate(lambda: member.prefixes(member.next_batch()))
+            epoch, once = steps.estimate_epoch(cohort)
         dev = _measure_dev(cohort, member, _FEW_DEV_ROWS)
     dev_share = float(member.dev.lengths.sum() / member.train.lengths.sum())
     return Durations(
@@ -372,7 +367,7 @@ def _shrink(run: AnyRun, num_rows: int, num_steps: int) -> AnyRun:
 
 
 def _count_characters(run: Run) -> int:
-    """Count the characters of the training texts, cut to what is read: four to a token."""
+    """Count the characters of the training texts, each cut to the length that is read: four to a token."""
     seconds, most = run.task.train.pairs or [""] * run.num_rows, 4 * run.max_length
     most *= 2 if run.spec.head.has_towers else 1
     return sum(min(len(a) + len(b), most) for a, b in zip(run.task.train.texts, seconds, strict=True))
@@ -389,6 +384,14 @@ class _Steps:
         order = np.argsort(self._tokens, kind="stable")
         self._heaviest = int(order[-1])
         self._sample = sorted({int(order[int(q * (len(order) - 1))]) for q in quantiles})
+
+    def estimate_epoch(self, cohort: Cohort) -> tuple[float, float]:
+        """Estimate the seconds of an epoch's steps, and of the frozen layers in them, which training computes once."""
+        member, once_seconds = self._member, 0.0
+        epoch_seconds = self.estimate(cohort.step)
+        if member.is_reusing:
+            once_seconds = self.estimate(lambda: member.prefixes(member.next_batch()))
+        return epoch_seconds, once_seconds
 
     def estimate(self, work: Callable[[], Any]) -> float:
         """Estimate the seconds of `work` for all batches of an epoch, from a few; it finds each at the cursor."""

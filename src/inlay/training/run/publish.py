@@ -61,8 +61,8 @@ def publish(
 ) -> Version:
     """Add a run's best weights to the store under `name` (the task's own by default).
 
-    Scores the test rows, where there are some, and answers the probe rows on the canonical path. `folds` is what the
-    run's cross-validation came to, which the version keeps. `probes` is one of `PROBES`.
+    Scores the test rows, where there are some, and answers the probe rows on the canonical path. `folds` are the
+    scores of the run's cross-validation, which the version keeps. `probes` is one of `PROBES`.
     """
     manifest = make_manifest(run, result, backbone, folds=folds, probes=probes)
     sidecar = {
@@ -87,7 +87,7 @@ def make_manifest(
     probes: str = "rows",
     test: dict[str, float] | None = None,
 ) -> Manifest:
-    """Return what a version of a run's best weights says of itself; the rows of its probes are answered for it.
+    """Make the manifest of a version of a run's best weights, which includes answering its probe rows.
 
     `test` has the scores of the test rows, where they are known already.
     """
@@ -138,7 +138,7 @@ def make_manifest(
 
 
 def check_probes(probes: str) -> None:
-    """Refuse what is no way to keep probes."""
+    """Refuse an unknown way to keep probes."""
     if probes not in PROBES:
         raise UnknownName("way to keep probes", probes, PROBES)
 
@@ -226,10 +226,9 @@ def publish_result(
     name: str | None = None,
     folds: FoldScores | None = None,
 ) -> Version:
-    """Put a run's best weights in the store, with the scores of its cross-validation, if there was one."""
+    """Publish a prepared run, with the scores of its cross-validation, if there was one; refuse a diverged one."""
     check_trained(result)
-    run, backbone, store = prepared.run, prepared.backbone, prepared.store
-    return publish(run, result, backbone, store, name, folds=folds, probes=prepared.probes)
+    return publish(prepared.run, result, prepared.backbone, prepared.store, name, folds=folds, probes=prepared.probes)
 
 
 def report_run(prepared: PreparedRun, result: Result, version: Version | None) -> dict[str, Any]:
@@ -311,8 +310,9 @@ def find_rising(history: Sequence[Mapping[str, Any]], metric: str, num_dev: int)
 
 
 def report_task(item: Trained, backbone: Backbone, store: Store, *, publishes: bool) -> dict[str, Any]:
-    """Return the report on one task of a multi-task run as data; with `publishes`, publish it first."""
-    reference, test, rows = None, None, item.run.task.test
+    """Return the report on one task of a multi-task run as data; publish the task first if `publishes`."""
+    reference, test = None, None
+    rows = item.run.task.test
     if publishes:
         version = publish(item.run, item.result, backbone, store)
         reference, test = version.reference, store.manifest(version).metrics.get("test")

@@ -1,8 +1,8 @@
 """The start of a run from stored versions: the tensors of one, or the mean of several, instead of fresh values.
 
 A start is named as a version is (`cola`, `cola@2`); a resolved run has `cola@2:3f9c0d1e2b4a`, the digest's first digits
-behind the reference, so that its id covers what it started from. The method must be the source's. The head goes along
-only where it means the same: same kind, same labels, same reading of the backbone.
+behind the reference, so that its id covers what it started from. The method must be the source's. The head is taken
+over only where it means the same: same kind, same labels, same reading of the backbone.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from inlay.settings import DataConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.store import Manifest, Store, Version
 
 _DIGITS = 12
-# What of a head its own data decided.
+# Settings of a head that its own data decided.
 _SCALE = ("target_mean", "target_std", "temperature", "null_threshold", "thresholds")
-_FREE = ("init_std",)  # what of a method may differ: with any other setting the same numbers would mean something else
+_FREE = ("init_std",)  # settings in which methods may differ: with other ones, equal numbers mean something else
 _OUTPUTS = {*head_part.OUTPUTS}  # tensors of a head with a row for each output
 _INHERITED = ("pooling", "hidden", "features")  # settings of a head that are settings of training
 
@@ -67,7 +67,7 @@ class Start:
 def inherit(start: Sequence[str], store: Store) -> RunConfig:
     """Return the defaults, with the method and the pooling of the first version that a run starts from."""
     manifest = store.manifest(_resolve(start[0], store))
-    spec = _read_spec(manifest)
+    spec = SlotSpec.from_stored(manifest.method, manifest.head)
     choices = {item.name: item.metadata["choices"] for item in dataclasses.fields(TrainConfig)}
     # A head on tokens pools nothing: then the new task uses the backbone's default pooling.
     reading = {name: value for name in _INHERITED if (value := getattr(spec.head, name)) in choices[name]}
@@ -94,7 +94,8 @@ def load_sources(
                 f"({trained_on['fingerprint'][:12]}), not on `{backbone.name}` ({backbone.fingerprint[:12]})",
                 f"use `--backbone {trained_on['name']}`, or start from a task trained on `{backbone.name}`",
             )
-        source = StartSource(version, loaded.manifest, _read_spec(loaded.manifest), loaded.tensors)
+        spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
+        source = StartSource(version, loaded.manifest, spec, loaded.tensors)
         # No mean of tensors that mean different things.
         if sources and (unlike := _find_difference(sources[0].spec.method, source.spec.method)):
             setting, mine, its = unlike
@@ -110,9 +111,9 @@ def load_sources(
 
 
 def check_method(method: MethodConfig, its: MethodConfig | ResolvedMethod, reference: str) -> None:
-    """Refuse to start from a version of another method, before its other settings are read as this one's."""
+    """Refuse to start from a version of another method, before their other settings are compared."""
     if method.name != its.name:
-        raise _unlike("name", method.name, its.name, reference)
+        raise _method_error("name", method.name, its.name, reference)
 
 
 def make_start(sources: Sequence[StartSource], spec: SlotSpec, task: Task, backbone: Backbone) -> Start:
@@ -123,7 +124,7 @@ def make_start(sources: Sequence[StartSource], spec: SlotSpec, task: Task, backb
     body = [name for name in shapes if not head_part.is_of_head(name)]
     for source in sources:
         if unlike := _find_difference(spec.method, source.spec.method):
-            raise _unlike(*unlike, source.version.reference)
+            raise _method_error(*unlike, source.version.reference)
         own = {name: tuple(tensor.shape) for name, tensor in source.tensors.items() if not head_part.is_of_head(name)}
         if own != {name: shapes[name] for name in body}:
             raise BadConfig(
@@ -147,10 +148,10 @@ def reads_alike(mine: TrainConfig, its: TrainConfig) -> bool:
 
 
 def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[str, Tensor]:
-    """Build a new task's head from a trained task's rows: each label begins as the label of the same meaning.
+    """Build a new task's head from that of a trained task: each label begins as the label of the same meaning.
 
-    `own` has the tensors of the trained task and `its` its labels, as it was resolved. Labels mean the same where the
-    same is written for them, their names or what `data.answers` says. Nothing, if one of the new task has no such row.
+    `own` are the trained task's tensors and `its` its resolved data settings. Labels mean the same if their written
+    form is the same: their name, or what `data.answers` says. Empty if a label of the new task has no such row.
     """
     known = [
         answer.removeprefix(f"{label}=") for label, answer in zip(its.labels, its.answers or its.labels, strict=True)
@@ -167,11 +168,6 @@ def take_head(own: Mapping[str, Tensor], its: DataConfig, task: Task) -> dict[st
     }
 
 
-def _read_spec(manifest: Manifest) -> SlotSpec:
-    """Read the slot of a version, with defaults for settings it does not have yet."""
-    return SlotSpec.from_stored(manifest.method, manifest.head)
-
-
 def _resolve(name: str, store: Store) -> Version:
     reference, _, digits = name.partition(":")
     version = store.resolve(reference)
@@ -184,7 +180,7 @@ def _resolve(name: str, store: Store) -> Version:
     return version
 
 
-def _unlike(name: str, mine: object, its: object, reference: str) -> BadConfig:
+def _method_error(name: str, mine: object, its: object, reference: str) -> BadConfig:
     return BadConfig(
         f"`method.{name}` is `{mine}`, but `{reference}` has `{its}`",
         "leave it out, and the run has the method it starts from; or train without `--from`",

@@ -48,7 +48,7 @@ class Stepper:
     ) -> dict[int, StepStats]:
         """Take one step of every active run at its rate; a run whose loss is above its limit is not moved.
 
-        `look_ahead` says what the step after it will be, for whoever can make something of that early.
+        `look_ahead` returns the rows of the step after it, which a stepper may prepare early.
         """
         losses_S, grads_SP = self.differentiate(active, batches)
         return self._slot_update.apply(active, losses_S, grads_SP, rates, limits)
@@ -148,5 +148,7 @@ class Stepper:
             if chunk and max(longest, widest) * (num_texts + own_texts) > budget:
                 yield chunk
                 chunk, longest, num_texts = [], 0, 0
-            chunk, longest, num_texts = chunk + own, max(longest, widest), num_texts + own_texts
+            chunk = chunk + own
+            longest = max(longest, widest)
+            num_texts += own_texts
         yield chunk

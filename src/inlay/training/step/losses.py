@@ -1,8 +1,8 @@
-"""The losses of a compiled step: of every row by its slot's kind of head, whatever the mix, of tensors alone.
+"""The losses of a compiled step: for any mix of kinds of heads, computed from tensors alone.
 
-`head_losses.py` has the losses kind by kind, which are the definition; tests hold these equal to them. All kinds that
-occur are computed for all rows and each row takes its own: shapes are those of a rung, and no row that is padding, or
-of another kind, may bring a number that is none into the gradient of one that is not.
+`head_losses.py` has the losses kind by kind, which are the definition; tests hold these equal to them. Every kind that
+occurs is computed for all rows, and each row takes the loss of its own kind: so all shapes are those of the rung. NaN
+in a padding row, or from another kind, must not reach the gradient of any other row.
 
 Shape letters: B rows, N packed tokens, L labels; R rows, T tokens of their answers, V vocabulary.
 """
@@ -94,7 +94,7 @@ def _choose_losses(kinds: Sequence[str], batch: RowBatch | TokenBatch, choose: C
     return choose.among({kind: partial(function, batch) for kind, function in losses.items() if function is not None})
 
 
-def lose_answers(logits_RTV: Tensor, written_RT: Tensor, smoothing_R: Tensor) -> Tensor:
+def answer_losses(logits_RTV: Tensor, written_RT: Tensor, smoothing_R: Tensor) -> Tensor:
     """Return the loss of each row's answer from its tokens' logits, as `heads.text_losses` does; 0 if it is empty.
 
     `smoothing_R` of every target is spread over the vocabulary.
@@ -136,6 +136,6 @@ class Choice:
     """the names that occur"""
 
     def among(self, made: Mapping[str, Callable[[], Tensor]]) -> Tensor:
-        """Compute what occurs of `made`, and pick each row's own."""
+        """Compute the kinds that occur, and pick each row's own."""
         numbered = {self.names.index(name): made[name] for name in self.known if name in made}
         return pick_numbered(numbered, self.codes_B, lambda make: make())

@@ -105,14 +105,14 @@ class SlotOptimizer:
             for slot, own in zip(slots, zip(*columns, strict=True), strict=True):
                 rows = (*(tensor[slot] for tensor in stored), grads_SP[slot], self.bank.decays_P)
                 for p, m, v, g, decays in zip(*(row.split(_PIECE) for row in rows), strict=True):
-                    _move(p, m, v, g, decays, own)
+                    _apply_adam(p, m, v, g, decays, own)
             return
         sent = send([np.array(columns, dtype=np.float32), np.array(slots)], self.first_SP.device)
         index = None if len(slots) == len(self._settings) else sent[1]
         # Copies of the stepped slots, unless all are: the others are not even read.
         p, m, v = stored if index is None else (tensor[index] for tensor in stored)
         g = grads_SP if index is None else grads_SP[index]
-        _move(p, m, v, g, self.bank.decays_P, sent[0].unsqueeze(-1).unbind())
+        _apply_adam(p, m, v, g, self.bank.decays_P, sent[0].unsqueeze(-1).unbind())
         if index is not None:
             for tensor, changed in zip(stored, (p, m, v), strict=True):
                 tensor[index] = changed
@@ -138,7 +138,7 @@ class SlotOptimizer:
         return torch.tensor(limits, device=self.bank.values_SP.device)
 
 
-def _move(p: Tensor, m: Tensor, v: Tensor, g: Tensor, decays: Tensor, columns: Sequence[Any]) -> None:
+def _apply_adam(p: Tensor, m: Tensor, v: Tensor, g: Tensor, decays: Tensor, columns: Sequence[Any]) -> None:
     """Apply the formula in place to values and moments; `columns` are numbers, or have one for each row."""
     lr, eps, correct1, correct2, decay = columns
     m.lerp_(g, 1 - _BETA1)
@@ -287,10 +287,10 @@ class SlotUpdate:
 
 
 class JointUpdate(SlotUpdate):
-    """Runs whose slots share parameters: a run's gradient is that of its slots and of what they share.
+    """The update of runs whose slots share parameters: the gradient of a run includes that of the shared ones.
 
-    What a slot has of its own moves only when it has rows; what is shared, whenever the run has. Every slot of a run
-    sees the run's loss and norm.
+    A slot's own parameters move only in steps with rows of it, shared ones whenever the run has rows. Loss and norm are
+    the run's for all of its slots.
     """
 
     num_columns = 2 * len(COLUMNS)

@@ -20,7 +20,7 @@ from inlay.model import Bank, BucketBuffers, CachedStates, DecoderTargets, HeadS
 from inlay.training.cohort.member import Member
 from inlay.training.step import compiled
 from inlay.training.step.compiled import MOST_EMBEDDED, CompiledStepper, Prepared, Program
-from inlay.training.step.losses import Mix, lose_answers
+from inlay.training.step.losses import Mix, answer_losses
 from inlay.training.step.optimizer import SlotUpdate
 
 _WIDTHS = 2  # answers are padded to a multiple of it
@@ -103,4 +103,4 @@ class Seq2SeqStepper(CompiledStepper):
         weights = self._bank.backbone.in_own_type(self._bank.weights_of(0))
         logits_RTV = forced_logits(self._bank, program.batch, weights)
         smoothing_R = program.smoothing_S[program.rung.parts["row_slots"][: len(logits_RTV)]]
-        return self._add_up(program, lose_answers(logits_RTV, answers.written_RT, smoothing_R))
+        return self._add_up(program, answer_losses(logits_RTV, answers.written_RT, smoothing_R))

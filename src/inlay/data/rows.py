@@ -1,8 +1,8 @@
-"""The checked rows of a table: shapes turned into plain columns, texts and labels read, bad rows counted.
+"""The checked rows of a table: its shape is turned into plain columns, texts and labels are read, bad rows counted.
 
-Tables whose rows are more than a text and a label (words with tags, texts with spans, questions with contexts) are
-recognised by their columns, and turned into the plain columns `text`, `pair` and `label`. So everything after it (bad
-rows, splits, notes, digests) is the same for every kind of task.
+Tables with other columns than a text and a label (words with tags, texts with spans, questions with contexts) are
+recognised by their columns, and turned into the plain columns `text`, `pair` and `label`. So everything that follows
+(bad rows, splits, notes, digests) is the same for every kind of task.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from inlay.errors import BadData
 from inlay.settings import DataConfig
 
 MOST_CELLS = 250_000_000
-"""cells of a table of label sets, 0 or 1 for every row and label: 1 GB of them"""
+"""most cells of a table of label sets, 0 or 1 for every row and label: 1 GB"""
 FREE_CELLS, CELLS_PER_LETTER = 50_000_000, 10
-"""cells that any table of label sets may have, and how many more for each letter of its texts"""
+"""cells that any table of label sets may have, and the limit for each character of its texts beyond that"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +50,13 @@ class Rows:
     pairs: list[str] | None
     labels: list[Any] | None  # None: no label column
     lines: list[int]
-    sides: list[str] | None = None  # train, dev or test, where a column says so
+    sides: list[str] | None = None  # train, dev or test, if a column says so
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def take(self, rows: Sequence[int]) -> Rows:
-        """The rows at these positions."""
+        """Return the rows at these positions."""
         return replace(
             self,
             texts=[self.texts[row] for row in rows],
@@ -67,14 +67,14 @@ class Rows:
         )
 
     def by_side(self) -> dict[str, Rows]:
-        """The rows of each side that has any; all of them train where no column says otherwise."""
+        """Return the rows of each side that has any; without a column of sides, all rows train."""
         if self.sides is None:
             return {"train": self}
-        found: dict[str, Rows] = {}
-        for side in ("train", "dev", "test"):
-            if side in self.sides:
-                found[side] = self.take([row for row, word in enumerate(self.sides) if word == side])
-        return found
+        return {
+            side: self.take([row for row, own in enumerate(self.sides) if own == side])
+            for side in ("train", "dev", "test")
+            if side in self.sides
+        }
 
     @property
     def is_labelled(self) -> bool:
@@ -83,14 +83,14 @@ class Rows:
 
 
 class BadRows:
-    """The policy for bad rows: the first is raised, or all are counted and reported."""
+    """The bad rows of a task: the first is raised, or all are counted and reported, by the policy."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self._skipped: dict[str, list[BadData]] = {}
 
     def add(self, fault: Fault, path: str, line: int) -> None:
-        """Refuse a row, or note that it is left out."""
+        """Refuse a row, or record that it is left out."""
         hint = SKIP_HINT if fault.hint is None else f"{fault.hint}; or leave bad rows out with `--on-bad-row skip`"
         error = BadData(fault.reason, hint, path=path, line=line)
         if self._policy == "refuse":
@@ -98,7 +98,7 @@ class BadRows:
         self.extend((error,))
 
     def extend(self, errors: Sequence[BadData]) -> None:
-        """Note rows that were left out already."""
+        """Record rows that were left out already."""
         for error in errors:
             self._skipped.setdefault(str(error.path), []).append(error)
 
@@ -114,12 +114,12 @@ class BadRows:
 
 
 def has_label(value: Any) -> bool:
-    """Whether a label cell holds anything; an empty list does (it means: no label applies)."""
+    """Return whether a label cell has a value; an empty list is one, which means that no label applies."""
     return as_list(value) is not None or not is_missing(value)
 
 
 def read_rows(table: Table, columns: Columns, bad: BadRows) -> Rows:
-    """The rows of a table with good texts; the others go to `bad`."""
+    """Return the rows of a table with good texts; the others go to `bad`."""
     bad.extend(table.faults)
     path = table.header.path
     texts = table.column(columns.text)
@@ -136,7 +136,7 @@ def read_rows(table: Table, columns: Columns, bad: BadRows) -> Rows:
                 _check_label(labels[row], str(columns.label))
             if sides is not None:
                 if not is_side(sides[row]):
-                    reason = f"`{sides[row]}` in column `{columns.split}` is no side"
+                    reason = f"`{sides[row]}` in column `{columns.split}` is not a side"
                     raise Fault(reason, f"use one of: {', '.join(SIDES)}")
                 sides[row] = SIDES[sides[row].strip().lower()]
         except Fault as fault:
@@ -157,12 +157,12 @@ def _check_label(cell: Any, column: str) -> None:
 
 
 def is_side(value: Any) -> bool:
-    """Whether a cell is one of the words for train, dev and test."""
+    """Return whether a cell is one of the words for train, dev and test."""
     return isinstance(value, str) and value.strip().lower() in SIDES
 
 
 def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.ndarray]:
-    """The rows with good labels, and their targets; the others go to `bad`."""
+    """Return the rows with good labels, and their targets; the others go to `bad`."""
     if scheme.targets.num_dims == 2:
         _check_num_cells(rows, scheme)
     kept, targets = [], []
@@ -177,7 +177,7 @@ def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.nda
 
 
 def _check_num_cells(rows: Rows, scheme: Scheme) -> None:
-    """Refuse label sets whose table would take far more memory than the file they are from."""
+    """Refuse label sets whose table would take far more memory than the file they come from."""
     num_letters = sum(map(len, rows.texts)) + sum(map(len, rows.pairs or ()))
     most = min(MOST_CELLS, max(FREE_CELLS, CELLS_PER_LETTER * num_letters))
     if len(rows) * len(scheme.labels) > most:
@@ -186,7 +186,7 @@ def _check_num_cells(rows: Rows, scheme: Scheme) -> None:
 
 
 def drop_single_rows(rows: Rows, bad: BadRows) -> Rows:
-    """Drop rows that are alone in their class, where the policy is to leave out what cannot be judged."""
+    """Drop rows that are alone in their class, and add them to `bad`."""
     names = [name_label(value) if as_list(value) is None and has_label(value) else None for value in rows.labels or []]
     counts = Counter(names)
     kept = []
@@ -214,15 +214,15 @@ class RowShape:
     """An entry of the table: which columns make a shape, and how a row's cells become text, pair and label."""
 
     roles: Mapping[str, Sequence[str]]
-    """role -> the names its column may have; a role that is also a setting (text, pair, label) may be named by it"""
+    """role -> the names that its column may have; for text, pair and label the settings may give another name"""
     convert: Callable[..., Cells]
-    """cells by role, and counts of decisions made on the way -> text, pair, label"""
+    """counts of changes to report, and cells by role -> text, pair, label"""
     listed: str
-    """the role whose cells are lists; it tells this shape from others with columns of the same names"""
+    """the role whose cells are lists; it distinguishes this shape from others with columns of the same names"""
     optional: tuple[str, ...] = ()
-    """roles that may be missing; a present one is evidence for the shape"""
+    """roles that may be missing; if one is there, the table has this shape"""
     has_objects: bool = False
-    """whether those lists hold objects: in a column of another name, lists of texts are labels"""
+    """whether those lists hold objects; in a column with another name, lists of texts are labels"""
 
 
 def _convert_tags(counts: Counter[str], text: Any, label: Any = None) -> Cells:
@@ -239,7 +239,7 @@ def _convert_tags(counts: Counter[str], text: Any, label: Any = None) -> Cells:
 
 def _convert_spans(counts: Counter[str], text: Any, label: Any = None) -> Cells:
     if not isinstance(text, str):
-        raise Fault("the text is no text", 'write {"text": "…", "spans": [{"start": 0, "end": 4, "label": "PER"}]}')
+        raise Fault("the text is not a text", 'write {"text": "…", "spans": [{"start": 0, "end": 4, "label": "PER"}]}')
     if label is None:
         return text, None, None
     try:
@@ -283,11 +283,11 @@ SHAPES = {
         optional=("start",),
     ),
 }
-"""The shapes that kinds of task name (`Kind.shapes`); earlier ones are tried first."""
+"""The shapes of tables, by the name that `Kind.shapes` uses."""
 
 
 def shape_table(table: Table, config: DataConfig, *, labelled: bool = True) -> Table:
-    """The table with plain columns if it has the shape of a kind that needs one; otherwise as it is."""
+    """Turn a table with the shape of a kind of task into plain columns; return any other table as it is."""
     config = by_number(config, table.header.names)
     kinds = KINDS if config.kind == "auto" else {config.kind: find_kind(config.kind)}
     candidates = [(name, SHAPES[shape]) for name, kind in kinds.items() for shape in kind.shapes]
@@ -306,7 +306,7 @@ def shape_table(table: Table, config: DataConfig, *, labelled: bool = True) -> T
 
 
 def _find_places(shape: RowShape, table: Table, config: DataConfig, *, labelled: bool) -> dict[str, str] | None:
-    """The column of each role, or None where the table has not this shape."""
+    """Return the column of each role; None if the table lacks a column of this shape."""
     places = {}
     for role, names in shape.roles.items():
         given = getattr(config, role, None)
@@ -319,7 +319,7 @@ def _find_places(shape: RowShape, table: Table, config: DataConfig, *, labelled:
 
 
 def _is_told(shape: RowShape, table: Table, places: Mapping[str, str], *, has_rivals: bool) -> bool:
-    """Return whether columns of these names are this shape, and not a text and its label, or another shape."""
+    """Return whether columns with these names are really of this shape, and not a text and its label."""
     if not has_rivals or any(role in places for role in shape.optional) or shape.listed not in places:
         return True
     cells = table.column(places[shape.listed])[:100]
@@ -329,6 +329,7 @@ def _is_told(shape: RowShape, table: Table, places: Mapping[str, str], *, has_ri
 
 
 def _convert(table: Table, shape: RowShape, places: Mapping[str, str], config: DataConfig) -> Table:
+    """Turn a table of this shape into plain columns; bad rows are refused or left out."""
     counts = Counter[str]()
     columns = {role: table.column(name) for role, name in places.items()}
     others = [name for name in table.header.names if name not in places.values() and name == (config.split or "split")]
@@ -355,7 +356,7 @@ def _convert(table: Table, shape: RowShape, places: Mapping[str, str], config: D
 def _as_words(cell: Any, what: str) -> list[str]:
     items = as_list(cell)
     if items is None or not all(isinstance(item, str) for item in items):
-        raise Fault(f"the {what} are no list of texts", 'write {"tokens": ["In", "Oslo"], "tags": ["O", "B-LOC"]}')
+        raise Fault(f"the {what} are not a list of texts", 'write {"tokens": ["In", "Oslo"], "tags": ["O", "B-LOC"]}')
     if what == "words" and not all(item.strip() for item in items):
         raise Fault("a word is empty", "remove it and its tag")
     return items

@@ -1,7 +1,7 @@
-"""Several columns read as one: texts that are joined, and columns of 0 and 1 that say which labels a row has.
+"""Several columns read as one: texts that are joined, and columns of 0 and 1 that show which labels a row has.
 
-The table gets one more column, under the names of those it stands for with commas between them. So everything after it
-is the same as for any other table.
+The table gets one more column, whose name is the names of the joined columns with commas between them. So everything
+that follows is the same as for any other table.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _IDS = ("", "id", "index", "idx", "unnamed: 0")
 
 @dataclass(frozen=True, eq=False)
 class Combined:
-    """A table with the columns that stand for several, and the settings that name them."""
+    """A table with the joined columns, and the settings that name them."""
 
     table: Table
     config: DataConfig
     has_sets: bool | None = None
-    """whether its columns of 0 and 1 are sets of labels, or one label for each row; None: it has none"""
+    """whether columns of 0 and 1 give sets of labels, or one label for each row; None: there are no such columns"""
 
 
 def combine(table: Table, config: DataConfig, *, has_sets: bool | None = None, labelled: bool = True) -> Combined:
-    """Add the columns that stand for several. `has_sets` says how the training rows have their labels, if known.
+    """Add a column for joined texts, and one for columns of 0 and 1; `has_sets` is that of the training rows.
 
-    Columns of labels are those that `config` names, or all but the text if they hold nothing but 0 and 1.
+    Columns of labels are those that `config` names, or all but the text if they hold only 0 and 1.
     """
     config = by_number(config, table.header.names)
     texts = split_names(config.text, table.header)
@@ -82,7 +82,7 @@ def _add(table: Table, name: str, cells: Sequence[Any]) -> Table:
 
 
 def _find_marks(table: Table, config: DataConfig) -> tuple[str, ...]:
-    """The columns of 0 and 1, if there is nothing else beside the text that could be a label."""
+    """Return the columns of 0 and 1, if there is no other column beside the text that could be the label."""
     names = table.header.names
     free = [name for name in names if name not in (config.text, config.pair, config.split)]
     kind = KINDS.get(config.kind)
@@ -92,7 +92,8 @@ def _find_marks(table: Table, config: DataConfig) -> tuple[str, ...]:
     texts |= {find_name(names, (name,)) for pair in PAIR_NAMES for name in pair} if config.text is None else set()
     parts = set(split_names(config.text, table.header))
     aside = texts | parts | {find_name(names, SPLIT_NAMES), "task"}
-    free = [name for name in free if name not in aside and not _is_id(name)]
+    aside |= {name for name in free if name.strip().lower() in _IDS or name.lower().endswith("_id")}
+    free = [name for name in free if name not in aside]
     columns = {name: table.column(name) for name in free}
     marks = [name for name, cells in columns.items() if all(_read_mark(cell) is not None for cell in cells)]
     others = [name for name in free if name not in marks]
@@ -100,17 +101,13 @@ def _find_marks(table: Table, config: DataConfig) -> tuple[str, ...]:
     return tuple(marks) if len(marks) > 1 and len(others) == (0 if has_text else 1) else ()
 
 
-def _is_id(name: str) -> bool:
-    return name.strip().lower() in _IDS or name.lower().endswith("_id")
-
-
 def _read_mark(cell: Any) -> bool | None:
-    """Whether a cell is 1; None if it is neither that nor 0."""
+    """Return whether a cell is 1; None if it is neither 1 nor 0."""
     return _MARKS.get(str(cell).strip().lower())
 
 
 def _read_marks(table: Table, marks: Sequence[str], config: DataConfig) -> tuple[Table, list[list[str]]]:
-    """The names of the columns that are 1 in each row, without rows that hold something else."""
+    """Return the names of the columns that are 1 in each row, and the table without rows with other values."""
     kept, sets, faults = [], [], list(table.faults)
     for row, cells in enumerate(_records(table, marks)):
         wrong = next((name for name, cell in cells.items() if _read_mark(cell) is None), None)

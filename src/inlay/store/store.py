@@ -414,9 +414,7 @@ class Store:
         except FileNotFoundError:
             return None
         except (StoreDamaged, OSError) as error:
-            hint = (
-                f"restore the file from a copy, or drop it: `inlay remove {name}@{number}`; other versions are fine"
-            )
+            hint = f"restore the file from a copy, or drop it: `inlay remove {name}@{number}`; other versions are fine"
             message = f"{where}: cannot be read: {error.strerror}" if isinstance(error, OSError) else error.message
             raise StoreDamaged(message, hint) from None
 

@@ -9,7 +9,6 @@ paired bootstrap (Efron and Tibshirani 1993): how often does the difference chan
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +72,14 @@ def compare_answers(
     sums = [_make_summing(rows, each) for each in decisions]
     function, num_rows = METRICS[metric].function, len(rows.targets)
     score_a, score_b = (float(function(sum_up(np.ones(num_rows)))) for sum_up in sums)
-    parts = [function(sums[1](weights)) - function(sums[0](weights)) for weights in _draw(rows, seed, num_resamples)]
+    # The difference on each resample; `weights_Rn` has how often each row is in each of a chunk of resamples.
+    generator = np.random.default_rng(seed)
+    chunk = max(1, CHUNK_CELLS // max(num_rows, len(rows.labels), 1))
+    parts = []
+    for start in range(0, num_resamples, chunk):
+        size = min(chunk, num_resamples - start)
+        weights_Rn = generator.multinomial(num_rows, np.full(num_rows, 1 / num_rows), size=size).astype(np.float64)
+        parts.append(function(sums[1](weights_Rn)) - function(sums[0](weights_Rn)))
     differences = np.concatenate(parts)
     low, high = np.quantile(differences, [0.025, 0.975])
     if METRICS[metric].is_share:
@@ -137,12 +143,3 @@ def _make_summing(rows: Judged, decisions: Any) -> Summing:
         return Counts(hits, support, predicted, hits.sum(axis=-1), len(targets))
 
     return sum_up
-
-
-def _draw(rows: Judged, seed: int, num_resamples: int) -> Iterator[np.ndarray]:
-    """Yield how often each row is in each resample, [resamples, rows], in chunks."""
-    generator, num_rows = np.random.default_rng(seed), len(rows.targets)
-    chunk = max(1, CHUNK_CELLS // max(num_rows, len(rows.labels), 1))
-    for start in range(0, num_resamples, chunk):
-        size = min(chunk, num_resamples - start)
-        yield generator.multinomial(num_rows, np.full(num_rows, 1 / num_rows), size=size).astype(np.float64)

@@ -45,6 +45,7 @@ _TYPES = {
 }
 _KEPT = "/%:@!$&'()*+,;=~-._"
 """characters of a path that are sent unquoted"""
+_HEADERS = {"User-Agent": "inlay", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
 _PACKED = {"gzip": ".gz", "x-gzip": ".gz", "zstd": ".zst"}
 
 
@@ -56,7 +57,10 @@ def download(url: str) -> RawFile:
         parts = _check_url(url, given)
         with _connect(parts, given, deadline) as (connection, is_late):
             try:
-                with _ask(connection, parts) as response:
+                path = quote(parts.path or "/", safe=_KEPT)
+                path += f"?{quote(parts.query, safe=_KEPT + '?')}" if parts.query else ""
+                connection.request("GET", path, headers=_HEADERS)
+                with connection.getresponse() as response:
                     if response.status not in _REDIRECTS:
                         return _take(response, parts, given, deadline)
                     url = _follow(url, response, given)
@@ -118,8 +122,14 @@ def _connect(parts: SplitResult, given: str, deadline: float) -> Iterator[tuple[
         raw = socket.create_connection((address, port), timeout=CONNECT_SECONDS)
     except OSError as error:
         raise _refuse(given, error) from None
-    with raw, raw.dup() as second:  # TLS takes the first over
-        clock = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, (second, was_late))
+    with raw, raw.dup() as second:  # TLS takes over the first one
+
+        def cut_off() -> None:  # on the timer's thread, while this one reads
+            was_late.set()
+            with suppress(OSError):
+                second.shutdown(socket.SHUT_RDWR)
+
+        clock = threading.Timer(max(0.0, deadline - time.monotonic()), cut_off)
         clock.daemon = True
         clock.start()
         try:
@@ -133,20 +143,6 @@ def _connect(parts: SplitResult, given: str, deadline: float) -> Iterator[tuple[
         finally:
             clock.cancel()
             connection.close()
-
-
-def _cut(second: socket.socket, was_late: threading.Event) -> None:
-    """End a connection while another thread reads from it."""
-    was_late.set()
-    with suppress(OSError):
-        second.shutdown(socket.SHUT_RDWR)
-
-
-def _ask(connection: http.client.HTTPConnection, parts: SplitResult) -> http.client.HTTPResponse:
-    path = quote(parts.path or "/", safe=_KEPT) + (f"?{quote(parts.query, safe=_KEPT + '?')}" if parts.query else "")
-    headers = {"User-Agent": "inlay", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
-    connection.request("GET", path, headers=headers)
-    return connection.getresponse()
 
 
 def _follow(url: str, response: http.client.HTTPResponse, given: str) -> str:
@@ -163,9 +159,9 @@ def _follow(url: str, response: http.client.HTTPResponse, given: str) -> str:
 def _take(response: http.client.HTTPResponse, parts: SplitResult, given: str, deadline: float) -> RawFile:
     """Read an answer piece by piece into a spool."""
     if response.status != 200:
-        hint = (
-            "check the link in a browser; a private file needs a signed link" if response.status < 500 else "try later"
-        )
+        hint = "check the link in a browser; a private file needs a signed link"
+        if response.status >= 500:
+            hint = "try later"
         raise Missing(f"`{given}` answered {response.status} {response.reason}", hint)
     length = response.getheader("Content-Length")
     if length is not None and length.isdigit() and int(length) > MOST_BYTES:

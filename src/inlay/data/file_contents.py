@@ -12,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,31 +126,24 @@ class FileScan:
                 shown = str(show_cell(cell))
                 if shown not in column["examples"]:
                     column["examples"].append(shown)
-        # 2. keep the row in the head, or count its label alone
-        if self.labels is not None:
-            self._count_label(record)
-        elif len(self.head) < HEAD_ROWS and self._head_letters < HEAD_LETTERS:
+        # 2. keep the row in the head; once that is full, count labels alone, those of the head first
+        if self.labels is None and len(self.head) < HEAD_ROWS and self._head_letters < HEAD_LETTERS:
             self.head.append(record)
             self._head_letters += count_letters(record)
-        else:
-            self._leave_head()
-            self._count_label(record)
+            return
+        if self.labels is None:
+            self.labels = Counter()
+            with suppress(InlayError):
+                self._label = find_roles(tuple(self._columns), None, self.question.columns)["label"] or ""
+                for each in self.head:
+                    self._count_label(each)
+        self._count_label(record)
 
     def _add_column(self, name: str) -> None:
         if len(self._columns) >= MOST_COLUMNS:
             raise BadData(f"more than {MOST_COLUMNS:,} columns", "keep those that matter")
         lacking = max(0, self.num_rows - 1 - self.num_faults)  # the rows before the first that has it
         self._columns[name] = {"name": name, "examples": [], "num_empty": lacking}
-
-    def _leave_head(self) -> None:
-        """Start counting labels, since the file goes on after its head."""
-        self.labels = Counter()
-        try:
-            self._label = find_roles(tuple(self._columns), None, self.question.columns)["label"] or ""
-        except InlayError:
-            return
-        for record in self.head:
-            self._count_label(record)
 
     def _count_label(self, record: Mapping[str, Any]) -> None:
         cell = record.get(self._label)

@@ -81,22 +81,21 @@ def unpack(file: RawFile, packing: str | None = None, most_bytes: int | None = N
     Refuses content of more than `most_bytes`, or of more than the file's own size allows.
     """
     packing = packing or file.suffix
-    inside = _unpack_zip(file, most_bytes) if packing == ".zip" else _unpack_stream(file, packing, most_bytes)
+    if packing == ".zip":
+        inside = _unpack_zip(file, most_bytes)
+    else:
+        try:
+            with file.open() as raw:
+                spool = _spool(file, _OPENERS[packing](raw), most_bytes)
+        except _UNREADABLE as error:
+            raise _refuse(file, packing, error) from None
+        inner_name = file.name[: -len(packing)] if file.name.lower().endswith(packing) else file.name
+        inside = replace(file, suffix=PurePosixPath(inner_name).suffix.lower(), content=spool)
     if inside.suffix in PACKINGS:
         raise BadData("a packed file inside a packed file", "unpack it once yourself", path=file.name)
     if inside.suffix == ".tar" or file.name.lower().endswith((".tgz", ".tbz")):
         raise BadData("it holds a tar archive, which may have many files", "unpack it and name one", path=file.name)
     return inside
-
-
-def _unpack_stream(file: RawFile, packing: str, most_bytes: int | None) -> RawFile:
-    try:
-        with file.open() as raw:
-            spool = _spool(file, _OPENERS[packing](raw), most_bytes)
-    except _UNREADABLE as error:
-        raise _refuse(file, packing, error) from None
-    inner_name = file.name[: -len(packing)] if file.name.lower().endswith(packing) else file.name
-    return replace(file, suffix=PurePosixPath(inner_name).suffix.lower(), content=spool)
 
 
 def _unpack_zip(file: RawFile, most_bytes: int | None) -> RawFile:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from inlay.archives import open_archive
 from inlay.data import CLASSIFICATION, KINDS, find_fault, find_kind_of_head
-from inlay.errors import BadData, Unsupported, WrongBackbone
+from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
 from inlay.model import (
     BOTTLENECK,
     CLASSIFIERS,
@@ -442,6 +442,14 @@ def describe_decisions(head: HeadSpec) -> str:
 def dump_json(tree: Mapping[str, Any]) -> bytes:
     """Write JSON in the same layout as these libraries."""
     return json.dumps(tree, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+
+
+def check_target(folder: Path) -> None:
+    """Refuse to export into a folder that is not empty, or whose parent does not exist."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadConfig(f"`{folder}` already exists", "give a folder that does not exist, or an empty one")
+    if not folder.absolute().parent.is_dir():
+        raise Missing(f"no folder `{folder.parent}`", "make it first, or choose another place for the export")
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import Any
 from inlay.data import KINDS, METRICS, Split, find_fault, resolve_metric
 from inlay.errors import BadConfig, BadData, Missing, StoreDamaged, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
-from inlay.exchange.foreign import Folder, Foreign, TaskToExport, drafted, dump_json, read_json
+from inlay.exchange.foreign import Folder, Foreign, TaskToExport, check_target, drafted, dump_json, read_json
 from inlay.model import (
     BUILT_IN,
     Anatomy,
@@ -312,10 +312,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
         "fingerprint": backbone.fingerprint,
         "digest": version.digest,
     }
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BadConfig(f"`{target}` already exists", "give a folder that does not exist, or an empty one")
-    if not target.parent.is_dir():
-        raise Missing(f"no folder `{target.parent}`", "make it first, or choose another place for the export")
+    check_target(target)
     try:
         with drafted(target) as draft:
             for name, content in {**folder.files, OWN: dump_json(own)}.items():

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from inlay.data import KINDS, Split, encode_split
 from inlay.errors import BadConfig, InlayError, Missing, Unsupported
-from inlay.exchange.foreign import drafted
+from inlay.exchange.foreign import check_target, drafted
 from inlay.model import (
     Backbone,
     Bank,
@@ -93,10 +93,7 @@ def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, fol
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise Missing(f"`{missing[0]}` is not installed", "install Inlay's extra: `pip install 'inlay[onnx]'`")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadConfig(f"`{folder}` already exists and is not an empty folder", "name a new folder for the export")
-    if not folder.absolute().parent.is_dir():
-        raise Missing(f"no folder `{folder.parent}`", "make it first, or choose another place for the export")
+    check_target(folder)
     # 2. a bank in which every task has the slot of its id
     backbone = canonical_backbone(backbone)
     tasks = _load(store, references, backbone)

@@ -219,8 +219,8 @@ def tokenize(
     return encodings
 
 
-class Pile:
-    """Encodings laid end to end, chunk by chunk."""
+class WindowBuilder:
+    """A collector of encodings, which are laid end to end as one `Encoded`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._has_segments = "token_type_ids" in tokenizer.model_input_names
@@ -291,14 +291,14 @@ def encode(
 
     `with_offsets` keeps the place of each token in the (single) text; special tokens have the place 0 to 0.
     """
-    pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
+    builder, cut, num_truncated = WindowBuilder(tokenizer), Truncation(max_length), 0
     for chunk in chunks(texts, pairs, progress):
         own = None if pairs is None else pairs[chunk]
         encodings = tokenize(tokenizer, texts[chunk], own, cut, with_offsets=with_offsets)
-        pile.add(encodings, with_places=with_offsets)
+        builder.add(encodings, with_places=with_offsets)
         # Reading `overflowing` copies it, so it is read for full rows only.
         num_truncated += sum(len(row) == max_length and bool(row.overflowing) for row in encodings)
-    return pile.finish(np.arange(len(texts)), num_truncated)
+    return builder.finish(np.arange(len(texts)), num_truncated)
 
 
 def encode_apart(
@@ -310,17 +310,17 @@ def encode_apart(
     progress: Callable[[int], None] | None = None,
 ) -> Encoded:
     """Encode pairs whose texts are read apart: each text is encoded, and cut, like a single text."""
-    pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
+    builder, cut, num_truncated = WindowBuilder(tokenizer), Truncation(max_length), 0
     firsts: list[int] = []
     lengths: list[int] = []
     for chunk in chunks(texts, pairs, progress):
         sides = [tokenize(tokenizer, side[chunk], None, cut) for side in (texts, pairs)]
         rows = list(zip(*sides, strict=True))
-        pile.add([text for row in rows for text in row])
+        builder.add([text for row in rows for text in row])
         firsts += [len(first) for first, _ in rows]
         lengths += [len(first) + len(second) for first, second in rows]
         num_truncated += sum(any(len(text) == max_length and text.overflowing for text in row) for row in rows)
-    laid = pile.finish(np.arange(len(texts)), num_truncated)
+    laid = builder.finish(np.arange(len(texts)), num_truncated)
     return replace(laid, offsets=to_offsets(lengths), firsts=np.array(firsts, dtype=np.int64))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from inlay.data.columns import TEXT_NAMES, Header
 from inlay.data.data_files import RawFile
 from inlay.data.squad import is_squad, read_squad
-from inlay.data.streams import KNOWN_NAMES, SKIP_HINT, Growth, ReadOptions, Record, Stream, count_letters
+from inlay.data.streams import KNOWN_NAMES, SKIP_HINT, ReadOptions, Record, Stream, UnpackLimit, count_letters
 from inlay.errors import BadData
 
 _FORMS = 'write a list of objects, [{"text": …, "label": …}, …], or one object in each line'
@@ -71,9 +71,9 @@ def _open_squad(file: RawFile, options: ReadOptions) -> Stream:
     with file.open_text(options.encoding) as content:
         try:
             records = list(read_squad(json.load(content)))
-            growth = Growth(file)  # a context is in the file once, and in the rows once for each of its questions
+            limit = UnpackLimit(file)  # a context is in the file once, and in the rows once for each of its questions
             for record in records:
-                growth.add(count_letters(record))
+                limit.add(count_letters(record))
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             reason = f"not a SQuAD document: {type(error).__name__}: {error}"
             raise BadData(reason, "write it as SQuAD's own files are, or as JSON lines", path=file.name) from None

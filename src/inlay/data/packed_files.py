@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from inlay.archives import open_archive
 from inlay.data.data_files import CHUNK_BYTES, RawFile, Spool
-from inlay.data.streams import Growth
+from inlay.data.streams import UnpackLimit
 from inlay.errors import BadData
 
 _MOST_ENTRIES_BYTES = 1_000_000
@@ -126,9 +126,9 @@ def _is_aside(item: zipfile.ZipInfo) -> bool:
 
 
 def _spool(file: RawFile, content: Any, most_bytes: int | None) -> Spool:
-    growth, spool = Growth(file, "bytes", most_bytes), Spool()
+    limit, spool = UnpackLimit(file, "bytes", most_bytes), Spool()
     while piece := content.read(CHUNK_BYTES):
-        growth.add(len(piece))
+        limit.add(len(piece))
         spool.write(piece)
     return spool
 

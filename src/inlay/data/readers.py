@@ -29,11 +29,11 @@ from inlay.data.spreadsheets import open_spreadsheet
 from inlay.data.streams import (
     SKIP_HINT,
     Cells,
-    Growth,
     Names,
     ReadOptions,
     Record,
     Stream,
+    UnpackLimit,
     check_num_columns,
     count_letters,
     with_header,
@@ -185,11 +185,11 @@ def _open_parquet(file: RawFile, options: ReadOptions) -> Stream:
     except unreadable as error:
         raise refuse(error) from None
     # 2. check the sizes that the file declares
-    growth = Growth(file)
+    limit = UnpackLimit(file)
     for number in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(number)
         sizes = [group.column(index).total_uncompressed_size for index in range(group.num_columns)]
-        growth.check(max(sizes, default=0))
+        limit.check(max(sizes, default=0))
 
     # 3. read a few rows at a time, and count what they hold
     def records() -> Iterator[dict[str, Any]]:
@@ -204,7 +204,7 @@ def _open_parquet(file: RawFile, options: ReadOptions) -> Stream:
                             for column in columns
                         ]
                         for record in pyarrow.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist():
-                            growth.add(count_letters(record))
+                            limit.add(count_letters(record))
                             yield record
         except unreadable as error:
             raise refuse(error) from None

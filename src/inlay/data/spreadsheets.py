@@ -21,7 +21,7 @@ from xml.etree.ElementTree import ParseError
 
 from inlay.archives import open_archive
 from inlay.data.data_files import RawFile
-from inlay.data.streams import Cells, Growth, Names, ReadOptions, Stream, with_header
+from inlay.data.streams import Cells, Names, ReadOptions, Stream, UnpackLimit, with_header
 from inlay.errors import BadData, Missing
 
 MOST_SHARED_BYTES = 200_000_000
@@ -48,8 +48,8 @@ def open_spreadsheet(file: RawFile, options: ReadOptions) -> Stream:
         raise Missing(
             "the library `openpyxl` is not installed", "pip install 'inlay[xlsx]', or save it as CSV"
         ) from None
-    growth = Growth(file)
-    _check_parts(file, growth)
+    limit = UnpackLimit(file)
+    _check_parts(file, limit)
     closing = ExitStack()
     content = closing.enter_context(file.open())  # a path would have to end in .xlsx
     try:
@@ -64,7 +64,7 @@ def open_spreadsheet(file: RawFile, options: ReadOptions) -> Stream:
     try:
         for sheet in sheets:
             sheet.reset_dimensions()  # the size that a file declares may be wrong
-            rows = _read_cells(file, sheet, growth)
+            rows = _read_cells(file, sheet, limit)
             first = next(rows, None)
             if first is not None:
                 note = f"{file.title}: sheet `{sheet.title[:40]}` of {len(sheets)}"
@@ -76,13 +76,13 @@ def open_spreadsheet(file: RawFile, options: ReadOptions) -> Stream:
         raise
 
 
-def _check_parts(file: RawFile, growth: Growth) -> None:
+def _check_parts(file: RawFile, limit: UnpackLimit) -> None:
     """Refuse a workbook whose parts are too large, or have too many tags."""
     num_tags = 0
     try:
         with file.open() as raw, open_archive(raw, _MOST_ENTRIES_BYTES) as archive:
             parts = archive.infolist()
-            growth.check(sum(part.file_size for part in parts))
+            limit.check(sum(part.file_size for part in parts))
             for part in parts:
                 # The elements of styles and names take eight times as long as those of cells.
                 is_cells = "sheet" in part.filename or "sharedStrings" in part.filename
@@ -99,7 +99,7 @@ def _check_parts(file: RawFile, growth: Growth) -> None:
         raise BadData(f"its cells share {shared:,} bytes of text", "save it as CSV", path=file.name)
 
 
-def _read_cells(file: RawFile, sheet: Any, growth: Growth) -> Iterator[tuple[int, list[Any]]]:
+def _read_cells(file: RawFile, sheet: Any, limit: UnpackLimit) -> Iterator[tuple[int, list[Any]]]:
     """Yield the rows that have anything in them, with their numbers."""
     rows = sheet.iter_rows(values_only=True)
     for line in itertools.count(1):
@@ -111,9 +111,9 @@ def _read_cells(file: RawFile, sheet: Any, growth: Growth) -> Iterator[tuple[int
             raise _refuse(file, error) from None
         if row is None:
             return
-        growth.add(_LETTERS_PER_ROW)
+        limit.add(_LETTERS_PER_ROW)
         far = max(0, len(row) - USUAL_COLUMNS)
-        growth.add(len(row) + 100 * far + sum(len(cell) for cell in row if isinstance(cell, str)))
+        limit.add(len(row) + 100 * far + sum(len(cell) for cell in row if isinstance(cell, str)))
         cells = [_read_cell(cell) for cell in row]
         while cells and cells[-1] is None:
             cells.pop()

@@ -61,7 +61,7 @@ class Stream:
     notes: tuple[str, ...] = ()
 
 
-class Growth:
+class UnpackLimit:
     """The size of what a file unpacks to, and its limit: a few kB may be made to unpack to many GB."""
 
     def __init__(self, file: RawFile, unit: str = "characters", most: int | None = None) -> None:

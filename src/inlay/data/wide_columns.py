@@ -27,7 +27,8 @@ from inlay.data.streams import SKIP_HINT
 from inlay.errors import BadData
 from inlay.settings import DataConfig
 
-_MARKS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
+# How a cell of 0 or 1 may be written -> whether it is 1.
+_INDICATORS = {"0": False, "0.0": False, "false": False, "1": True, "1.0": True, "true": True}
 _IDS = ("", "id", "index", "idx", "unnamed: 0")
 
 
@@ -54,19 +55,21 @@ def combine(table: Table, config: DataConfig, *, has_sets: bool | None = None, l
         table = _add(table, str(config.text), cells)
         notes.append(f"text: columns {_list(texts)} joined, each on a line of its own")
     is_found = config.label is None
-    marks = _find_marks(table, config) if is_found else split_names(config.label, table.header, required=labelled)
-    if len(marks) < 2:
+    indicators = (
+        _find_indicators(table, config) if is_found else split_names(config.label, table.header, required=labelled)
+    )
+    if len(indicators) < 2:
         return Combined(replace(table, notes=(*table.notes, *notes)), config)
-    table, sets = _read_marks(table, marks, config)
+    table, sets = _read_indicators(table, indicators, config)
     if has_sets is None:
         kind = KINDS.get(config.kind)
         has_sets = any(len(names) != 1 for names in sets) if kind is None else kind.targets.num_dims == 2
-    name = ",".join(marks)
+    name = ",".join(indicators)
     table = _add(table, name, [names if has_sets or len(names) != 1 else names[0] for names in sets])
     what = "sets of labels" if has_sets else "the label of each row"
     why = ", found as all other columns" if is_found else ""
-    notes.append(f"labels: columns {_list(marks)} of 0 and 1{why}, read as {what}")
-    unused = [mark for mark in marks if not any(mark in names for names in sets)]
+    notes.append(f"labels: columns {_list(indicators)} of 0 and 1{why}, read as {what}")
+    unused = [name for name in indicators if not any(name in names for names in sets)]
     notes += [f"labels: no row has {_list(unused)}"] if unused else []
     return Combined(replace(table, notes=(*table.notes, *notes)), replace(config, label=name), has_sets)
 
@@ -81,7 +84,7 @@ def _add(table: Table, name: str, cells: Sequence[Any]) -> Table:
     return replace(table, header=header, rows=[[*row, cell] for row, cell in zip(table.rows, cells, strict=True)])
 
 
-def _find_marks(table: Table, config: DataConfig) -> tuple[str, ...]:
+def _find_indicators(table: Table, config: DataConfig) -> tuple[str, ...]:
     """Return the columns of 0 and 1, if there is no other column beside the text that could be the label."""
     names = table.header.names
     free = [name for name in names if name not in (config.text, config.pair, config.split)]
@@ -95,25 +98,25 @@ def _find_marks(table: Table, config: DataConfig) -> tuple[str, ...]:
     aside |= {name for name in free if name.strip().lower() in _IDS or name.lower().endswith("_id")}
     free = [name for name in free if name not in aside]
     columns = {name: table.column(name) for name in free}
-    marks = [name for name, cells in columns.items() if all(_read_mark(cell) is not None for cell in cells)]
-    others = [name for name in free if name not in marks]
+    indicators = [name for name, cells in columns.items() if all(_read_indicator(cell) is not None for cell in cells)]
+    others = [name for name in free if name not in indicators]
     has_text = any(name is not None for name in texts)
-    return tuple(marks) if len(marks) > 1 and len(others) == (0 if has_text else 1) else ()
+    return tuple(indicators) if len(indicators) > 1 and len(others) == (0 if has_text else 1) else ()
 
 
-def _read_mark(cell: Any) -> bool | None:
+def _read_indicator(cell: Any) -> bool | None:
     """Return whether a cell is 1; None if it is neither 1 nor 0."""
-    return _MARKS.get(str(cell).strip().lower())
+    return _INDICATORS.get(str(cell).strip().lower())
 
 
-def _read_marks(table: Table, marks: Sequence[str], config: DataConfig) -> tuple[Table, list[list[str]]]:
+def _read_indicators(table: Table, indicators: Sequence[str], config: DataConfig) -> tuple[Table, list[list[str]]]:
     """Return the names of the columns that are 1 in each row, and the table without rows with other values."""
     kept, sets, faults = [], [], list(table.faults)
-    for row, cells in enumerate(_records(table, marks)):
-        wrong = next((name for name, cell in cells.items() if _read_mark(cell) is None), None)
+    for row, cells in enumerate(_records(table, indicators)):
+        wrong = next((name for name, cell in cells.items() if _read_indicator(cell) is None), None)
         if wrong is None:
             kept.append(row)
-            sets.append([name for name, cell in cells.items() if _read_mark(cell)])
+            sets.append([name for name, cell in cells.items() if _read_indicator(cell)])
             continue
         shown = "nothing" if is_missing(cells[wrong]) else f"`{str(cells[wrong])[:40]}`"
         line = table.lines[row]

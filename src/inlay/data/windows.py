@@ -16,8 +16,8 @@ import numpy as np
 
 from inlay.data.encode import (
     Encoded,
-    Pile,
     Truncation,
+    WindowBuilder,
     chunks,
     encode,
     encode_apart,
@@ -155,7 +155,7 @@ def _encode_contexts(tokenizer: Any, split: Split, reading: Reading, progress: P
     # A window must have more room than it shares with the next one; a pair has at most 4 special tokens.
     stride = min(reading.stride, max(0, (reading.max_length - longest - 4) // 2))
     cut = Truncation(reading.max_length, "only_second", stride)
-    pile = Pile(tokenizer)
+    builder = WindowBuilder(tokenizer)
     owners: list[int] = []
     is_context: list[np.ndarray] = []
     for chunk in chunks(split.texts, split.pairs, progress):
@@ -164,9 +164,9 @@ def _encode_contexts(tokenizer: Any, split: Split, reading: Reading, progress: P
         windows = [[row, *row.overflowing] for row in rows]
         owners += [row for row, own in enumerate(windows, chunk.start) for _ in own]
         flat = [window for own in windows for window in own]
-        pile.add(flat, with_places=True)
+        builder.add(flat, with_places=True)
         is_context += [np.array(window.sequence_ids, dtype=object) == 1 for window in flat]
-    encoded = pile.finish(owners, 0)
+    encoded = builder.finish(owners, 0)
     assert encoded.flat_places is not None
     stands = np.concatenate(is_context) & (encoded.flat_places[:, 1] > encoded.flat_places[:, 0])
     return replace(encoded, flat_places=np.where(stands[:, None], encoded.flat_places, np.int32(-1)))
@@ -218,14 +218,14 @@ def _encode_joined(tokenizer: Any, split: Split, reading: Reading, progress: Pro
     if split.pairs is None:
         return _encode_whole(tokenizer, split, reading, progress)
     first, second = PAIR_WORDS
-    pile, cut, num_truncated = Pile(tokenizer), Truncation(reading.max_length), 0
+    builder, cut, num_truncated = WindowBuilder(tokenizer), Truncation(reading.max_length), 0
     for chunk in chunks(split.texts, split.pairs, progress):
         texts = [reading.prompt + first + text for text in split.texts[chunk]]
         pairs = [second + pair for pair in split.pairs[chunk]]
         rows = tokenize(tokenizer, texts, pairs, cut, with_offsets=True)
-        pile.add([_WithoutMiddle(row) for row in rows])
+        builder.add([_WithoutMiddle(row) for row in rows])
         num_truncated += sum(len(row) == reading.max_length and bool(row.overflowing) for row in rows)
-    return pile.finish(np.arange(len(split)), num_truncated)
+    return builder.finish(np.arange(len(split)), num_truncated)
 
 
 class _WithoutMiddle:

@@ -129,12 +129,12 @@ class BucketFiles:
         if not self._keys(f"{_object_prefix(version.digest)}/"):  # another task with this content was erased meanwhile
             self.add_object(*self._last_upload)
 
-    def retire_reference(self, name: str, number: int) -> None:
+    def remove_reference(self, name: str, number: int) -> None:
         """Remove a version's reference, so that its number is never used again."""
-        self.spend_number(name, number)
+        self.mark_removed(name, number)
         self.delete(self.place_of_reference(name, number))
 
-    def spend_number(self, name: str, number: int) -> None:
+    def mark_removed(self, name: str, number: int) -> None:
         """Mark a number as removed, whether a version has it or not."""
         self._entries.pop(name, None)
         self.storage.put(_reference_key(name, number).removesuffix(".json") + ".removed", b"")

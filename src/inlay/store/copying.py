@@ -55,7 +55,7 @@ def copy_store(
         tell(version)
     for name, _ in tasks:
         for number in set(source.numbers(name)[1]) - set(target.numbers(name)[1]):
-            target.files.spend_number(name, number)
+            target.files.mark_removed(name, number)
     return CopyReport(num_copied, len(versions) - len(wanted), num_bytes, tuple(damaged))
 
 

@@ -106,13 +106,13 @@ class FolderFiles:
             raise NotADirectoryError(error.errno, error.strerror, str(path.parent)) from None
         write_once(path, content)
 
-    def retire_reference(self, name: str, number: int) -> None:
+    def remove_reference(self, name: str, number: int) -> None:
         """Remove a version's reference, so that its number is never used again."""
         path = Path(self.place_of_reference(name, number))
         os.rename(path, path.with_suffix(".removed"))
         sync_directory(path.parent)
 
-    def spend_number(self, name: str, number: int) -> None:
+    def mark_removed(self, name: str, number: int) -> None:
         """Mark a number as removed, although no version here had it."""
         with suppress(FileExistsError):
             write_once(Path(self.place_of_reference(name, number)).with_suffix(".removed"), b"")

@@ -240,7 +240,7 @@ class Store:
         with self.files.turn(exclusive=True):
             for number in self.numbers(name)[0] if selector is None else [self._pick(name, selector)]:
                 removed.append(self._readable_or_blank(name, number))
-                self.files.retire_reference(name, number)
+                self.files.remove_reference(name, number)
         return removed
 
     def erase(self, name: str) -> int:

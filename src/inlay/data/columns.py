@@ -53,6 +53,11 @@ SIDES = {
 }
 
 
+def find_side(name: str) -> str | None:
+    """Return the side that a split's name stands for: `validation_matched` is a dev side."""
+    return SIDES.get(name.split("_")[0].lower())
+
+
 class Fault(ValueError):
     """Why a cell cannot be used, and what to do."""
 

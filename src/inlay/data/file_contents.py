@@ -20,8 +20,8 @@ from typing import Any
 from inlay.data.columns import Header, find_columns, find_name, is_missing, name_label
 from inlay.data.kinds import KINDS
 from inlay.data.readers import open_file
-from inlay.data.rows import SHAPES
 from inlay.data.streams import count_letters
+from inlay.data.table_shapes import SHAPES
 from inlay.data.tasks import Task, load_task
 from inlay.errors import BadData, InlayError
 from inlay.settings import DataConfig

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from inlay.data.columns import SIDES, Header, as_list
-from inlay.data.sources import Source, Table, read_hub
+from inlay.data.columns import as_list, find_side
+from inlay.data.sources import Source, Table, read_hub, table_of_columns
 from inlay.errors import BadData
 from inlay.settings import DataConfig
 
@@ -30,9 +30,9 @@ WORDS, TEXT, PAIR, LABEL = "tokens", "text", "pair", "label"
 
 def open_given(given: Any, config: DataConfig) -> Source:
     """Return rows in memory as a source; a mapping from sides to rows, such as a `DatasetDict`, has several sides."""
-    if isinstance(given, Mapping) and given and all(_side_of(key) for key in given):
-        parts = {_side_of(key): rows for key, rows in reversed(list(given.items()))}
-        return Source("rows", {side: partial(tabulate, rows, side) for side, rows in parts.items() if side}, config)
+    if isinstance(given, Mapping) and given and all(isinstance(key, str) and find_side(key) for key in given):
+        parts = {str(find_side(key)): rows for key, rows in reversed(list(given.items()))}  # the first of a side stays
+        return Source("rows", {side: partial(tabulate, rows, side) for side, rows in parts.items()}, config)
     return Source("rows", {"train": partial(tabulate, given)}, config)
 
 
@@ -42,15 +42,10 @@ def tabulate(given: Any, side: str = "") -> Table:
         return read_hub(f"dataset[{side}]" if side else "dataset", given)
     name = "dataframe" if hasattr(given, "iloc") or hasattr(given, "to_pandas") else "rows"
     columns = {str(key): as_cells(cells) for key, cells in _find_columns(given, name).items()}
-    rows = [list(cells) for cells in zip(*columns.values(), strict=True)]
-    if not rows:
+    table = table_of_columns(name, columns)
+    if not table.rows:
         raise BadData("the frame has no rows", "give a frame with rows", path=name)
-    return Table(Header(name, tuple(columns), None), rows, list(range(1, len(rows) + 1)))
-
-
-def _side_of(key: Any) -> str | None:
-    """Return the side that a key names: `validation_matched` is a dev side."""
-    return SIDES.get(key.split("_")[0].lower()) if isinstance(key, str) else None
+    return table
 
 
 def _find_columns(given: Any, path: str) -> Mapping[Any, Any]:

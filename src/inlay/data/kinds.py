@@ -4,7 +4,7 @@
 each. No code outside these tables compares a kind with a name: what differs is looked up.
 
 An entry refers to entries of other tables by name: `layout` to `windows.LAYOUTS`, `sample` to `metrics.SAMPLES`,
-`shapes` to `rows.SHAPES`, `linear` to `training.recipe.linear.FITTERS`, `metrics` to `metrics.METRICS`.
+`shapes` to `table_shapes.SHAPES`, `linear` to `training.recipe.linear.FITTERS`, `metrics` to `metrics.METRICS`.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""The checked rows of a table: its shape is turned into plain columns, texts and labels are read, bad rows counted.
-
-Tables with other columns than a text and a label (words with tags, texts with spans, questions with contexts) are
-recognised by their columns, and turned into the plain columns `text`, `pair` and `label`. So everything that follows
-(bad rows, splits, notes, digests) is the same for every kind of task.
-"""
+"""The checked rows of a table with plain columns: texts and labels are read, and bad rows are counted."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,21 +14,15 @@ from inlay.data.columns import (
     Columns,
     Fault,
     as_list,
-    by_number,
     find_fault,
-    find_name,
     is_missing,
-    list_columns,
     name_label,
     read_text,
 )
-from inlay.data.kinds import KINDS, Scheme, find_kind
+from inlay.data.kinds import Scheme
 from inlay.data.sources import Table
-from inlay.data.squad import read_answers
 from inlay.data.streams import SKIP_HINT
-from inlay.data.tags import Tagged, join_words, split_words, tag_words, to_iob2
 from inlay.errors import BadData
-from inlay.settings import DataConfig
 
 MOST_CELLS = 250_000_000
 """most cells of a table of label sets, 0 or 1 for every row and label: 1 GB"""
@@ -197,170 +186,3 @@ def drop_single_rows(rows: Rows, bad: BadRows) -> Rows:
         else:
             kept.append(row)
     return rows.take(kept)
-
-
-_WORDS = ("tokens", "words")
-_TAGS = ("tags", "ner_tags", "labels", "ner", "tag", "pos_tags", "label")
-_SPANS = ("spans", "entities")
-_ANSWERS = ("answers", "answer")
-_STARTS = ("answer_start", "start")
-
-Cells = tuple[Any, ...]
-_ABSENT = object()
-
-
-@dataclass(frozen=True)
-class RowShape:
-    """An entry of the table: which columns make a shape, and how a row's cells become text, pair and label."""
-
-    roles: Mapping[str, Sequence[str]]
-    """role -> the names that its column may have; for text, pair and label the settings may give another name"""
-    convert: Callable[..., Cells]
-    """counts of changes to report, and cells by role -> text, pair, label"""
-    listed: str
-    """the role whose cells are lists; it distinguishes this shape from others with columns of the same names"""
-    optional: tuple[str, ...] = ()
-    """roles that may be missing; if one is there, the table has this shape"""
-    has_objects: bool = False
-    """whether those lists hold objects; in a column with another name, lists of texts are labels"""
-
-
-def _convert_tags(counts: Counter[str], text: Any, label: Any = None) -> Cells:
-    tokens, tags = _as_words(text, "words"), None if label is None else _as_words(label, "tags")
-    joined, words = join_words(tokens)
-    if tags is None:
-        return joined, None, None
-    if len(tags) != len(tokens):
-        raise Fault(f"{len(tokens)} words, but {len(tags)} tags", "give every word one tag")
-    tags, was_changed = to_iob2(tags)
-    counts["sentences whose tags were not IOB2 (IOB1, IOBES or BILOU) were converted to it"] += was_changed
-    return joined, None, _place(words, tags)
-
-
-def _convert_spans(counts: Counter[str], text: Any, label: Any = None) -> Cells:
-    if not isinstance(text, str):
-        raise Fault("the text is not a text", 'write {"text": "…", "spans": [{"start": 0, "end": 4, "label": "PER"}]}')
-    if label is None:
-        return text, None, None
-    try:
-        spans = sorted((int(span["start"]), int(span["end"]), str(span["label"])) for span in label)
-    except (TypeError, KeyError, ValueError, OverflowError):
-        raise Fault("a span lacks start, end or label", 'write {"start": 0, "end": 4, "label": "PER"}') from None
-    for start, end, _ in spans:
-        if not 0 <= start < end <= len(text) or not text[start:end].strip():
-            raise Fault(f"the span {start} to {end} is not in its text", f"the text has {len(text)} characters")
-    words = split_words(text)
-    try:
-        tags, num_widened = tag_words(words, spans)
-    except ValueError as error:
-        raise Fault(str(error), "spans must not overlap") from None
-    counts["spans that begin or end inside a word were widened to whole words"] += num_widened
-    return text, None, _place(words, tags)
-
-
-def _convert_question(counts: Counter[str], text: Any, pair: Any, label: Any = _ABSENT, start: Any = None) -> Cells:
-    if label is _ABSENT:
-        return text, pair, None
-    try:
-        golds, was_searched = read_answers(label, start, pair if isinstance(pair, str) else "")
-    except ValueError as error:
-        raise Fault(str(error), "an answer is a part of its context, letter for letter") from None
-    except (TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        raise Fault("the answers cannot be read", 'write [{"text": "…", "answer_start": 12}]') from None
-    counts["answers without a place were taken where they first stand in the context"] += was_searched
-    return text, pair, golds
-
-
-SHAPES = {
-    "words": RowShape({"text": _WORDS, "label": _TAGS}, _convert_tags, listed="text"),
-    "spans": RowShape(
-        {"text": ("text", "sentence"), "label": _SPANS}, _convert_spans, listed="label", has_objects=True
-    ),
-    "questions": RowShape(
-        {"text": ("question",), "pair": ("context",), "label": _ANSWERS, "start": _STARTS},
-        _convert_question,
-        listed="label",
-        optional=("start",),
-    ),
-}
-"""The shapes of tables, by the name that `Kind.shapes` uses."""
-
-
-def shape_table(table: Table, config: DataConfig, *, labelled: bool = True) -> Table:
-    """Turn a table with the shape of a kind of task into plain columns; return any other table as it is."""
-    config = by_number(config, table.header.names)
-    kinds = KINDS if config.kind == "auto" else {config.kind: find_kind(config.kind)}
-    candidates = [(name, SHAPES[shape]) for name, kind in kinds.items() for shape in kind.shapes]
-    for kind, shape in candidates:
-        places = _find_places(shape, table, config, labelled=labelled)
-        if places is not None and _is_told(shape, table, places, has_rivals=len(candidates) > 1):
-            return replace(_convert(table, shape, places, config), kind=kind, has_pairs="pair" in shape.roles)
-    if config.kind == "auto" or not candidates:
-        return table
-    wanted = " or ".join(
-        ", ".join(f"`{names[0]}`" for role, names in shape.roles.items() if role not in shape.optional)
-        for _, shape in candidates
-    )
-    hint = f"it needs {wanted}; {list_columns(table.header)}"
-    raise BadData(f"no columns of a `{config.kind}` task", hint, path=table.header.path, line=table.header.line)
-
-
-def _find_places(shape: RowShape, table: Table, config: DataConfig, *, labelled: bool) -> dict[str, str] | None:
-    """Return the column of each role; None if the table lacks a column of this shape."""
-    places = {}
-    for role, names in shape.roles.items():
-        given = getattr(config, role, None)
-        found = given if given in table.header.names else find_name(table.header.names, names)
-        if found is not None:
-            places[role] = found
-        elif role not in shape.optional and (labelled or role != "label"):
-            return None
-    return places
-
-
-def _is_told(shape: RowShape, table: Table, places: Mapping[str, str], *, has_rivals: bool) -> bool:
-    """Return whether columns with these names are really of this shape, and not a text and its label."""
-    if not has_rivals or any(role in places for role in shape.optional) or shape.listed not in places:
-        return True
-    cells = table.column(places[shape.listed])[:100]
-    if shape.has_objects and places[shape.listed].lower() not in shape.roles[shape.listed]:
-        return any(isinstance(item, Mapping) for cell in cells for item in as_list(cell) or ())
-    return any(as_list(cell) is not None or isinstance(cell, Mapping) for cell in cells)
-
-
-def _convert(table: Table, shape: RowShape, places: Mapping[str, str], config: DataConfig) -> Table:
-    """Turn a table of this shape into plain columns; bad rows are refused or left out."""
-    counts = Counter[str]()
-    columns = {role: table.column(name) for role, name in places.items()}
-    others = [name for name in table.header.names if name not in places.values() and name == (config.split or "split")]
-    rows, lines, faults = [], [], list(table.faults)
-    for row, line in enumerate(table.lines):
-        try:
-            cells = shape.convert(counts, **{role: column[row] for role, column in columns.items()})
-        except Fault as fault:
-            error = BadData(fault.reason, f"{fault.hint}; {SKIP_HINT}", path=table.header.path, line=line)
-            if config.on_bad_row == "refuse":
-                raise error from None
-            faults.append(error)
-            continue
-        rows.append([*cells, *(table.rows[row][table.header.names.index(name)] for name in others)])
-        lines.append(line)
-    if not rows:
-        raise BadData("no usable rows", "see what is wrong with them by `--on-bad-row refuse`", path=table.header.path)
-    header = table.header._replace(names=("text", "pair", "label", *others))
-    shown = "columns: " + ", ".join(f"{role} `{name}`" for role, name in places.items())
-    notes = (*table.notes, shown, *(f"{number:,} {what}" for what, number in counts.items() if number))
-    return replace(table, header=header, rows=rows, lines=lines, faults=tuple(faults), notes=notes)
-
-
-def _as_words(cell: Any, what: str) -> list[str]:
-    items = as_list(cell)
-    if items is None or not all(isinstance(item, str) for item in items):
-        raise Fault(f"the {what} are not a list of texts", 'write {"tokens": ["In", "Oslo"], "tags": ["O", "B-LOC"]}')
-    if what == "words" and not all(item.strip() for item in items):
-        raise Fault("a word is empty", "remove it and its tag")
-    return items
-
-
-def _place(words: Iterable[tuple[int, int]], tags: Iterable[str]) -> list[Tagged]:
-    return [(start, end, tag) for (start, end), tag in zip(words, tags, strict=True)]

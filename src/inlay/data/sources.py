@@ -16,6 +16,7 @@ from inlay.data.columns import (
     Header,
     by_number,
     find_columns,
+    find_side,
     join_texts,
     read_text,
     split_names,
@@ -259,7 +260,7 @@ def open_hub(name: str, config: DataConfig) -> Source:
         ) from None
     sides: dict[str, Callable[[], Table]] = {}
     for split in parts:
-        side = SIDES.get(str(split).split("_")[0].lower())  # `validation_matched` is a dev side
+        side = find_side(str(split))
         if side is not None and side not in sides:
             sides[side] = partial(read_hub, f"hub:{name}[{split}]", parts[split])
     return Source(f"hub:{name}", sides, config)
@@ -277,5 +278,10 @@ def read_hub(path: str, part: Any) -> Table:
         elif inner:
             values = [None if value is None else [inner[item] for item in value] for value in values]
         columns[column] = values
+    return table_of_columns(path, columns)
+
+
+def table_of_columns(path: str, columns: Mapping[str, Sequence[Any]]) -> Table:
+    """Return columns of equal length as a table whose lines are counted from 1."""
     rows = [list(cells) for cells in zip(*columns.values(), strict=True)]
     return Table(Header(path, tuple(columns), None), rows, list(range(1, len(rows) + 1)))

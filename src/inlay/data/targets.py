@@ -247,7 +247,7 @@ class NumberTargets(TargetForm):
 
 
 class TaggedWordTargets(TargetForm):
-    """A label for each word of a row: tuples of (start, end, label), which `rows.py` made of the cells."""
+    """A label for each word of a row: tuples of (start, end, label), which `table_shapes.py` made of the cells."""
 
     has_labels = True
     unit = "word"
@@ -295,7 +295,7 @@ class TaggedWordTargets(TargetForm):
 
 
 class PassageTargets(TargetForm):
-    """Gold answers of a question: tuples of (start in the context, text), which `rows.py` made of the cells."""
+    """Gold answers of a question: tuples of (start in the context, text), which `table_shapes.py` made of the cells."""
 
     def make_cell(self, target: Any, labels: Sequence[str]) -> list[list[Any]]:
         return [[start, text] for start, text in target]

@@ -24,12 +24,12 @@ from inlay.data.in_memory import RowsGiven, open_given, tabulate
 from inlay.data.kinds import KINDS, Scheme, find_scheme
 from inlay.data.metrics import resolve_metric
 from inlay.data.published_sets import open_extra, open_glue
-from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets, shape_table
+from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets
 from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
 from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, row_keys
+from inlay.data.table_shapes import combine, shape_table
 from inlay.data.tags import entity_types
 from inlay.data.targets import find_separator, sort_labels
-from inlay.data.wide_columns import combine
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 from inlay.settings import DataConfig
 

@@ -47,7 +47,7 @@ _SPANS = ("spans", "entities")
 _ANSWERS = ("answers", "answer")
 _STARTS = ("answer_start", "start")
 
-PlainCells = tuple[Any, ...]
+PlainRow = tuple[Any, ...]
 _ABSENT = object()
 
 
@@ -160,7 +160,7 @@ class RowShape:
 
     roles: Mapping[str, Sequence[str]]
     """role -> the names that its column may have; for text, pair and label the settings may give another name"""
-    convert: Callable[..., PlainCells]
+    convert: Callable[..., PlainRow]
     """counts of changes to report, and cells by role -> text, pair, label"""
     listed: str
     """the role whose cells are lists; it distinguishes this shape from others with columns of the same names"""
@@ -170,7 +170,7 @@ class RowShape:
     """whether those lists hold objects; in a column with another name, lists of texts are labels"""
 
 
-def _convert_tags(counts: Counter[str], text: Any, label: Any = None) -> PlainCells:
+def _convert_tags(counts: Counter[str], text: Any, label: Any = None) -> PlainRow:
     tokens, tags = _as_words(text, "words"), None if label is None else _as_words(label, "tags")
     joined, words = join_words(tokens)
     if tags is None:
@@ -182,7 +182,7 @@ def _convert_tags(counts: Counter[str], text: Any, label: Any = None) -> PlainCe
     return joined, None, _place(words, tags)
 
 
-def _convert_spans(counts: Counter[str], text: Any, label: Any = None) -> PlainCells:
+def _convert_spans(counts: Counter[str], text: Any, label: Any = None) -> PlainRow:
     if not isinstance(text, str):
         raise Fault("the text is not a text", 'write {"text": "…", "spans": [{"start": 0, "end": 4, "label": "PER"}]}')
     if label is None:
@@ -203,9 +203,7 @@ def _convert_spans(counts: Counter[str], text: Any, label: Any = None) -> PlainC
     return text, None, _place(words, tags)
 
 
-def _convert_question(
-    counts: Counter[str], text: Any, pair: Any, label: Any = _ABSENT, start: Any = None
-) -> PlainCells:
+def _convert_question(counts: Counter[str], text: Any, pair: Any, label: Any = _ABSENT, start: Any = None) -> PlainRow:
     if label is _ABSENT:
         return text, pair, None
     try:

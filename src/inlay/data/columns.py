@@ -95,10 +95,12 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
     A pair is only recognised where neither of its columns was named. Without `labelled` the label column is optional.
     """
     config = by_number(config, header.names)
+    # 1. columns that were named must exist
     given = [name for name in (config.text, config.pair, config.label, config.split) if name is not None]
     for name in given:
         if name not in header.names:
             raise BadData(f"no column named `{name}`", list_columns(header), path=header.path, line=header.line)
+    # 2. recognise the others by name: a pair first, then a text, then label and split
     free = [name for name in header.names if name not in given]
     text, pair = config.text, config.pair
     if text is None and pair is None:
@@ -108,6 +110,7 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
     free = [name for name in free if name not in (text, pair)]
     label = config.label or find_name(free, LABEL_NAMES)
     split = config.split or find_name(free, SPLIT_NAMES)
+    # 3. a single column that is left is the text, or the label
     free = [name for name in free if name not in (label, split)]
     if text is None and len(free) == 1:
         text = free.pop()

@@ -94,6 +94,7 @@ def _looks_quoted(text: str) -> bool:
 def check_content(file: RawFile) -> BadData | None:
     """Return why the first bytes of a file are not what its suffix says, if they are not."""
     start = file.head()
+    # 1. formats that are not read at all
     for signature, what, hint in _FOREIGN:
         if start.startswith(signature):
             return BadData(f"this is {what}", hint, path=file.name)
@@ -101,6 +102,7 @@ def check_content(file: RawFile) -> BadData | None:
         for part, (what, hint) in _OFFICE.items():
             if part in start:
                 return BadData(f"this is {what}", hint, path=file.name)
+    # 2. a format that is read, but under another suffix
     found = _find_signature(file, start)
     shown = file.suffix or "no suffix"
     if found is not None and file.suffix not in (found[1], ".xlsx" if found[1] == ".zip" else ""):
@@ -111,6 +113,7 @@ def check_content(file: RawFile) -> BadData | None:
         if not what.startswith(("packed", "a zip")):
             hint += f", or say `--format {suffix.removeprefix('.')}`"
         return BadData(f"this is {what}, but its name says `{shown}`", hint, path=file.name)
+    # 3. a web page under the suffix of a text file, or text under the suffix of a binary format
     if _HTML.match(start) and file.suffix in _TEXT_SUFFIXES:
         hint = "save the data itself, not the page that shows it (on GitHub: the link `Raw`)"
         return BadData("this is a web page", hint, path=file.name)

@@ -60,6 +60,7 @@ def describe_unjudged(scheme: Scheme, splits: dict[str, Split]) -> list[str]:
     dev_rows = scheme.targets.find_rows(dev.targets, len(scheme.labels))
     if train_rows is None or dev_rows is None:
         return []
+    # Describe each label with training rows but no dev row.
     shown = []
     for label, name in enumerate(scheme.labels):
         rows = train_rows[label]
@@ -326,11 +327,12 @@ def describe_unknown(tokenizer: Any, split: Split, backbone: str) -> list[str]:
     letters = sum((row.letters for row in rows), Counter[str]())
     if not num_tokens:
         return []
-    # The script other than Latin that has most of the letters, if they are many.
+    # 1. the script other than Latin that has most of the letters, if they are many.
     number, script = max(((number, script) for script, number in letters.items() if script != _LATIN), default=(0, ""))
     if number < LEAST_FOREIGN * letters.total():
         script = ""
     script_name = _NAMES.get(script, script.capitalize())
+    # 2. tokens that are unknown to the tokenizer
     pieces = Counter(piece for row in rows for piece in row.unknown)
     share = pieces.total() / num_tokens
     if share >= MOST_UNKNOWN:
@@ -341,6 +343,7 @@ def describe_unknown(tokenizer: Any, split: Split, backbone: str) -> list[str]:
         return [f"{share:.0%} of the tokens are unknown to `{backbone}`, such as {shown} ({where}); {advice}"]
     if not script:
         return []
+    # 3. tokens that are single letters or less, in rows of that script
     own = [row for row in rows if row.letters[script] * 2 > row.letters.total()]
     per_token = sum(row.letters.total() for row in own) / max(1, sum(row.num_tokens for row in own))
     if not own or per_token >= (_FEWEST_SIGNS if script in _MANY_SIGNS else _FEWEST_LETTERS):

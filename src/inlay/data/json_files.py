@@ -123,6 +123,7 @@ def _read_list(file: RawFile, encoding: str) -> Iterator[Record]:
     with file.open_text(encoding, newline="\n") as content:
         text = content.read()
     decoder = json.JSONDecoder()
+    # `line` is the line of `counted`, the start of the last object
     place, line, counted = _skip(text, _skip(text, 0) + 1), 1, 0
     while text[place : place + 1] != "]":
         line, counted = line + text.count("\n", counted, place), place
@@ -134,6 +135,7 @@ def _read_list(file: RawFile, encoding: str) -> Iterator[Record]:
                 where += text.count("\n", counted, error.pos)
             raise BadData(_describe_fault(error, text), _FORMS, path=file.name, line=where) from None
         yield _as_record(item, file, line)
+        # A comma and another object must follow, or the end of the list.
         place = _skip(text, place)
         if text[place : place + 1] == ",":
             place = _skip(text, place + 1)

@@ -295,6 +295,7 @@ def evaluate_report(
     names = list_metrics(kind, len(labels), has_entities=has_entities)
     if any(METRICS[name].needs_entities for name in names):
         require_seqeval()
+    # 1. every metric on the rows, and on resamples of them
     labels = (*labels, *unseen)
     sample = _sum_up(kind, predictions, targets, len(labels), labels)
     resampled: dict[str, list[np.ndarray]] = {name: [] for name in names}
@@ -308,6 +309,7 @@ def evaluate_report(
         if METRICS[name].is_share and value in (0.0, 1.0):  # no resample differs from another
             low, high = _wilson(value, len(targets))
         intervals[name] = Interval(value, float(low), float(high))
+    # 2. the scores of each label, and the confusion
     if isinstance(sample, Weighted | Means):
         return Report(kind, len(targets), intervals)
     confusion = None

@@ -65,10 +65,12 @@ def assign_sides(
     whose share is above 0 gets at least one group if there are enough different texts, dev before test; the caller
     must check whether it did.
     """
+    # 1. groups of equal texts by stratum, and the rows that dev and test should get
     by_stratum = _group_by_stratum(keys, strata, seed, is_kept)
     wanted = {
         side: max(1, _round(share * len(keys))) if share else 0 for side, share in zip((DEV, TEST), shares, strict=True)
     }
+    # 2. of each stratum, give all groups but the first to a side that still has room
     sides = np.full(len(keys), TRAIN, dtype=np.int8)
     num_free = sum(len(rows) for own in by_stratum.values() for rows in own)
     num_seen, num_taken = 0, {DEV: 0, TEST: 0}
@@ -82,6 +84,7 @@ def assign_sides(
                 sides[rows] = side
                 open_places[side] -= len(rows)
                 num_taken[side] += len(rows)
+    # 3. no side stays empty if that can be avoided
     for side in wanted:
         if wanted[side] and not num_taken[side]:
             _fill(side, sides, by_stratum)

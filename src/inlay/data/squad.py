@@ -51,6 +51,7 @@ def read_answers(cell: Any, start: Any, context: str) -> tuple[tuple[Gold, ...],
     Takes SQuAD's list of {text, answer_start} or the hub's {text: [...], answer_start: [...]}, both also as JSON text,
     or one answer as text with its `start`. Raises ValueError with the reason if one is not in the context.
     """
+    # 1. every form as a list of {text, answer_start}
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
         cell = json.loads(cell)
     if isinstance(cell, Mapping):
@@ -62,6 +63,7 @@ def read_answers(cell: Any, start: Any, context: str) -> tuple[tuple[Gold, ...],
     elif cell is None or isinstance(cell, str | int | float):
         # A table has one answer in a cell, or an empty cell for no answer.
         cell = [] if cell is None or not str(cell).strip() else [{"text": str(cell), "answer_start": start}]
+    # 2. the place of each answer, which must be in the context
     golds, was_searched = [], False
     for answer in cell:
         text, place = str(answer["text"]), answer.get("answer_start")

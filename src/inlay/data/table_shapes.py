@@ -69,16 +69,19 @@ def combine(table: Table, config: DataConfig, *, has_sets: bool | None = None, l
     config = by_number(config, table.header.names)
     texts = split_names(config.text, table.header)
     notes = []
+    # 1. join several text columns
     if len(texts) > 1:
         cells = [join_texts(row, texts) for row in _records(table, texts)]
         table = _add(table, str(config.text), cells)
         notes.append(f"text: columns {_list(texts)} joined, each on a line of its own")
+    # 2. find the columns of 0 and 1
     is_found = config.label is None
     indicators = (
         _find_indicators(table, config) if is_found else split_names(config.label, table.header, required=labelled)
     )
     if len(indicators) < 2:
         return Combined(replace(table, notes=(*table.notes, *notes)), config)
+    # 3. add the labels that they show: sets, or one label for each row
     table, sets = _read_indicators(table, indicators, config)
     if has_sets is None:
         kind = KINDS.get(config.kind)

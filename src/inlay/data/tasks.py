@@ -152,6 +152,7 @@ def read_split(source: RowsGiven, labels: Sequence[str], kind: str, config: Data
         opened = open_source(replace(config, source=str(source)))
     else:
         opened = open_given(source, config)
+    # The first side that has labelled rows is used.
     bad = BadRows(config.on_bad_row)
     order = ("train",) if set(opened.sides) == {"train"} and not opened.place else ("test", "dev")
     for side in order:
@@ -274,6 +275,7 @@ def _find_answers(scheme: Scheme, given: Sequence[str]) -> tuple[str, ...]:
 
 def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[str, Rows], str | None]:
     """Return the rows of every given side, and the kind that their shape shows; unlabelled test rows are left out."""
+    # 1. the training rows; a column may give other sides too
     combined = combine(source.read("train"), source.config)
     config = combined.config
     table = shape_table(combined.table, config)
@@ -282,7 +284,8 @@ def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[st
     notes += table.notes if table.kind is not None else [*table.notes, columns.describe()]
     parts = read_rows(table, columns, bad).by_side()
     if "train" not in parts:
-        raise BadData("no usable training rows", "see that the file has rows with texts", path=table.header.path)
+        raise BadData("no usable training rows", "check that the file has rows with texts", path=table.header.path)
+    # 2. dev and test rows of their own files
     for side in ("dev", "test"):
         given = config.dev if side == "dev" else config.test
         if given is None and side not in source.sides and side not in source.required:

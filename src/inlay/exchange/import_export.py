@@ -146,6 +146,7 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
             f"an import for the backbone `{backbone.name}`, which writes its answers",
             "its tasks have no head to import: train the task here, or name an encoder with `--backbone`",
         )
+    # 1. read the folder
     foreign = _read_foreign(folder, format_name, backbone)
     own = _read_own(folder / OWN)
     if own.get("fingerprint") not in (None, backbone.fingerprint):
@@ -154,6 +155,7 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
             f"`{backbone.name}` has `{backbone.fingerprint}`",
             "name the backbone it was trained on with `--backbone`",
         )
+    # 2. make the manifest and sidecar of the version
     manifest, notes = _describe(foreign, own, backbone, wishes)
     paths = [folder / file for file in FORMATS[format_name].files]
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
@@ -166,6 +168,7 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
         "commit": current_commit(),
         "environment": canonical_environment(),
     }
+    # 3. check the version on the backbone, and publish it
     try:
         check_whole(Loaded(manifest, foreign.tensors), Version(str(name), 1, ""), backbone)
     except StoreDamaged as error:
@@ -292,6 +295,7 @@ def _choose_labels(
 
 def export_folder(reference: str, store: Store, backbone: Backbone, format_name: str, target: Path) -> Folder:
     """Write a version as a folder of another library; `target` must not exist yet, or be empty."""
+    # 1. load the version, and let the format write its files
     version = store.resolve(reference)
     loaded = store.load(version)
     manifest = loaded.manifest
@@ -312,6 +316,7 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
         "fingerprint": backbone.fingerprint,
         "digest": version.digest,
     }
+    # 2. write them, and the settings that only Inlay has
     check_target(target)
     try:
         with drafted(target) as draft:

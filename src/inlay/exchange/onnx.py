@@ -209,7 +209,8 @@ def _describe_task(task: GraphTask) -> dict[str, Any]:
 
 def _write_graph(graph: TaskGraph, backbone: Backbone, names: Sequence[str], path: Path) -> int:
     """Trace and write the graph with these inputs; return its opset."""
-    # No sizes of 0 or 1, which the exporter would take for constants; one padded row, so that the mask is not constant.
+    # 1. example inputs: no sizes of 0 or 1, which the exporter would take for constants; one padded row, so that the
+    # mask is not constant
     rows = [Row([backbone.pad_id + 1] * length, 0, [0] * length) for length in (5, 9, 9)]
     batch = collate(rows, backbone.pad_id)
     values = {
@@ -219,6 +220,7 @@ def _write_graph(graph: TaskGraph, backbone: Backbone, names: Sequence[str], pat
         "task": torch.zeros(len(rows), dtype=torch.int64),
         "second": torch.tensor([1, 1, 2]),
     }
+    # 2. trace with these inputs, whose sizes may vary
     axes = {name: {0: "batch"} if name in ("task", "second") else {0: "batch", 1: "tokens"} for name in names}
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
     with _quiet(), torch.no_grad():
@@ -237,7 +239,7 @@ def _write_graph(graph: TaskGraph, backbone: Backbone, names: Sequence[str], pat
                 f"torch's ONNX exporter cannot trace this backbone: {reason}",
                 "another version of torch or transformers may be able to",
             ) from error
-        # Drop the exporter's notes at every node: stack traces, with paths of this machine.
+        # 3. drop the exporter's notes at every node: stack traces, with paths of this machine.
         for node in program.model.graph.all_nodes():
             node.metadata_props.clear()
             node.doc_string = None

@@ -36,6 +36,7 @@ def copy_store(
     Numbers that were removed are marked in the target too, so that none is used twice. If both stores have a number
     with different content, nothing is copied. A copy that was stopped can be repeated.
     """
+    # 1. list what there is to copy, and refuse conflicts
     damaged: list[str] = []
     tasks = [
         (name, source.versions(name, lambda version, error: damaged.append(f"{version.reference}: {error}")))
@@ -44,6 +45,7 @@ def copy_store(
     ]
     versions = [info.version for _, infos in tasks for info in infos]
     wanted = [version for version in versions if _is_missing(version, target)]
+    # 2. copy what the target lacks
     num_copied = num_bytes = 0
     for version in wanted:
         try:
@@ -53,6 +55,7 @@ def copy_store(
             continue
         num_copied += 1
         tell(version)
+    # 3. mark the numbers of removed versions
     for name, _ in tasks:
         for number in set(source.numbers(name)[1]) - set(target.numbers(name)[1]):
             target.files.mark_removed(name, number)

@@ -332,6 +332,7 @@ class Store:
         version is added, and may refuse it, as `inlay.exchange.import_file` does with what the backbone shows.
         """
         path = Path(path)
+        # 1. read and check the file
         try:
             export = form.read_export(path)
             manifest = form.check_object(export.content, "object.safetensors")
@@ -342,10 +343,12 @@ class Store:
             raise Missing(f"cannot read `{path}`: {error.strerror}", hint) from None
         if hashlib.sha256(export.content).hexdigest() != export.digest:
             raise BadData("its bytes are not those that were exported", "copy or export it again", path=path)
+        # 2. check the name
         if name is None and not form.is_name(export.name):
             raise BadData(f"its task has an illegal name, `{export.name}`", "import it with `--name NAME`", path=path)
         name = export.name if name is None else name
         form.check_name(name)
+        # 3. let the caller check the version
         if check is not None:
             try:
                 loaded = Loaded(manifest, form.decode_tensors(export.content, "object.safetensors"))

@@ -107,7 +107,7 @@ def _find_bins(confidences: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ConfidenceBin:
-    """The rows whose confidence lies in one of 15 equal bins: its mean, and the share of them that are right."""
+    """The rows whose confidence is in one of 15 equal bins: its mean, and the share of them that are right."""
 
     confidence: float
     accuracy: float

@@ -120,7 +120,7 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
         role = "text" if text is None else "label"
         hint = f"{list_columns(header)}; name it with `--{role}`"
         if header.line is not None:
-            hint += "; if the first line is no header, say `--no-header`"
+            hint += "; if the first line is not a header, use `--no-header`"
         raise BadData(f"no {role} column recognised", hint, path=header.path, line=header.line)
     return Columns(text, pair, label, split)
 

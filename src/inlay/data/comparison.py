@@ -44,12 +44,12 @@ class Comparison:
 
     @property
     def gain(self) -> float:
-        """The difference, above 0 where the second version is the better one, whichever way the metric goes."""
+        """The difference, above 0 if the second version is better, also for metrics where lower is better."""
         return self.difference if METRICS[self.metric].higher_is_better else -self.difference
 
     @property
     def verdict(self) -> str:
-        """`better` or `worse` where the second version is so beyond chance; else `no-difference`."""
+        """`better` or `worse` if the second version is so beyond chance; else `no-difference`."""
         if self.p_value >= ALPHA or not self.gain:
             return "no-difference"
         return "better" if self.gain > 0 else "worse"

@@ -23,7 +23,7 @@ from typing import IO, BinaryIO
 from inlay.errors import BadData, DiskFull, Missing
 
 STDIN = "-"
-"""the name of stdin where a file is named"""
+"""the name that stands for stdin"""
 URL_SCHEMES = ("http://", "https://")
 CHUNK_BYTES = 1 << 20
 _MEMORY_BYTES = 32 << 20
@@ -39,7 +39,7 @@ class RawFile:
     name: str
     """the file as messages name it"""
     suffix: str
-    """the suffix of its format, in small letters; empty where its name has none"""
+    """the suffix of its format, in lower case; empty if its name has none"""
     content: Path | Spool
     size_bytes: int
     """size as it came, still packed; the limit of what it may unpack to is a multiple of it"""

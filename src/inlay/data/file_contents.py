@@ -175,7 +175,7 @@ def describe_file(question: FileQuestion) -> dict[str, Any]:
     notes: list[dict[str, Any]] = [{"message": note} for note in scan.notes]
     notes += [{"message": fault.reason, "line": fault.line} for fault in scan.faults]
     task, problem = _read_task(scan)
-    # Notes of the task, but for those on what the answer says elsewhere: columns, kind, and bad rows.
+    # The task's notes, except those on what the answer has elsewhere: columns, kind, and bad rows.
     told = ("columns:", "kind:") if scan.is_whole else ("columns:", "kind:", "split:")
     if scan.num_faults:
         told = (*told, f"skipped {scan.num_faults} bad row")

@@ -72,7 +72,7 @@ def guess_suffix(file: RawFile) -> str:
     if text.startswith("["):
         return ".json"
     if text.startswith("{"):
-        # JSON lines have an object in each line; in a document the first object goes on over several lines.
+        # JSON lines have an object in each line; in a document the first object has several lines.
         first, end, rest = text.partition("\n")
         goes_on = bool(end) and not first.rstrip().endswith("}") and not rest.lstrip().startswith("{")
         return ".json" if goes_on or first.strip() in ("{", '{"') else ".jsonl"
@@ -111,7 +111,7 @@ def check_content(file: RawFile) -> BadData | None:
         named = f"{own}{suffix}" if what.startswith("packed") else suffix
         hint = f"name it with the suffix `{named}`"
         if not what.startswith(("packed", "a zip")):
-            hint += f", or say `--format {suffix.removeprefix('.')}`"
+            hint += f", or use `--format {suffix.removeprefix('.')}`"
         return BadData(f"this is {what}, but its name says `{shown}`", hint, path=file.name)
     # 3. a web page under the suffix of a text file, or text under the suffix of a binary format
     if _HTML.match(start) and file.suffix in _TEXT_SUFFIXES:
@@ -119,13 +119,13 @@ def check_content(file: RawFile) -> BadData | None:
         return BadData("this is a web page", hint, path=file.name)
     if found is None and file.suffix in (".xlsx", ".parquet") and _is_text(start):
         guessed = guess_suffix(file).removeprefix(".")
-        hint = f"name it with the suffix `.{guessed}`, or say `--format {guessed}`"
+        hint = f"name it with the suffix `.{guessed}`, or use `--format {guessed}`"
         return BadData(f"this is text, but its name says `{shown}`", hint, path=file.name)
     return None
 
 
 def _find_signature(file: RawFile, start: bytes) -> tuple[str, str] | None:
-    """Return what the first bytes show a file to be, in words, and its suffix; None where they show nothing."""
+    """Return what the first bytes show a file to be, in words, and its suffix; None if they show nothing."""
     for signature, what, suffix in _SIGNATURES:
         if start.startswith(signature):
             return what, suffix

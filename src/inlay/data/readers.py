@@ -69,7 +69,7 @@ def open_file(
             f"give it the suffix of its format: {', '.join(READERS)}, each also packed as .gz, .bz2, .xz, .zst or .zip"
         )
         unknown = BadData(
-            f"unknown file type `{file.suffix}`", f"{hint}; or say it, as in `--format csv`", path=file.name
+            f"unknown file type `{file.suffix}`", f"{hint}; or name the format, as in `--format csv`", path=file.name
         )
         raise check_content(file) or unknown
     if not file.head(1):

@@ -124,7 +124,7 @@ def with_header(file: RawFile, rows: Cells, options: ReadOptions) -> Stream:
             names, line = name_columns(first, others), None
             found = "no header" if why is None else f"no header found ({why})"
             shown = ", ".join(f"`{name}`" for name in names[:5]) + (", …" if len(names) > 5 else "")
-            correct = "" if why is None else "; if it has one, say `--header`"
+            correct = "" if why is None else "; if it has one, use `--header`"
             notes.append(f"{file.title}: {found}; its columns are called {shown}{correct}")
         else:
             next(rows)

@@ -129,7 +129,7 @@ def _identify(tokenizer: Any) -> str:
     known = _IDENTITIES.get(tokenizer)
     if known is None or known[0] != num_tokens:
         parts = json.loads(backend.to_str())
-        del parts["truncation"], parts["padding"]  # settings of a call, or of whoever saved it
+        del parts["truncation"], parts["padding"]  # settings of one call, or of the library that saved it
         known = num_tokens, hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
         _IDENTITIES[tokenizer] = known
     return known[1]

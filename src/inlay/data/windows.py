@@ -53,7 +53,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Layout:
-    """An entry of the table: how rows are encoded, and how their targets lie beside the tokens."""
+    """An entry of the table: how rows are encoded, and how their targets are aligned with the tokens."""
 
     encode: Callable[[Any, Split, Reading, Progress | None], Encoded]
     align: Callable[[Encoded, np.ndarray], list[np.ndarray]] | None = None

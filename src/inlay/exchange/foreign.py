@@ -62,7 +62,7 @@ class Foreign:
     head: HeadSpec
     tensors: dict[str, Tensor]
     labels: tuple[str, ...]
-    """empty where the folder does not name them"""
+    """empty if the folder does not name them"""
     library: str
     """the library that wrote it, with its version if known"""
     base: str
@@ -463,7 +463,7 @@ def drafted(folder: Path) -> Iterator[Path]:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         sync_directory(draft)
-        os.replace(draft, folder)  # an empty folder may stand there
+        os.replace(draft, folder)  # this also replaces an empty folder
         sync_directory(draft.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -86,9 +86,7 @@ class ObjectStorage:
         try:
             return [each for each in self._ask(ask, prefix) if each.key.startswith(prefix)]
         except FileNotFoundError:
-            raise StoreUnreachable(
-                f"there is no bucket at `{self.address}`", "create it, or correct the name"
-            ) from None
+            raise StoreUnreachable(f"no bucket at `{self.address}`", "create it, or correct the name") from None
 
     def get(self, key: str) -> bytes:
         """Return the content of a key; FileNotFoundError if it does not exist."""

@@ -158,10 +158,10 @@ def tune_thresholds(metric: str, logits: np.ndarray, targets: np.ndarray) -> tup
     true_nL = targets > 0 if targets.ndim == 2 else targets[:, None] == 1
     if len(logits) < NUM_ROWS or not _has_each(true_nL).any():
         return None
-    problem = _Problem(METRICS[metric].function, is_binary=targets.ndim == 1)
-    if not _gains_elsewhere(problem, scores_nL, true_nL):
+    search = _ThresholdSearch(METRICS[metric].function, is_binary=targets.ndim == 1)
+    if not _gains_elsewhere(search, scores_nL, true_nL):
         return None
-    found = problem.tune(scores_nL, true_nL)
+    found = search.tune(scores_nL, true_nL)
     return None if not found.any() else tuple(float(cut) for cut in found)
 
 
@@ -171,7 +171,7 @@ def _has_each(true_nL: np.ndarray) -> np.ndarray:
     return (positive >= NUM_EACH) & (len(true_nL) - positive >= NUM_EACH)
 
 
-class _Problem:
+class _ThresholdSearch:
     """A metric to be maximised by thresholds on scores [n, L]. Two classes are one label: is it the second class?"""
 
     def __init__(self, metric: Callable[[Counts], np.ndarray], *, is_binary: bool) -> None:
@@ -267,7 +267,7 @@ def _best(cuts: np.ndarray, values: np.ndarray, present: float = 0.0) -> float:
     return float(cuts[best[np.abs(cuts[best] - present).argmin()]])
 
 
-def _gains_elsewhere(problem: _Problem, scores_nL: np.ndarray, true_nL: np.ndarray) -> bool:
+def _gains_elsewhere(search: _ThresholdSearch, scores_nL: np.ndarray, true_nL: np.ndarray) -> bool:
     """Return whether thresholds chosen on one half of the rows gain on the other, in nearly all resamples of the rows.
 
     The rows are halved at random several times; the rows of each half are decided by the thresholds of the other.
@@ -278,8 +278,8 @@ def _gains_elsewhere(problem: _Problem, scores_nL: np.ndarray, true_nL: np.ndarr
         halves = np.array_split(generator.permutation(num_rows), 2)
         tuned_nL = np.empty_like(true_nL)
         for chosen_on, used_on in (halves, halves[::-1]):
-            tuned_nL[used_on] = scores_nL[used_on] > problem.tune(scores_nL[chosen_on], true_nL[chosen_on])
+            tuned_nL[used_on] = scores_nL[used_on] > search.tune(scores_nL[chosen_on], true_nL[chosen_on])
         weights_Rn = generator.multinomial(num_rows, np.full(num_rows, 1 / num_rows), size=_NUM_RESAMPLES)
-        untuned_R = problem.score(scores_nL > 0, true_nL, weights_Rn)
-        gains.append(problem.score(tuned_nL, true_nL, weights_Rn) - untuned_R)
+        untuned_R = search.score(scores_nL > 0, true_nL, weights_Rn)
+        gains.append(search.score(tuned_nL, true_nL, weights_Rn) - untuned_R)
     return float(np.mean(np.concatenate(gains) > 0)) >= _SURE

@@ -342,13 +342,14 @@ def _sum_up(kind: str, predictions: Any, targets: np.ndarray, num_labels: int, l
     return Counts(hits, support, proposed, hits.sum(), len(targets))
 
 
-def _count_sets(predictions: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Counts:
+def _sum_sets(predictions: np.ndarray, targets: np.ndarray, labels: Sequence[str]) -> Summing:
     true = targets > 0
     predicted = np.zeros(true.shape, dtype=bool)  # wider than the predictions by labels that training never saw
     predicted[:, : predictions.shape[1]] = predictions > 0
     right = (true == predicted).all(axis=1).astype(np.float64)
-    hits, support, proposed = (weights @ part.astype(np.float64) for part in (true & predicted, true, predicted))
-    return Counts(hits, support, proposed, weights @ right, len(targets))
+    parts = (true & predicted, true, predicted)
+    # As numbers one after the other: together they would take eight times the memory of the targets.
+    return lambda weights: Counts(*(weights @ part.astype(np.float64) for part in parts), weights @ right, len(targets))
 
 
 def _sum_numbers(predictions: np.ndarray, targets: np.ndarray, labels: Sequence[str]) -> Summing:
@@ -371,7 +372,7 @@ Sample = Counts | Weighted | Means
 Summing = Callable[[np.ndarray], Sample]
 SAMPLES: dict[str, Callable[[Any, Any, Sequence[str]], Summing] | None] = {
     "classes": None,  # counted by cells of the confusion
-    "sets": lambda predictions, targets, labels: lambda weights: _count_sets(predictions, targets, weights),
+    "sets": _sum_sets,
     "numbers": _sum_numbers,
     "tags": _sum_tags,
     "passages": lambda predictions, targets, labels: _sum_answers(

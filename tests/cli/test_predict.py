@@ -117,11 +117,11 @@ def test_columns_that_come_late_are_kept_in_json_lines_and_named_where_a_table_d
     with Path("out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 602
-    assert "in.jsonl:602: no JSON" in rows[-1]["error"]
+    assert "in.jsonl:602: not JSON" in rows[-1]["error"]
     answers = inlay("predict", "mail", "--input", "in.jsonl").lines
     assert answers[600]["colour"] == "red"
     assert answers[601]["error"]["message"].endswith("in column 2, near `{broken`")
-    assert answers[601]["error"]["hint"] == "one object in each line; mend the row"  # `predict` leaves no row out
+    assert answers[601]["error"]["hint"] == "one object in each line; fix the row"  # `predict` leaves no row out
 
 
 def test_predict_does_not_depend_on_the_rows_beside(inlay: Inlay, mixed: Path) -> None:

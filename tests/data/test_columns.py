@@ -58,7 +58,7 @@ def test_missing_column_is_refused_with_the_columns_there_are():
         find("text", "id", "n")
     with pytest.raises(BadData, match="no column named `0000012`"):
         find("text", "label", text="0000012")
-    with pytest.raises(BadData, match=r"no text column recognised.*`a`, `b`, `label`.*no header, say `--no-header`"):
+    with pytest.raises(BadData, match=r"no text column recognised.*`a`, `b`, `label`.*not a header, use `--no-header`"):
         find("a", "b", "label")
 
 

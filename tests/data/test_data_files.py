@@ -94,12 +94,12 @@ def test_a_bomb_is_refused_while_it_is_read(tmp_path, monkeypatch, packing):
 
 DAMAGED = {
     "no gz": ("a.csv.gz", CSV.encode(), "Not a gzipped file"),
-    "cut gz": ("a.csv.gz", gzip.compress(CSV.encode())[:-20], "no readable .gz file"),
+    "cut gz": ("a.csv.gz", gzip.compress(CSV.encode())[:-20], "not a readable .gz file"),
     "changed gz": ("a.csv.gz", gzip.compress(CSV.encode())[:-8] + b"12345678", "CRC"),
-    "cut bz2": ("a.csv.bz2", bz2.compress(CSV.encode())[:-20], "no readable .bz2 file"),
+    "cut bz2": ("a.csv.bz2", bz2.compress(CSV.encode())[:-20], "not a readable .bz2 file"),
     "cut xz": ("a.csv.xz", lzma.compress(CSV.encode())[:-20], "it ends early"),
-    "cut zst": ("a.csv.zst", PACKED["mail.csv.zst"][:-9], "no readable .zst file"),
-    "no zip": ("a.zip", b"no zip", "no readable .zip file"),
+    "cut zst": ("a.csv.zst", PACKED["mail.csv.zst"][:-9], "not a readable .zst file"),
+    "no zip": ("a.zip", b"no zip", "not a readable .zip file"),
     "two files": ("a.zip", zipped({"a.csv": CSV, "b.csv": CSV}), "has 2 files: `a.csv`, `b.csv`"),
     "no file": ("a.zip", zipped({"__MACOSX/a.csv": "x"}), "has no file in it"),
     "packed twice": ("a.zip", zipped({"a.csv.gz": PACKED["mail.csv.gz"]}), "packed file inside a packed file"),
@@ -120,7 +120,7 @@ def test_a_damaged_packed_file_is_refused_by_name(tmp_path, case):
 
 def test_an_xz_that_asks_for_much_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(packed_files, "_MOST_XZ_MEMORY", 1 << 20)
-    with pytest.raises(BadData, match=r"no readable \.xz file"):
+    with pytest.raises(BadData, match=r"not a readable \.xz file"):
         read_table(write(tmp_path, "a.csv.xz", PACKED["mail.csv.xz"]))
 
 
@@ -195,7 +195,7 @@ def test_rows_of_a_json_list_have_their_lines(tmp_path):
         ('[{"text": "a"},\n{"text": }]', 2, "expecting value"),
         ('[{"text": "a"},\n{"text": "b"}', 2, "ends early"),
         ('[{"text": "a"}]\n[]', 2, "more text after"),
-        ('{\n"text": [1,\n}', 3, "no JSON"),
+        ('{\n"text": [1,\n}', 3, "not JSON"),
         ('{"a": [1, 2], "b": [1]}', None, "no rows found"),
         ("[" * 100_000, 1, "nested too deeply"),
     ],
@@ -214,7 +214,7 @@ def test_a_file_without_a_header_is_found_and_said(tmp_path):
     assert task.labels == ("no", "yes")
     assert len(task.train) + len(task.dev) == len(ROWS)
     assert 1 in (*task.train.lines, *task.dev.lines)
-    assert any("no header found (`yes` stands in the first row and again below it)" in note for note in task.notes)
+    assert any("no header found (`yes` is in the first row and again below it)" in note for note in task.notes)
 
 
 @pytest.mark.parametrize(

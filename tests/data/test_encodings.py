@@ -4,7 +4,7 @@ import pytest
 
 from inlay.data import data_files
 from inlay.data.data_files import local_file
-from inlay.data.encodings import find_encoding
+from inlay.data.file_formats import find_encoding
 from inlay.errors import BadConfig, BadData
 
 

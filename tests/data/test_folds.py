@@ -78,7 +78,7 @@ def test_a_class_of_one_text_is_always_trained_on_and_said_to_be_unjudged(toy_ta
     folds = make_folds(task, 4, seed=0)
     assert all((fold.train.targets == 2).sum() == 1 for fold in folds.tasks)
     assert sum(map(len, folds.left_out)) == len(folds.rows) - 1
-    assert folds.notes == ("1 row is in no fold, since no other text has the label: trained on, and not judged",)
+    assert folds.notes == ("1 row is in no fold, since no other text has the label: trained on, and not scored",)
 
 
 def test_dev_rows_with_a_label_that_training_never_saw_are_in_no_fold(toy_task):

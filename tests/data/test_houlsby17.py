@@ -48,7 +48,7 @@ def test_undecided_disasters_are_left_out_and_the_notes_say_so(tmp_path):
     task = load(tmp_path, "disasters")
     assert task.labels == ("not relevant", "relevant")
     assert sum(map(len, (task.train, task.dev, task.test))) == 40
-    assert any("20 rows left out, whose label is `Can't Decide` (20)" in note for note in task.notes)
+    assert any("20 rows left out because of their label: `Can't Decide` (20)" in note for note in task.notes)
 
 
 def test_global_warming_merges_the_spellings_of_yes_and_no(tmp_path):

@@ -66,9 +66,9 @@ def test_pairs_sets_and_words_are_read_from_lists():
     [
         ((TEXTS, LABELS[:3]), "20 rows of texts, but 3 labels"),
         ({"text": TEXTS, "label": LABELS[:3]}, "different lengths: `text` 20, `label` 3"),
-        (7, "a `int` is no rows"),
+        (7, "a `int` cannot be read as rows"),
         ([], "has no rows"),
-        ([1, 2], "a `list` is no rows"),
+        ([1, 2], "a `list` cannot be read as rows"),
     ],
 )
 def test_what_is_no_rows_is_refused_with_its_reason(rows, message):

@@ -11,7 +11,7 @@ import pytest
 
 from inlay.data.kinds import KINDS, exceeded_levels, find_kind_of_head, find_kind_of_metric, find_scheme
 from inlay.data.metrics import METRICS, SAMPLES, decide
-from inlay.data.rows import SHAPES
+from inlay.data.table_shapes import SHAPES
 from inlay.data.tasks import load_task
 from inlay.data.windows import LAYOUTS
 from inlay.errors import BadConfig, BadData

@@ -79,7 +79,7 @@ def test_qnli_without_its_training_file_is_rebuilt_and_says_so(squad, tmp_path):
 def test_a_file_that_is_no_squad_is_refused(tmp_path):
     path = tmp_path / "train-v1.1.json"
     path.write_text('{"data": [{"paragraphs": 3}]}')
-    with pytest.raises(BadData, match="no SQuAD document"):
+    with pytest.raises(BadData, match="not a SQuAD document"):
         rebuild_qnli(path)
 
 

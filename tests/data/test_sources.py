@@ -96,7 +96,7 @@ def test_txt_is_one_text_per_line(tmp_path):
         ("a.csv", 'text,label\na,1\n"b,2\nc,3\n', 3, "a quoted field never ends: lines 3–4 are all in it"),
         ("a.csv", 'text,label\n"a"b,1\n', 2, "broken quoting"),
         ("a.tsv", "text\tlabel\na b\n", 2, "ragged row: 1 fields"),
-        ("a.jsonl", '{"text": "a"}\n{"text": \n', 2, "no JSON"),
+        ("a.jsonl", '{"text": "a"}\n{"text": \n', 2, "not JSON"),
         ("a.jsonl", '{"text": "a"}\n["a", 1]\n', 2, "an array where an object should be"),
         ("a.jsonl", '"a"\n', 1, '`"a"` where an object should be'),
         ("a.csv", "", None, "the file is empty"),
@@ -104,7 +104,7 @@ def test_txt_is_one_text_per_line(tmp_path):
         ("a.csv", "text,label\n", None, "the file has no rows"),
         ("a.jsonl", "\n", None, "the file has no rows"),
         ("a.xls", "text", None, "unknown file type `.xls`"),
-        ("a.parquet", "PAR1 not really", None, "no readable Parquet file"),
+        ("a.parquet", "PAR1 not really", None, "not a readable Parquet file"),
     ],
 )
 def test_bad_file_is_refused_with_file_line_and_reason(tmp_path, name, content, line, reason):
@@ -320,7 +320,7 @@ def test_json_that_python_will_not_parse_is_the_error_of_its_row(line, tmp_path)
 
 def test_a_squad_document_with_a_number_of_thousands_of_digits_is_refused(tmp_path):
     path = write(tmp_path, "a.json", '{"data": [{"title": ' + "1" * 5000 + ', "paragraphs": []}]}')
-    with pytest.raises(BadData, match="no SQuAD document"):
+    with pytest.raises(BadData, match="not a SQuAD document"):
         read_table(path)
 
 
@@ -335,7 +335,7 @@ def test_a_damaged_page_of_a_parquet_file_is_an_error_that_names_it(at, tmp_path
     start = int(len(content) * at * 0.7)
     content[start : start + 400] = bytes(byte ^ 0xFF for byte in content[start : start + 400])
     path.write_bytes(content)
-    with pytest.raises(BadData, match=r"a\.parquet: no readable Parquet file"):
+    with pytest.raises(BadData, match=r"a\.parquet: not a readable Parquet file"):
         read_table(path)
     with pytest.raises(BadData, match=r"a\.parquet"):
         list(stream_rows(path, isolate=True))
@@ -347,7 +347,7 @@ def test_a_small_parquet_file_that_unpacks_to_a_gigabyte_is_refused_in_little_me
     frame = pd.DataFrame({"text": ["a" * 1_000_000] * 300, "label": ["x"] * 300})
     frame.to_parquet(path, compression="zstd", use_dictionary=use_dictionary)
     assert path.stat().st_size < 100_000
-    with pytest.raises(BadData, match="unpacks to more than 100,000,000 letters"):
+    with pytest.raises(BadData, match="unpacks to more than 100,000,000 characters"):
         read_table(path)
     with pytest.raises(BadData, match="unpacks"):
         list(stream_rows(path, isolate=True))
@@ -364,7 +364,7 @@ def test_a_text_of_millions_of_letters_is_the_error_of_its_row(tmp_path):
     path = write(tmp_path, "a.csv", f"text\ngood\n{'a ' * 600_000}\ngood\n")
     (rows,) = stream_rows(path, isolate=True)
     assert [row.error is None for row in rows] == [True, False, True]
-    assert "a text of 1,200,000 letters, but a row may have 1,000,000" in rows[1].error.message
+    assert "a text of 1,200,000 characters, but a row may have 1,000,000" in rows[1].error.message
 
 
 def test_chunks_of_long_rows_are_small(tmp_path):
@@ -406,6 +406,6 @@ def test_a_context_of_ten_thousand_questions_may_not_outgrow_its_file(tmp_path):
         paragraphs = [{"context": "a " * (num_letters // 2), "qas": questions}]
         return json.dumps({"version": "1.1", "data": [{"paragraphs": paragraphs}]})
 
-    with pytest.raises(BadData, match="unpacks to more than 100,000,000 letters"):
+    with pytest.raises(BadData, match="unpacks to more than 100,000,000 characters"):
         read_table(write(tmp_path, "a.json", document(50_000)))
     assert len(read_table(write(tmp_path, "b.json", document(5_000))).rows) == 3_000

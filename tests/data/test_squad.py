@@ -181,7 +181,7 @@ def test_an_answer_that_is_not_in_its_context_is_refused_by_number(tmp_path):
     wrong = question("Who won?", "Denver Broncos")
     wrong["answers"][0]["answer_start"] = 5
     path = write_squad(tmp_path / "bad.json", squad([question("Where?", "Santa Clara"), wrong]))
-    with pytest.raises(BadData, match=r"bad.json:2: the answer `Denver Broncos` does not stand at character 5"):
+    with pytest.raises(BadData, match=r"bad.json:2: the answer `Denver Broncos` is not at character 5"):
         load_task(DataConfig(source=path, dev=path), "bad")
     skipped = load_task(DataConfig(source=path, dev=path, on_bad_row="skip"), "bad")
     assert len(skipped.train) == 1

@@ -161,7 +161,7 @@ def test_column_called_split_with_other_words_is_no_split(tmp_path):
     path = write(tmp_path, "a.csv", rows, "text,label,split")
     assert len(load(path).dev) == 2
     error = refuse(path, split="split")
-    assert (error.line, error.reason) == (2, "`part 0` in column `split` is no side")
+    assert (error.line, error.reason) == (2, "`part 0` in column `split` is not a side")
 
 
 def test_limit_takes_a_seeded_sample_of_the_training_rows(tmp_path):

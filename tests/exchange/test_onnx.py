@@ -367,7 +367,7 @@ def test_what_cannot_be_exported_is_refused_and_nothing_is_written(filled, short
     assert list(tmp_path.iterdir()) == []
     folder.mkdir()
     (folder / "mine.txt").write_text("keep me")
-    with pytest.raises(BadConfig, match="not an empty folder"):
+    with pytest.raises(BadConfig, match="already exists"):
         onnx.export_onnx(filled.store, ["plain"], short_bert, folder)
     assert [path.name for path in folder.iterdir()] == ["mine.txt"]
 

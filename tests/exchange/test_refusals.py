@@ -463,7 +463,7 @@ def test_a_pickle_that_would_become_gigabytes_is_refused(content, is_zip, folder
         path.write_bytes(content)
     if len(content) > 1_000_000:
         monkeypatch.setattr(torch, "load", lambda *given, **settings: pytest.fail("it was loaded"))
-    refuse(folder, tiny_bert, BadData, "refused|damaged|no tensors")
+    refuse(folder, tiny_bert, BadData, "refused|damaged|besides the tensors")
 
 
 def test_a_million_tensors_of_nothing_are_refused_unread(folder, tiny_bert):
@@ -471,4 +471,4 @@ def test_a_million_tensors_of_nothing_are_refused_unread(folder, tiny_bert):
     header = json.dumps({str(number): shape for number in range(100_000)}).encode()
     (folder / "pytorch_adapter.bin").unlink()
     (folder / "adapter.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    refuse(folder, tiny_bert, BadData, "no tensors")
+    refuse(folder, tiny_bert, BadData, "besides the tensors")

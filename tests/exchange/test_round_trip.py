@@ -158,7 +158,7 @@ def test_numbers_keep_their_scale(tiny_bert, publish_random, texts, tmp_path):
     head = HeadSpec("regress", 1, "cls", target_mean=50.0, target_std=7.0)
     publish_random(store, "task", tiny_bert, SlotSpec.of(METHOD_CASES["houlsby"], head))
     folder = export_folder("task", store, tiny_bert, "adapterhub", tmp_path / "folder")
-    assert any("scale of the numbers" in note for note in folder.notes)
+    assert any("scale of the targets" in note for note in folder.notes)
     import_folder(tmp_path / "folder", tiny_bert, store, Wishes(name="back"))
     answers = Engine(tiny_bert, store).predict([Request(task, text) for text in texts for task in ("task", "back")])
     values = [answer.outcome.value for answer in answers]
@@ -195,7 +195,7 @@ def test_labels_are_the_users_or_the_folders_or_numbered(exported, tiny_bert, tm
 
 
 def test_export_overwrites_nothing_and_makes_no_folders_above(exported, tiny_bert, tmp_path):
-    with pytest.raises(BadConfig, match="is there already"):
+    with pytest.raises(BadConfig, match="already exists"):
         export_folder("task", exported, tiny_bert, "peft", tmp_path / "peft")
     with pytest.raises(Missing, match="no folder"):
         export_folder("task", exported, tiny_bert, "peft", tmp_path / "typo" / "peft")

@@ -547,7 +547,7 @@ def test_a_reference_of_another_version_or_with_another_score_is_damage(store, m
     for old, new in ((b'"accuracy":0.98', b'"accuracy":0.99'), (b'"published_at":"2', b'"published_at":"3')):
         assert old in contents[0]
         paths[0].write_bytes(contents[0].replace(old, new))
-        with pytest.raises(StoreDamaged, match="does not fit its seal"):
+        with pytest.raises(StoreDamaged, match="its seal does not match"):
             look_again(store).resolve("spam")
 
 
@@ -570,7 +570,7 @@ def test_references_of_older_stores_are_read_and_their_scores_proved(store, make
     for change in ({"size_bytes": 7}, {"summary": {**json.loads(content)["summary"], "metric": "f1"}}):
         path.write_bytes(old_reference(content, **change))
         store = look_again(store)
-        with pytest.raises(StoreDamaged, match=r"1.json: it says of `spam@1` what its object does not"):
+        with pytest.raises(StoreDamaged, match=r"1.json: it does not agree with the object of `spam@1`"):
             store.check(store.resolve("spam"))
 
 

@@ -1,8 +1,6 @@
-"""Rows in, tasks out: sources, columns, splits, encoding, batches and metrics.
+"""The data room: reads rows, makes tasks of them, splits, tokenises and scores them.
 
-Nothing here imports torch or transformers: tokenizers come in as objects, and what goes out is numpy. The names below
-make and read tasks; `inlay.data.encode` (tokens and batches) and `inlay.data.metrics` (scores and reports) are used by
-their own names.
+Nothing here imports torch or transformers: tokenizers are passed in as objects, and results are numpy arrays.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Fits two things on dev rows besides weights: the temperature of probabilities, and the thresholds of labels.
+"""Temperature scaling and decision thresholds: what is fitted on dev rows besides weights.
 
 Temperature (Guo et al. 2017): logits are divided by one number, chosen to make the targets most likely; no decision
 changes. Thresholds: a head decides for a label whose logit is at least 0, and of two classes for the larger logit.
 Where a metric such as F1 rewards it, another threshold is better: `tune_thresholds` finds the best one for each label.
-A label with few positive rows is drawn towards the one threshold that is best for all. What is found counts only if it
-also gains on rows that it was not chosen on, beyond chance.
+A label with few positive rows is drawn towards the one threshold that is best for all labels. Thresholds are kept only
+if they also gain, beyond chance, on rows that they were not chosen on.
 
 Everything is computed in float64. `logits` are [n, L]; `targets` are classes [n], or 0 and 1 [n, L] for sets of labels.
 """
@@ -21,20 +21,20 @@ from inlay.data.metrics import METRICS, Counts
 
 NUM_BINS = 15
 _RANGE = (1e-2, 1e2)
-_FEWEST_RIGHT = 10  # rows without a mistake that say how sure a model may be
+_FEWEST_RIGHT = 10  # fewest rows without a mistake from which a temperature is fitted
 
 
 def fit_temperature(logits: np.ndarray, targets: np.ndarray, *, num_doubtful: int = 0) -> float:
-    """The temperature with the least negative log-likelihood; 1 where the rows say nothing about it.
+    """Return the temperature with the least negative log-likelihood; 1 where the rows cannot tell it.
 
-    Also 1 where the likelier probabilities would be worse calibrated, as those of a model that says one class only.
-    Rows without a mistake say something only if `num_doubtful` rows more count, as in `likeliest_temperature`.
+    Also 1 where the likelier probabilities would be worse calibrated, such as those of a model that always predicts one
+    class. From rows without a mistake a temperature is fitted only with `num_doubtful`: see `likeliest_temperature`.
     """
     logits = np.asarray(logits, dtype=np.float64)
     if not len(logits) or not np.isfinite(logits).all():
         return 1.0
     if is_right(logits, targets).all():
-        # Without doubt the likeliest temperature would be the coldest.
+        # Without doubtful rows the likeliest temperature would be the lowest one.
         if not num_doubtful or len(logits) < _FEWEST_RIGHT:
             return 1.0
         temperature = likeliest_temperature(logits, targets, num_doubtful=num_doubtful)
@@ -47,24 +47,27 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray, *, num_doubtful: in
 
 
 def likeliest_temperature(logits: np.ndarray, targets: np.ndarray, *, num_doubtful: int = 0) -> float:
-    """The temperature with the least negative log-likelihood, whatever else it does.
+    """Return the temperature with the least negative log-likelihood, without looking at the calibration.
 
-    `num_doubtful` rows more count, like these but as likely to have any label (as Platt 1999 counts one of each): rows
-    that are all right then say how sure so many rows can make one, and not that nothing ever goes wrong.
+    `num_doubtful` imaginary rows are added, with the same logits but with any label equally likely (Platt 1999 adds one
+    row of each label). So rows that are all right give a finite confidence, which grows with their number.
     """
     from scipy.optimize import minimize_scalar
 
-    bounds, doubt = (np.log(_RANGE[0]), np.log(_RANGE[1])), num_doubtful / (len(logits) + num_doubtful)
+    bounds = np.log(_RANGE[0]), np.log(_RANGE[1])
+    doubt = num_doubtful / (len(logits) + num_doubtful)
 
     def loss(log: float) -> float:
         known = negative_log_likelihood(logits, targets, np.exp(log))
-        return (1 - doubt) * known + doubt * _expected_loss(logits / np.exp(log), targets.ndim) if doubt else known
+        if not doubt:
+            return known
+        return (1 - doubt) * known + doubt * _expected_loss(logits / np.exp(log), targets.ndim)
 
     return float(np.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x))
 
 
 def _expected_loss(scaled: np.ndarray, num_axes: int) -> float:
-    """The mean of -log p(target) of rows whose target is any label, or any set of labels."""
+    """Return the mean of -log p(target) over rows, each label (or set of labels) being equally likely."""
     if num_axes == 2:
         return float(np.mean(np.logaddexp(0.0, scaled) - scaled / 2))
     largest = scaled.max(axis=-1, keepdims=True)
@@ -72,7 +75,7 @@ def _expected_loss(scaled: np.ndarray, num_axes: int) -> float:
 
 
 def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, temperature: float = 1.0) -> float:
-    """The mean over rows (and labels of a set) of -log p(target)."""
+    """Return the mean of -log p(target) over rows, and over the labels of sets."""
     scaled = np.asarray(logits, dtype=np.float64) / temperature
     if np.ndim(targets) == 2:
         return float(np.mean(np.logaddexp(0.0, np.where(np.asarray(targets) > 0, -scaled, scaled))))
@@ -82,7 +85,7 @@ def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, temperature
 
 
 def calibration_error(logits: np.ndarray, targets: np.ndarray, temperature: float = 1.0) -> float:
-    """The expected calibration error: |right share - mean confidence| over 15 equal bins of confidence, by their size.
+    """Return the expected calibration error: the mean of |accuracy - confidence| over 15 equal bins, by their size.
 
     A class is decided once per row; a set of labels once per row and label.
     """
@@ -104,7 +107,7 @@ def _find_bins(confidences: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ConfidenceBin:
-    """The rows whose confidence lies in one of 15 equal bins: its mean, and the share of them that are right."""
+    """The rows whose confidence is in one of 15 equal bins: its mean, and the share of them that are right."""
 
     confidence: float
     accuracy: float
@@ -112,7 +115,7 @@ class ConfidenceBin:
 
 
 def bin_confidences(confidences: np.ndarray, hits: np.ndarray) -> list[ConfidenceBin]:
-    """The bins that have rows, from the least confidence to the highest: a reliability diagram as data."""
+    """Return the bins that have rows, from the least confidence to the highest: a reliability diagram as data."""
     bins = _find_bins(np.asarray(confidences, dtype=np.float64))
     counts, sums, right = (
         np.bincount(bins, weights=weights, minlength=NUM_BINS) for weights in (None, confidences, hits)
@@ -124,7 +127,7 @@ def bin_confidences(confidences: np.ndarray, hits: np.ndarray) -> list[Confidenc
 
 
 def is_right(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Find the rows, or the labels of a set, that are decided as the targets are."""
+    """Return which rows, or which labels of a set, are decided as the targets say."""
     if np.ndim(targets) == 2:
         return (logits > 0) == (np.asarray(targets) > 0)
     return logits.argmax(axis=-1) == targets
@@ -134,17 +137,17 @@ NUM_ROWS = 50
 """fewest dev rows for tuning"""
 NUM_EACH = 10
 """fewest rows with a label, and without it, for a threshold of the label's own"""
-_MOST_CUTS = 256  # tried for a label: of more rows, evenly spaced ones
-_MOST_SWEEPS = 8  # over the labels, each tuned with the others held
+_MOST_CUTS = 256  # thresholds tried for a label; where there are more, evenly spaced ones
+_MOST_SWEEPS = 8  # passes over the labels, each tuned with the others held
 _PULL = 10  # a label's own cut is weighted by its positive rows, the shared one by this number
 _NUM_SPLITS, _NUM_RESAMPLES = 5, 100  # splits of the rows into halves, and resamples of each half's rows
 _SURE = 0.95  # share of the resamples that must gain
 
 
 def tune_thresholds(metric: str, logits: np.ndarray, targets: np.ndarray) -> tuple[float, ...] | None:
-    """Tune the threshold of each logit (for two classes, of their difference); None: nothing is gained.
+    """Tune the threshold of each logit (for two classes, of their difference); None where nothing is gained.
 
-    None also where the metric is not one of decisions, there are more than two classes, or too few rows.
+    None also where the metric does not depend on decisions, there are more than two classes, or too few rows.
     """
     logits, targets = np.asarray(logits, dtype=np.float64), np.asarray(targets)
     # Decisions that thresholds can move are those on sets of labels, and between two classes.
@@ -155,20 +158,21 @@ def tune_thresholds(metric: str, logits: np.ndarray, targets: np.ndarray) -> tup
     true_nL = targets > 0 if targets.ndim == 2 else targets[:, None] == 1
     if len(logits) < NUM_ROWS or not _has_each(true_nL).any():
         return None
-    problem = _Problem(METRICS[metric].function, is_binary=targets.ndim == 1)
-    if not _gains_elsewhere(problem, scores_nL, true_nL):
+    search = _ThresholdSearch(METRICS[metric].function, is_binary=targets.ndim == 1)
+    if not _gains_elsewhere(search, scores_nL, true_nL):
         return None
-    found = problem.tune(scores_nL, true_nL)
+    found = search.tune(scores_nL, true_nL)
     return None if not found.any() else tuple(float(cut) for cut in found)
 
 
 def _has_each(true_nL: np.ndarray) -> np.ndarray:
+    """Return which labels have enough rows with and without them for a threshold of their own."""
     positive = true_nL.sum(axis=0)
     return (positive >= NUM_EACH) & (len(true_nL) - positive >= NUM_EACH)
 
 
-class _Problem:
-    """A metric to be maximised by thresholds on scores [n, L]. Two classes count as one label: is it the second?"""
+class _ThresholdSearch:
+    """A metric to be maximised by thresholds on scores [n, L]. Two classes are one label: is it the second class?"""
 
     def __init__(self, metric: Callable[[Counts], np.ndarray], *, is_binary: bool) -> None:
         self._metric, self._is_binary = metric, is_binary
@@ -191,7 +195,7 @@ class _Problem:
         return np.where(_has_each(true_nL), weight_L * found + (1 - weight_L) * shared, shared)
 
     def score(self, predicted_nL: np.ndarray, true_nL: np.ndarray, weights_Rn: np.ndarray) -> np.ndarray:
-        """The metric of each resample of rows; a row counts as often as its weight says."""
+        """Return the metric of each resample of rows; a row counts as often as its weight says."""
         hits_RL, support_RL, predicted_RL = (
             weights_Rn @ part.astype(np.float64) for part in (predicted_nL & true_nL, true_nL, predicted_nL)
         )
@@ -199,11 +203,11 @@ class _Problem:
         return self._judge(hits_RL, support_RL, predicted_RL, right_R, len(true_nL))
 
     def _score_shared(self, cuts_C: np.ndarray, scores_nL: np.ndarray, true_nL: np.ndarray) -> np.ndarray:
-        """The metric for each cut of all labels."""
+        """Return the metric for each threshold that all labels share."""
         columns = list(zip(scores_nL.T, true_nL.T, strict=True))
         predicted_CL = np.stack([_count_above(scores, cuts_C) for scores, _ in columns], axis=-1)
         hits_CL = np.stack([_count_above(scores[true], cuts_C) for scores, true in columns], axis=-1)
-        # A row is right from the highest score of a label it lacks on, until the lowest of one it has.
+        # A row is right for thresholds from the highest score of a label that it lacks to the lowest that it has.
         from_n = np.where(true_nL, -np.inf, scores_nL).max(axis=1)
         until_n = np.where(true_nL, scores_nL, np.inf).min(axis=1)
         can_be = from_n < until_n
@@ -215,7 +219,7 @@ class _Problem:
     def _score_one(
         self, cuts_C: np.ndarray, label: int, held: np.ndarray, scores_nL: np.ndarray, true_nL: np.ndarray
     ) -> np.ndarray:
-        """The metric for each cut of one label, while the others are held."""
+        """Return the metric for each threshold of one label, while the others are held."""
         predicted_nL, scores_n, true_n = scores_nL > held, scores_nL[:, label], true_nL[:, label]
         hits_CL, predicted_CL = (
             np.tile(part.sum(axis=0), (len(cuts_C), 1)) for part in (predicted_nL & true_nL, predicted_nL)
@@ -233,6 +237,7 @@ class _Problem:
     def _judge(
         self, hits: np.ndarray, support: np.ndarray, predicted: np.ndarray, num_right: np.ndarray, num_rows: int
     ) -> np.ndarray:
+        """Return the metric of counts; for two classes, counts of the first class are added."""
         if self._is_binary:
             absent = num_rows - support - predicted + hits
             hits, support, predicted = (
@@ -243,12 +248,12 @@ class _Problem:
 
 
 def _count_above(scores: np.ndarray, cuts_C: np.ndarray) -> np.ndarray:
-    """Count the scores above each cut."""
+    """Count the scores above each threshold."""
     return len(scores) - np.searchsorted(np.sort(scores), cuts_C, side="right")
 
 
 def _list_cuts(scores: np.ndarray) -> np.ndarray:
-    """0, and the middles between neighbouring scores; where they are many, evenly spaced ones."""
+    """Return the thresholds to try: 0, and the middles between neighbouring scores, thinned out where they are many."""
     ordered = np.unique(scores)
     middles = (ordered[1:] + ordered[:-1]) / 2
     if len(middles) > _MOST_CUTS:
@@ -257,15 +262,15 @@ def _list_cuts(scores: np.ndarray) -> np.ndarray:
 
 
 def _best(cuts: np.ndarray, values: np.ndarray, present: float = 0.0) -> float:
-    """The cut of the highest value; of several, the one nearest to the present one."""
+    """Return the threshold with the highest value; of several, the one nearest to the present one."""
     best = np.flatnonzero(values >= values.max() - 1e-12)
     return float(cuts[best[np.abs(cuts[best] - present).argmin()]])
 
 
-def _gains_elsewhere(problem: _Problem, scores_nL: np.ndarray, true_nL: np.ndarray) -> bool:
-    """Whether cuts chosen on one half of the rows gain on the other, in nearly all resamples of the rows.
+def _gains_elsewhere(search: _ThresholdSearch, scores_nL: np.ndarray, true_nL: np.ndarray) -> bool:
+    """Return whether thresholds chosen on one half of the rows gain on the other, in nearly all resamples of the rows.
 
-    Several random halvings; the rows of each half are decided by the cuts of the other.
+    The rows are halved at random several times; the rows of each half are decided by the thresholds of the other.
     """
     generator, num_rows = np.random.default_rng(0), len(true_nL)
     gains: list[np.ndarray] = []
@@ -273,8 +278,8 @@ def _gains_elsewhere(problem: _Problem, scores_nL: np.ndarray, true_nL: np.ndarr
         halves = np.array_split(generator.permutation(num_rows), 2)
         tuned_nL = np.empty_like(true_nL)
         for chosen_on, used_on in (halves, halves[::-1]):
-            tuned_nL[used_on] = scores_nL[used_on] > problem.tune(scores_nL[chosen_on], true_nL[chosen_on])
+            tuned_nL[used_on] = scores_nL[used_on] > search.tune(scores_nL[chosen_on], true_nL[chosen_on])
         weights_Rn = generator.multinomial(num_rows, np.full(num_rows, 1 / num_rows), size=_NUM_RESAMPLES)
-        untuned_R = problem.score(scores_nL > 0, true_nL, weights_Rn)
-        gains.append(problem.score(tuned_nL, true_nL, weights_Rn) - untuned_R)
+        untuned_R = search.score(scores_nL > 0, true_nL, weights_Rn)
+        gains.append(search.score(tuned_nL, true_nL, weights_Rn) - untuned_R)
     return float(np.mean(np.concatenate(gains) > 0)) >= _SURE

@@ -17,10 +17,10 @@ from inlay.errors import BadData
 from inlay.settings import DataConfig
 
 MOST_LETTERS = 1_000_000
-"""letters of a text at most: tokenizers need a second and 100 MB for them, and keep a few hundred tokens"""
+"""most characters of a text: a tokenizer needs a second and 100 MB for them, and keeps a few hundred tokens"""
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# Names are compared in lower case; earlier ones are preferred. Where both columns of a pair are there, the pair wins
-# over a single text: reading only one half of a pair would be silently wrong.
+# Names are compared in lower case; earlier ones are preferred. Where both columns of a pair exist, the pair wins over a
+# single text: reading only one half of a pair would be silently wrong.
 PAIR_NAMES = (
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
@@ -53,6 +53,11 @@ SIDES = {
 }
 
 
+def find_side(name: str) -> str | None:
+    """Return the side that a split's name stands for: `validation_matched` is a dev side."""
+    return SIDES.get(name.split("_")[0].lower())
+
+
 class Fault(ValueError):
     """Why a cell cannot be used, and what to do."""
 
@@ -79,22 +84,23 @@ class Columns:
     split: str | None = None
 
     def describe(self) -> str:
-        """The columns as one note."""
+        """Describe the columns in a note."""
         roles = {"text": self.text, "pair": self.pair, "label": self.label, "split": self.split}
         return "columns: " + ", ".join(f"{role} `{name}`" for role, name in roles.items() if name is not None)
 
 
 def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -> Columns:
-    """The columns named in `config`, the others recognised by name; a column that is missing is a `BadData`.
+    """Return the columns that `config` names, and recognise the others by name; a missing column is a `BadData`.
 
-    Naming the text names all text: a pair is only recognised where neither column was named. Without `labelled` there
-    may be no label column.
+    A pair is only recognised where neither of its columns was named. Without `labelled` the label column is optional.
     """
     config = by_number(config, header.names)
+    # 1. columns that were named must exist
     given = [name for name in (config.text, config.pair, config.label, config.split) if name is not None]
     for name in given:
         if name not in header.names:
             raise BadData(f"no column named `{name}`", list_columns(header), path=header.path, line=header.line)
+    # 2. recognise the others by name: a pair first, then a text, then label and split
     free = [name for name in header.names if name not in given]
     text, pair = config.text, config.pair
     if text is None and pair is None:
@@ -104,6 +110,7 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
     free = [name for name in free if name not in (text, pair)]
     label = config.label or find_name(free, LABEL_NAMES)
     split = config.split or find_name(free, SPLIT_NAMES)
+    # 3. a single column that is left is the text, or the label
     free = [name for name in free if name not in (label, split)]
     if text is None and len(free) == 1:
         text = free.pop()
@@ -113,30 +120,27 @@ def find_columns(header: Header, config: DataConfig, *, labelled: bool = True) -
         role = "text" if text is None else "label"
         hint = f"{list_columns(header)}; name it with `--{role}`"
         if header.line is not None:
-            hint += "; if the first line is no header, say `--no-header`"
+            hint += "; if the first line is not a header, use `--no-header`"
         raise BadData(f"no {role} column recognised", hint, path=header.path, line=header.line)
     return Columns(text, pair, label, split)
 
 
 def by_number(config: DataConfig, names: Sequence[str]) -> DataConfig:
-    """The settings with columns that were given by number, counted from 1, by name; a name goes first."""
-    roles = {role: getattr(config, role) for role in ("text", "pair", "label", "split")}
-    found: dict[str, Any] = {
-        role: names[int(given) - 1]
-        for role, given in roles.items()
-        if given is not None and given not in names and _is_number_of(given, len(names))
-    }
+    """Return the settings with column numbers, counted from 1, replaced by names; a column called `2` goes first."""
+    found: dict[str, Any] = {}
+    for role in ("text", "pair", "label", "split"):
+        given = getattr(config, role)
+        if given is None or given in names or not given.isdecimal() or len(given) > 6:
+            continue
+        if 0 < int(given) <= len(names):
+            found[role] = names[int(given) - 1]
     return replace(config, **found)
 
 
-def _is_number_of(given: str, num_columns: int) -> bool:
-    return given.isdecimal() and len(given) < 7 and 0 < int(given) <= num_columns
-
-
 def split_names(given: str | None, header: Header, *, required: bool = True) -> tuple[str, ...]:
-    """The columns that a setting names: one, or several with commas between them, by name or number.
+    """Return the columns that a setting names: one, or several separated by commas, by name or number.
 
-    Unless they are `required`, they may be missing.
+    A missing column is a `BadData`; if none is `required`, the result is empty.
     """
     if given is None or given in header.names or "," not in given:
         return () if given is None else (given,)
@@ -152,9 +156,9 @@ def split_names(given: str | None, header: Header, *, required: bool = True) -> 
 
 
 def join_texts(record: Mapping[str, Any], names: Sequence[str]) -> Any:
-    """The texts of a row, each on a line of its own, without those that are empty; None if all are.
+    """Join the texts of a row, each on a line of its own, without empty ones; None if all are empty.
 
-    A cell that is no text is returned as it is, to be refused as such.
+    A cell that is not a text is returned as it is, so that the caller refuses it.
     """
     texts = []
     for name in names:
@@ -169,19 +173,19 @@ def join_texts(record: Mapping[str, Any], names: Sequence[str]) -> Any:
 
 
 def find_name(names: Sequence[str], known: Iterable[str]) -> str | None:
-    """The first of the known names that a column has, whatever its case."""
+    """Return the column that has the first of the known names, in upper or lower case; None if no column has one."""
     by_key = {name.strip().lower(): name for name in reversed(names)}
     return next((by_key[key] for key in known if key in by_key), None)
 
 
 def list_columns(header: Header) -> str:
-    """The columns there are, for a hint."""
+    """List the columns for a hint."""
     shown = [f"`{name[:40]}`" for name in header.names[:30]]
     return f"columns there are: {', '.join(shown)}{', …' if len(header.names) > 30 else ''}"
 
 
 def read_text(value: Any, column: str) -> str:
-    """The text of a cell, unchanged; a cell that is empty or not a text is a `Fault`."""
+    """Return the text of a cell, unchanged; a cell that is empty or not a text is a `Fault`."""
     if is_missing(value):
         raise Fault(f"empty text in column `{column}`", "fill it in or remove the row")
     if isinstance(value, str):
@@ -195,9 +199,9 @@ def read_text(value: Any, column: str) -> str:
 
 
 def find_fault(text: str) -> Fault | None:
-    """Find why no tokenizer should be given a text: half a character in it, or more letters than any row needs."""
+    """Return why a text must not reach a tokenizer (half a character in it, or far too long); None if it may."""
     if len(text) > MOST_LETTERS:
-        reason = f"a text of {len(text):,} letters, but a row may have {MOST_LETTERS:,}"
+        reason = f"a text of {len(text):,} characters, but a row may have {MOST_LETTERS:,}"
         return Fault(reason, "cut it into several rows: a task reads only as many tokens as its `max_length`")
     if not text.isascii() and _SURROGATE.search(text):
         return Fault("half a character (a lone surrogate)", "write the text again as utf-8")
@@ -205,30 +209,30 @@ def find_fault(text: str) -> Fault | None:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a cell holds nothing: null, NaN, or blanks."""
+    """Return whether a cell is empty: null, NaN, or blanks."""
     if isinstance(value, str):
         return not value.strip()
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def name_label(value: Any) -> str:
-    """A label's name: the same for `1` in a CSV, 1 in JSON and the 1.0 a column with gaps turns it into."""
+    """Return a label's name: the same for `1` in a CSV, 1 in JSON, and 1.0 in a column with gaps."""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).strip()
 
 
 def read_number(value: Any) -> float | None:
-    """A cell as a finite number, or None. A truth value is a class, not a number."""
+    """Return a cell as a finite number, or None. A truth value is a class, not a number."""
     if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):  # 10**400 is no float
+    except (TypeError, ValueError, OverflowError):  # 10**400 is too large for a float
         return None
     return number if math.isfinite(number) else None
 
 
 def as_list(value: Any) -> list[Any] | None:
-    """The items of a cell that holds a list, or None."""
+    """Return the items of a cell that holds a list; None for any other cell."""
     return list(value) if isinstance(value, list | tuple | set | np.ndarray) else None

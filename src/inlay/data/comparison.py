@@ -1,15 +1,14 @@
-"""Two versions' answers to the same rows: which is better, by how much, and whether chance explains it.
+"""Comparison of two versions' answers to the same rows: which is better, by how much, and could it be chance?
 
-Every number is paired: both versions are scored on the very same rows, or the same resample of them, so that rows which
-are hard for both count for neither. A share of right rows is tested by McNemar's exact test (McNemar 1947): of the rows
-that one version has right and the other wrong, as many should go each way if both were alike. Any other metric is
-tested by the paired bootstrap (Efron and Tibshirani 1993): how often does the difference change its sign?
+All scores are paired: both versions are scored on the same rows, or the same resample of them, so that rows which are
+hard for both do not matter. A share of right rows is tested by McNemar's exact test (McNemar 1947): of the rows that
+only one version has right, half should belong to each if both were equally good. Any other metric is tested by the
+paired bootstrap (Efron and Tibshirani 1993): how often does the difference change its sign?
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +44,12 @@ class Comparison:
 
     @property
     def gain(self) -> float:
-        """The difference, above 0 where the second version is the better one, whichever way the metric goes."""
+        """The difference, above 0 if the second version is better, also for metrics where lower is better."""
         return self.difference if METRICS[self.metric].higher_is_better else -self.difference
 
     @property
     def verdict(self) -> str:
-        """`better` or `worse`, as the second version is beyond chance; else `no-difference`."""
+        """`better` or `worse` if the second version is so beyond chance; else `no-difference`."""
         if self.p_value >= ALPHA or not self.gain:
             return "no-difference"
         return "better" if self.gain > 0 else "worse"
@@ -58,7 +57,7 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """Rows with their targets: what two versions' answers are compared on. `labels` has those never trained on too."""
+    """The rows that two versions answered, with their targets. `labels` includes those that training never saw."""
 
     kind: str
     labels: tuple[str, ...]
@@ -73,7 +72,14 @@ def compare_answers(
     sums = [_make_summing(rows, each) for each in decisions]
     function, num_rows = METRICS[metric].function, len(rows.targets)
     score_a, score_b = (float(function(sum_up(np.ones(num_rows)))) for sum_up in sums)
-    parts = [function(sums[1](weights)) - function(sums[0](weights)) for weights in _draw(rows, seed, num_resamples)]
+    # The difference on each resample; `weights_Rn` has how often each row is in each of a chunk of resamples.
+    generator = np.random.default_rng(seed)
+    chunk = max(1, CHUNK_CELLS // max(num_rows, len(rows.labels), 1))
+    parts = []
+    for start in range(0, num_resamples, chunk):
+        size = min(chunk, num_resamples - start)
+        weights_Rn = generator.multinomial(num_rows, np.full(num_rows, 1 / num_rows), size=size).astype(np.float64)
+        parts.append(function(sums[1](weights_Rn)) - function(sums[0](weights_Rn)))
     differences = np.concatenate(parts)
     low, high = np.quantile(differences, [0.025, 0.975])
     if METRICS[metric].is_share:
@@ -87,20 +93,20 @@ def compare_answers(
 
 
 def mcnemar(num_first: int, num_second: int) -> float:
-    """McNemar's exact two-sided p-value, of the rows that only the first version, or only the second, has right."""
+    """Return McNemar's exact two-sided p-value, given how many rows only the first, or only the second, has right."""
     total = num_first + num_second
     tail = sum(math.comb(total, count) for count in range(min(num_first, num_second) + 1))
     return min(1.0, 2 * tail / 2**total)
 
 
 def sign_share(differences: np.ndarray) -> float:
-    """The bootstrap's two-sided p-value of differences: twice the smaller share that is not on one side of 0."""
+    """Return the two-sided p-value of bootstrapped differences: twice the smaller share on one side of 0."""
     below, above = (int(part.sum()) + 1 for part in (differences <= 0, differences >= 0))
     return min(1.0, 2 * min(below, above) / (len(differences) + 1))
 
 
 def find_right(rows: Judged, decisions: Any) -> np.ndarray | None:
-    """Find the rows that are decided as they should be; None for numbers, of which none is quite right."""
+    """Return which rows are decided right; None for numbers, which are never exactly right."""
     kind, targets = KINDS[rows.kind], rows.targets
     if kind.is_number:
         return None
@@ -137,12 +143,3 @@ def _make_summing(rows: Judged, decisions: Any) -> Summing:
         return Counts(hits, support, predicted, hits.sum(axis=-1), len(targets))
 
     return sum_up
-
-
-def _draw(rows: Judged, seed: int, num_resamples: int) -> Iterator[np.ndarray]:
-    """Yield how often each row is in each resample, [resamples, rows], in chunks."""
-    generator, num_rows = np.random.default_rng(seed), len(rows.targets)
-    chunk = max(1, CHUNK_CELLS // max(num_rows, len(rows.labels), 1))
-    for start in range(0, num_resamples, chunk):
-        size = min(chunk, num_resamples - start)
-        yield generator.multinomial(num_rows, np.full(num_rows, 1 / num_rows), size=size).astype(np.float64)

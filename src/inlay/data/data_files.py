@@ -1,7 +1,7 @@
-"""Files to read, on the disk, on stdin or at a URL, as bytes that can be read from the start many times.
+"""Files to read (on the disk, on stdin or at a URL) as bytes that can be read from the start many times.
 
-What is not a plain file on the disk (stdin, a download, what a packed file holds) is spooled: kept in memory while it
-is small and in a file without a name beyond, so that nothing is left of it after a crash.
+What is not a plain file on the disk (stdin, a download, the content of a packed file) is spooled: kept in memory while
+it is small, and else in a temporary file without a name, so that a crash leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO, BinaryIO
 
 from inlay.errors import BadData, DiskFull, Missing
 
 STDIN = "-"
-"""the name of stdin where a file is named"""
+"""the name that stands for stdin"""
 URL_SCHEMES = ("http://", "https://")
 CHUNK_BYTES = 1 << 20
 _MEMORY_BYTES = 32 << 20
@@ -39,10 +39,10 @@ class RawFile:
     name: str
     """the file as messages name it"""
     suffix: str
-    """the suffix of its format, in small letters; empty where its name has none"""
+    """the suffix of its format, in lower case; empty if its name has none"""
     content: Path | Spool
     size_bytes: int
-    """bytes it came in, packed as it was: what it may unpack to is measured by them"""
+    """size as it came, still packed; the limit of what it may unpack to is a multiple of it"""
     notes: tuple[str, ...] = ()
 
     @property
@@ -64,14 +64,14 @@ class RawFile:
         return io.TextIOWrapper(self.open(), encoding=encoding, newline=newline)
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes piece by piece, and an empty piece to end with."""
+        """Yield the bytes piece by piece, and an empty piece at the end."""
         with self.open() as file:
             while chunk := file.read(CHUNK_BYTES):
                 yield chunk
         yield b""
 
     def head(self, num_bytes: int = 4096) -> bytes:
-        """The first bytes."""
+        """Return the first bytes."""
         with self.open() as file:
             return file.read(num_bytes)
 
@@ -97,11 +97,11 @@ class Spool:
         self.size_bytes += len(piece)
 
     def open(self) -> BinaryIO:
-        """Open a reader with a place of its own."""
+        """Open a reader with its own position."""
         return io.BufferedReader(_SpoolReader(self))
 
     def read_at(self, place: int, num_bytes: int) -> bytes:
-        """Read bytes at a place, whoever else reads."""
+        """Read bytes at a position; other threads may read at the same time."""
         with self._lock:
             self._file.seek(place)
             return self._file.read(num_bytes)
@@ -140,7 +140,7 @@ def is_url(place: str | Path) -> bool:
 
 
 def hide_secrets(place: str) -> str:
-    """Return data's name as people may see it: a URL without name, password and what follows `?`, often a secret."""
+    """Return data's name as it may be shown: of a URL, without user name, password and what follows `?`."""
     if not is_url(place):
         return place
     return re.split("[?#]", _hide_user(place), maxsplit=1)[0]
@@ -158,8 +158,8 @@ def _hide_user(url: str) -> str:
 def keep_address(url: str) -> str:
     """Return a URL as it is kept on disk: without its secrets, and with a short digest that tells it from others.
 
-    The digest is of the URL without name and password, which could be guessed from it; what follows `?` and gives
-    access is too long for that. It follows `#`, which no server is ever asked.
+    The digest covers the URL without user name and password, as those could be guessed from it; what gives access
+    after `?` is too long for that. It follows `#`, which is never sent to a server.
     """
     shown = hide_secrets(url)
     if url == shown or re.fullmatch(rf"{re.escape(shown)}#{_KEPT}-[0-9a-f]{{8}}", url):
@@ -168,7 +168,7 @@ def keep_address(url: str) -> str:
 
 
 def find_file(place: str | Path, download: Callable[[str], RawFile]) -> RawFile:
-    """The file at a place: a path, `-` for stdin, or a URL, which `download` fetches."""
+    """Return the file at a place: a path, `-` for stdin, or a URL, which `download` fetches."""
     if str(place) == STDIN:
         return _read_stdin()
     if is_url(place):
@@ -180,17 +180,27 @@ def find_file(place: str | Path, download: Callable[[str], RawFile]) -> RawFile:
 
 
 def local_file(path: Path) -> RawFile:
-    """A file on the disk."""
-    if not path.is_file():
-        raise _missing_file(path)
-    return RawFile(str(path), path.suffix.lower(), path, path.stat().st_size)
+    """Return a file on the disk; what is not there, or is not a file, is a `Missing`."""
+    if path.is_file():
+        return RawFile(str(path), path.suffix.lower(), path, path.stat().st_size)
+    if path.is_dir():
+        raise Missing(f"`{path}` is a folder, not a file", "name a file in it")
+    if path.exists():
+        hint = "write it to a file first, or pipe it in and name `-`"
+        raise Missing(f"`{path}` is a pipe or a device, not a file", hint)
+    hint = "give a file, a folder, glue/NAME, extra/NAME, hub:NAME, a URL, or - for stdin"
+    near = {item.stem: item.name for item in path.parent.iterdir()} if path.parent.is_dir() else {}
+    close = difflib.get_close_matches(path.stem, near, n=1)  # stems: two names with one suffix are not alike for that
+    if close:
+        hint = f"did you mean `{path.parent / near[close[0]]}`?"
+    raise Missing(f"no file or folder `{path}`", hint)
 
 
 _kept_stdin: tuple[IO[str], RawFile] | None = None
 
 
 def _read_stdin() -> RawFile:
-    """Spool stdin; who reads it again in this process gets the same bytes."""
+    """Spool stdin; a second reading in this process gets the same bytes."""
     global _kept_stdin
     if _kept_stdin is not None and _kept_stdin[0] is sys.stdin:
         return _kept_stdin[1]
@@ -203,30 +213,8 @@ def _read_stdin() -> RawFile:
         if spool.size_bytes > MOST_STDIN_BYTES:
             raise BadData(f"more than {MOST_STDIN_BYTES:,} bytes came", "write them to a file first", path="stdin")
     if not spool.size_bytes:
-        raise BadData("nothing came on stdin", f"see that the command before the `|` prints rows; {hint}", path="stdin")
+        hint = f"check that the command before the `|` prints rows; {hint}"
+        raise BadData("nothing came on stdin", hint, path="stdin")
     file = RawFile("stdin", "", spool, spool.size_bytes)
     _kept_stdin = (sys.stdin, file)
     return file
-
-
-def _missing_file(path: Path) -> Missing:
-    if path.is_dir():
-        return Missing(f"`{path}` is a folder, not a file", "name a file in it")
-    if path.exists():
-        return Missing(
-            f"`{path}` is a pipe or a device, not a file",
-            "write it to a file first, or pipe it in and name `-`",
-        )
-    near = {item.stem: item.name for item in path.parent.iterdir()} if path.parent.is_dir() else {}
-    close = difflib.get_close_matches(path.stem, near, n=1)  # the same suffix alone is not a likeness
-    hint = (
-        f"did you mean `{path.parent / near[close[0]]}`?"
-        if close
-        else "give a file, a folder, glue/NAME, extra/NAME, hub:NAME, a URL, or - for stdin"
-    )
-    return Missing(f"no file or folder `{path}`", hint)
-
-
-def inner_suffix(name: str, packing: str) -> str:
-    """The suffix under the one of the packing: `.csv` for `mail.csv.gz`."""
-    return PurePosixPath(name[: -len(packing)] if name.lower().endswith(packing) else name).suffix.lower()

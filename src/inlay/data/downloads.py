@@ -1,7 +1,7 @@
-"""Data files at a URL: fetched with bounds on size and time, from public addresses only.
+"""Downloads of data files from a URL, with limits on size and time, and from public addresses only.
 
-Every name is resolved here, all of its addresses are checked, and the connection is made to one that was checked: a
-second look-up could give another. So neither a redirect nor a name server leads into the network of this machine. No
+Every host name is resolved here, all of its addresses are checked, and the connection is made to one that was checked:
+a second look-up could give another. So neither a redirect nor a name server leads into this machine's own network. No
 proxy is used, since it would resolve the name again.
 """
 
@@ -26,13 +26,13 @@ MOST_BYTES = 2 << 30
 MOST_SECONDS = 900.0
 CONNECT_SECONDS = 10.0
 QUIET_SECONDS = 30.0
-"""seconds that a server may be silent"""
+"""longest silence of a server"""
 MOST_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)
 _PIECE_BYTES = 1 << 16
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _PIPE = "fetch it yourself: `curl -L URL | inlay train - --task NAME`, or name the file it is saved to"
-# The type that a server gives content -> suffix, where the URL has none.
+# The server's content type -> suffix, for a URL without a suffix.
 _TYPES = {
     "text/csv": ".csv",
     "application/csv": ".csv",
@@ -44,7 +44,8 @@ _TYPES = {
     "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet": ".xlsx",
 }
 _KEPT = "/%:@!$&'()*+,;=~-._"
-"""letters of a path that are sent as they are"""
+"""characters of a path that are sent unquoted"""
+_HEADERS = {"User-Agent": "inlay", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
 _PACKED = {"gzip": ".gz", "x-gzip": ".gz", "zstd": ".zst"}
 
 
@@ -56,7 +57,10 @@ def download(url: str) -> RawFile:
         parts = _check_url(url, given)
         with _connect(parts, given, deadline) as (connection, is_late):
             try:
-                with _ask(connection, parts) as response:
+                path = quote(parts.path or "/", safe=_KEPT)
+                path += f"?{quote(parts.query, safe=_KEPT + '?')}" if parts.query else ""
+                connection.request("GET", path, headers=_HEADERS)
+                with connection.getresponse() as response:
                     if response.status not in _REDIRECTS:
                         return _take(response, parts, given, deadline)
                     url = _follow(url, response, given)
@@ -66,24 +70,24 @@ def download(url: str) -> RawFile:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is on the public network: none of this machine, its network, or a group of machines."""
+    """Return whether an address is on the public network: not this machine, not its network, no multicast."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
-        if found in _NAT64 or found.ipv4_mapped is not None:  # an address of the older kind, written as one of this
+        if found in _NAT64 or found.ipv4_mapped is not None:  # an IPv4 address written as IPv6
             return is_public(str(ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)))
         if found.sixtofour is not None or found.teredo is not None or found.is_site_local:
-            return False  # tunnels, which may end anywhere, and the older kind of private networks
+            return False  # tunnels, which may end anywhere, and the old form of private networks
     return found.is_global and not (found.is_multicast or found.is_reserved or found.is_unspecified)
 
 
 def _check_url(url: str, given: str) -> SplitResult:
-    """Refuse a URL that is no address of a file on the web."""
+    """Split a URL; refuse one that is not the address of a file on the web."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
         reason = "" if "@" in url else f": {error}"  # which may quote a password
-        raise Missing(f"`{given}` is no URL{reason}", _PIPE) from None
+        raise Missing(f"`{given}` is not a URL{reason}", _PIPE) from None
     if parts.scheme.lower() not in ("http", "https"):
         raise Missing(f"`{given}` leads to `{parts.scheme[:20]}:`, not to https or http", _PIPE)
     if not host:
@@ -95,7 +99,7 @@ def _check_url(url: str, given: str) -> SplitResult:
 
 
 def _resolve(host: str, port: int, given: str) -> str:
-    """The address to connect to: the first of those that a name has, all of which must be public."""
+    """Return the address to connect to: the first of a host, all of whose addresses must be public."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -109,7 +113,7 @@ def _resolve(host: str, port: int, given: str) -> str:
 
 @contextmanager
 def _connect(parts: SplitResult, given: str, deadline: float) -> Iterator[tuple[http.client.HTTPConnection, Any]]:
-    """A connection to a checked address, which is cut off at the deadline, whatever the server does; and if it was."""
+    """Connect to a checked address, until the deadline at most; yield the connection, and a test if it was cut off."""
     host, port = str(parts.hostname), parts.port or (443 if parts.scheme.lower() == "https" else 80)
     address = _resolve(host, port, given)
     connection = http.client.HTTPConnection(host, port, timeout=QUIET_SECONDS)
@@ -118,14 +122,20 @@ def _connect(parts: SplitResult, given: str, deadline: float) -> Iterator[tuple[
         raw = socket.create_connection((address, port), timeout=CONNECT_SECONDS)
     except OSError as error:
         raise _refuse(given, error) from None
-    with raw, raw.dup() as second:  # TLS takes the first over
-        clock = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, (second, was_late))
+    with raw, raw.dup() as second:  # TLS takes over the first one
+
+        def cut_off() -> None:  # on the timer's thread, while this one reads
+            was_late.set()
+            with suppress(OSError):
+                second.shutdown(socket.SHUT_RDWR)
+
+        clock = threading.Timer(max(0.0, deadline - time.monotonic()), cut_off)
         clock.daemon = True
         clock.start()
         try:
             raw.settimeout(QUIET_SECONDS)
             is_safe = parts.scheme.lower() == "https"
-            # The name is proved against the certificate, though the connection is to an address.
+            # The certificate must be the name's, though the connection is to an address.
             connection.sock = ssl.create_default_context().wrap_socket(raw, server_hostname=host) if is_safe else raw
             yield connection, was_late.is_set
         except OSError as error:  # of TLS; what comes later is the caller's
@@ -135,21 +145,8 @@ def _connect(parts: SplitResult, given: str, deadline: float) -> Iterator[tuple[
             connection.close()
 
 
-def _cut(second: socket.socket, was_late: threading.Event) -> None:
-    """End a connection, under whoever reads from it."""
-    was_late.set()
-    with suppress(OSError):
-        second.shutdown(socket.SHUT_RDWR)
-
-
-def _ask(connection: http.client.HTTPConnection, parts: SplitResult) -> http.client.HTTPResponse:
-    path = quote(parts.path or "/", safe=_KEPT) + (f"?{quote(parts.query, safe=_KEPT + '?')}" if parts.query else "")
-    headers = {"User-Agent": "inlay", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
-    connection.request("GET", path, headers=headers)
-    return connection.getresponse()
-
-
 def _follow(url: str, response: http.client.HTTPResponse, given: str) -> str:
+    """Return the URL that a redirect leads to; refuse one that leaves TLS."""
     target = response.getheader("Location")
     if not target:
         raise Missing(f"`{given}` answered {response.status} without saying where to go", _PIPE)
@@ -162,9 +159,9 @@ def _follow(url: str, response: http.client.HTTPResponse, given: str) -> str:
 def _take(response: http.client.HTTPResponse, parts: SplitResult, given: str, deadline: float) -> RawFile:
     """Read an answer piece by piece into a spool."""
     if response.status != 200:
-        hint = (
-            "check the link in a browser; a private file needs a signed link" if response.status < 500 else "try later"
-        )
+        hint = "check the link in a browser; a private file needs a signed link"
+        if response.status >= 500:
+            hint = "try later"
         raise Missing(f"`{given}` answered {response.status} {response.reason}", hint)
     length = response.getheader("Content-Length")
     if length is not None and length.isdigit() and int(length) > MOST_BYTES:
@@ -186,11 +183,12 @@ def _take(response: http.client.HTTPResponse, parts: SplitResult, given: str, de
 
 
 def _find_suffix(response: http.client.HTTPResponse, parts: SplitResult) -> str:
+    """Return the suffix of the content: of its packing, of the URL, or by its type."""
     suffix = PurePosixPath(unquote(parts.path)).suffix.lower()
     kind = (response.getheader("Content-Type") or "").partition(";")[0].strip().lower()
     packing = _PACKED.get((response.getheader("Content-Encoding") or "").strip().lower())
     if packing is not None and suffix != packing:
-        return packing  # though it was asked not to
+        return packing  # sent packed although the request refused that
     return suffix or _TYPES.get(kind, "")
 
 

@@ -1,8 +1,8 @@
-"""Turns texts into token ids, and rows into batches, for the training loop and the engine.
+"""Tokenisation of texts, and batches of rows, for the training loop and the engine.
 
-Rows are never padded here: all tokens of a text set lie in one array, so that a batch is one gather and a set is one
-file. An epoch's batches are a pure function of lengths, batch size, seed and epoch, so a resumed run needs no stored
-data order.
+Rows are never padded here: all tokens of a set of texts lie in one array, so that a batch is one gather and a set is
+one file. An epoch's batches are a pure function of lengths, batch size, seed and epoch, so a resumed run needs no
+stored data order.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import numpy as np
 from inlay.locks import lock_of
 
 CHUNK_ROWS = 500
-"""Rows handed to the tokenizer at once: enough for all its threads, few enough that its objects stay in the cache."""
+"""Rows given to the tokenizer at once: enough for all its threads, few enough that its objects stay in the cache."""
 
 CHUNK_LETTERS = 2_000_000
-"""letters handed to the tokenizer at once, where rows are long: its objects are a hundred times as large"""
+"""most characters given to the tokenizer at once, where rows are long: its objects are a hundred times as large"""
 
 
 class Pieces(Sequence[np.ndarray]):
-    """A flat array as the sequence of its pieces: views, made when they are asked for."""
+    """A flat array as a sequence of pieces, which are views of it."""
 
     def __init__(self, flat: np.ndarray, offsets: np.ndarray) -> None:
         self.flat, self.offsets = flat, offsets
@@ -39,7 +39,7 @@ class Pieces(Sequence[np.ndarray]):
         return self.flat[self.offsets[index] : self.offsets[index + 1]]
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        edges = self.offsets.tolist()  # numbers of Python's own slice faster
+        edges = self.offsets.tolist()  # Python's own integers slice faster
         return (self.flat[start:stop] for start, stop in itertools.pairwise(edges))
 
 
@@ -53,16 +53,16 @@ class Gathered:
 
 
 WindowTokens = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
-"""ids, segments where the tokenizer has them, and the ids of the second text where texts are read apart"""
+"""ids, segments if the tokenizer has them, and the ids of the second text if the texts of a pair are read apart"""
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """Token ids of windows, without padding. A row is one window, or several that lie together.
+    """Token ids of windows, without padding. A row is one window, or several that follow each other.
 
-    Everything lies flat, and nothing is ever written to: the same set may be in use in several places, and may be a
-    file's own bytes. `ids`, `segments` and `places` give the windows one by one. Where the texts of pairs are read
-    apart, a window has the tokens of both end to end, and `firsts` says how many are the first text's.
+    All arrays are flat and read-only: the same set may be in use in several places, and may be a file mapped into
+    memory. `ids`, `segments` and `places` give the windows one by one. Where the texts of pairs are read apart, a
+    window has the tokens of both end to end, and `firsts` says how many belong to the first text.
     """
 
     flat_ids: np.ndarray
@@ -72,18 +72,18 @@ class Encoded:
     offsets: np.ndarray
     """int64 [windows + 1]: the tokens of window w are those from offsets[w] to offsets[w + 1]"""
     owners: np.ndarray
-    """int64, the row each window is of"""
+    """int64, the row of each window"""
     num_truncated: int = 0
     flat_places: np.ndarray | None = None
-    """int32 [N, 2]: start and end in its text of each token's part, -1 where it stands for none; None: not asked for"""
+    """int32 [N, 2]: start and end in the text of what each token stands for, -1 if nothing; None: not computed"""
     flat_words: np.ndarray | None = None
     """int32 [W, 2]: start and end of each word of each row, where tokens stand for words"""
     word_offsets: np.ndarray | None = None
     """int64 [rows + 1]"""
     num_lost: int = 0
-    """words beyond the last token"""
+    """words cut off with the end of their texts"""
     firsts: np.ndarray | None = None
-    """int64, the number of tokens of each window that belong to its first text, where it has two; None: it has one"""
+    """int64, how many tokens of each window belong to its first text; None: windows have one text"""
 
     def __post_init__(self) -> None:
         for array in self.arrays().values():
@@ -99,7 +99,7 @@ class Encoded:
         return (self.window(number) for number in range(len(self)))
 
     def window(self, number: int) -> WindowTokens:
-        """The ids and segments of one window, and the ids of its second text where it is two."""
+        """Return the ids and segments of one window, and the ids of its second text if it has two."""
         ids, segments = self.ids[number], None if self.segments is None else self.segments[number]
         if self.firsts is None:
             return ids, segments, None
@@ -125,7 +125,7 @@ class Encoded:
 
     @cached_property
     def words(self) -> list[tuple[tuple[int, int], ...]] | None:
-        """The words of each row that tokens stand for."""
+        """The words of each row, where tokens stand for words."""
         if self.flat_words is None or self.word_offsets is None:
             return None
         spans = list(map(tuple, self.flat_words.tolist()))
@@ -140,30 +140,30 @@ class Encoded:
         return sum(array.nbytes for array in self.arrays().values())
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The arrays that are there, by field."""
+        """Return the arrays by field, without those that are None."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
     def gather(self, windows: np.ndarray) -> Gathered:
-        """The tokens of some windows end to end, in the order asked for, in one step however many they are."""
+        """Lay the tokens of some windows end to end, in the given order, without a loop over the windows."""
         starts = self.offsets[windows]
         lengths = self.offsets[np.add(windows, 1)] - starts
         ends = np.cumsum(lengths)
         num_tokens = int(ends[-1]) if len(ends) else 0
-        # Token k of the result is k minus where its window begins there, plus where it begins here.
+        # Token k of the result is at k minus its window's start in the result, plus the window's start here.
         tokens = np.arange(num_tokens) + np.repeat(starts - ends + lengths, lengths)
         segments = None if self.flat_segments is None else self.flat_segments[tokens]
         return Gathered(self.flat_ids[tokens], segments, lengths)
 
     def windows_of_rows(self) -> list[range]:
-        """The windows of each row."""
+        """Return the windows of each row."""
         edges = np.searchsorted(self.owners, np.arange(self.num_rows + 1))
         return [range(first, last) for first, last in itertools.pairwise(edges.tolist())]
 
 
 @dataclass(frozen=True)
 class Example:
-    """An encoded row in a form for people to check."""
+    """An encoded row in readable form."""
 
     tokens: list[str]
     ids: list[int]
@@ -171,7 +171,7 @@ class Example:
     label: str | float | list[str] | None
 
     def to_json(self) -> dict[str, Any]:
-        """The example as plain data."""
+        """Return the example as plain data."""
         return asdict(self)
 
 
@@ -192,15 +192,15 @@ def tokenize(
     *,
     with_offsets: bool = False,
 ) -> list[Any]:
-    """The encodings of rows by a fast Hugging Face tokenizer, with its special tokens where rows are cut.
+    """Tokenize rows with a fast Hugging Face tokenizer; special tokens are added only where rows are cut.
 
-    Rows go to the Rust side directly, which reads them in threads of its own; transformers would make lists and
+    Rows go directly to the tokenizers library, which uses its own threads; transformers would make lists and
     dictionaries of every row first. The library's threads are on unless the user forbids them by
-    $TOKENIZERS_PARALLELISM. It is not set here: the library gives its threads up in a forked child only where it is
-    unset, and with threads that did not survive the fork the child would wait forever.
+    $TOKENIZERS_PARALLELISM. It is not set here: only while it is unset does the library turn its threads off in a
+    forked child, where they no longer exist and would be waited for forever.
 
-    The limits are settings of the library's tokenizer, which other threads share. So they are set for this call alone:
-    under the tokenizer's lock, and taken back.
+    The limits are settings of the library's tokenizer, which other threads share. So they are set under the
+    tokenizer's lock, for this call alone, and taken back.
     """
     backend = tokenizer.backend_tokenizer
     rows = list(texts) if pairs is None else list(zip(texts, pairs, strict=True))
@@ -219,8 +219,8 @@ def tokenize(
     return encodings
 
 
-class Pile:
-    """Encodings laid end to end, chunk by chunk."""
+class WindowBuilder:
+    """A collector of encodings, which are laid end to end as one `Encoded`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._has_segments = "token_type_ids" in tokenizer.model_input_names
@@ -240,7 +240,7 @@ class Pile:
             self._places.append(places.reshape(-1, 2))
 
     def finish(self, owners: Sequence[int] | np.ndarray, num_truncated: int) -> Encoded:
-        """All windows added so far."""
+        """Return all windows added so far."""
         return Encoded(
             np.concatenate([np.zeros(0, np.int32), *self._ids]),
             np.concatenate(self._segments) if self._segments else None,
@@ -252,19 +252,19 @@ class Pile:
 
 
 def flatten(rows: Iterable[Iterable[int]]) -> np.ndarray:
-    """Rows of numbers as one int32 array."""
+    """Join rows of numbers into one int32 array."""
     return np.fromiter(itertools.chain.from_iterable(rows), dtype=np.int32)
 
 
 def to_offsets(lengths: Sequence[int]) -> np.ndarray:
-    """Return where pieces of these lengths begin and end, laid end to end: int64, one more than there are pieces."""
+    """Return the offsets of pieces of these lengths laid end to end: int64, one more than there are pieces."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def chunks(
     texts: Sequence[str], pairs: Sequence[str] | None, progress: Callable[[int], None] | None
 ) -> Iterator[slice]:
-    """The rows of one call of the tokenizer after the other; `progress` hears how many are done after each."""
+    """Yield the rows of each call of the tokenizer; after each, `progress` is given the number of rows done."""
     start = 0
     while start < len(texts):
         stop = min(start + CHUNK_ROWS, len(texts))
@@ -287,18 +287,18 @@ def encode(
     with_offsets: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> Encoded:
-    """Token ids of texts or pairs with a fast Hugging Face tokenizer; the longer of a pair is cut first.
+    """Encode texts or pairs with a fast Hugging Face tokenizer; of a pair the longer text is cut first.
 
     `with_offsets` keeps the place of each token in the (single) text; special tokens have the place 0 to 0.
     """
-    pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
+    builder, cut, num_truncated = WindowBuilder(tokenizer), Truncation(max_length), 0
     for chunk in chunks(texts, pairs, progress):
         own = None if pairs is None else pairs[chunk]
         encodings = tokenize(tokenizer, texts[chunk], own, cut, with_offsets=with_offsets)
-        pile.add(encodings, with_places=with_offsets)
-        # Asking for overflow copies it, so only full rows are asked.
+        builder.add(encodings, with_places=with_offsets)
+        # Reading `overflowing` copies it, so it is read for full rows only.
         num_truncated += sum(len(row) == max_length and bool(row.overflowing) for row in encodings)
-    return pile.finish(np.arange(len(texts)), num_truncated)
+    return builder.finish(np.arange(len(texts)), num_truncated)
 
 
 def encode_apart(
@@ -309,25 +309,25 @@ def encode_apart(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Encoded:
-    """Token ids of pairs whose texts are read apart: each is encoded, and cut, as a single text is."""
-    pile, cut, num_truncated = Pile(tokenizer), Truncation(max_length), 0
+    """Encode pairs whose texts are read apart: each text is encoded, and cut, like a single text."""
+    builder, cut, num_truncated = WindowBuilder(tokenizer), Truncation(max_length), 0
     firsts: list[int] = []
     lengths: list[int] = []
     for chunk in chunks(texts, pairs, progress):
         sides = [tokenize(tokenizer, side[chunk], None, cut) for side in (texts, pairs)]
         rows = list(zip(*sides, strict=True))
-        pile.add([text for row in rows for text in row])
+        builder.add([text for row in rows for text in row])
         firsts += [len(first) for first, _ in rows]
         lengths += [len(first) + len(second) for first, second in rows]
         num_truncated += sum(any(len(text) == max_length and text.overflowing for text in row) for row in rows)
-    laid = pile.finish(np.arange(len(texts)), num_truncated)
+    laid = builder.finish(np.arange(len(texts)), num_truncated)
     return replace(laid, offsets=to_offsets(lengths), firsts=np.array(firsts, dtype=np.int64))
 
 
 def describe(
     tokenizer: Any, encoded: Encoded, targets: np.ndarray | None, labels: Sequence[str], num_rows: int = 3
 ) -> list[Example]:
-    """Describe the first rows for people to check: tokens, ids, segments and the label by name."""
+    """Describe the first rows in readable form: tokens, ids, segments and the label by name."""
     examples = []
     for row in range(min(num_rows, len(encoded))):
         ids, segments = encoded.ids[row].tolist(), None if encoded.segments is None else encoded.segments[row].tolist()
@@ -349,7 +349,7 @@ def _name_target(target: Any, labels: Sequence[str]) -> str | float | list[str]:
 
 
 def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, *, bucket: int = 4) -> list[np.ndarray]:
-    """The rows of each batch of an epoch: every row once; `bucket` batches at a time share their rows by length."""
+    """Return the rows of each batch of an epoch, every row once; `bucket` batches at a time are sorted by length."""
     num_rows = len(lengths)
     shuffled = np.random.default_rng([seed % 2**63, epoch]).permutation(num_rows)
     batches: list[np.ndarray] = []
@@ -358,9 +358,9 @@ def epoch_batches(lengths: np.ndarray, batch_size: int, seed: int, epoch: int, *
         rows = shuffled[start : start + window]
         rows = rows[np.argsort(np.asarray(lengths)[rows], kind="stable")]  # stable: equal lengths stay shuffled
         batches += [rows[first : first + batch_size] for first in range(0, len(rows), batch_size)]
-    # Sorted windows would feed short texts first, so the batches are shuffled too, but in an order all seeds share:
-    # batch k of a window holds about the same quantile of lengths for every seed, so runs of one task trained together
-    # meet equally long batches at the same step and their common batch has little padding. Which rows a batch holds
-    # still differs from seed to seed.
+    # Sorted rows would give short texts first, so the batches are shuffled too, but in an order that all seeds share:
+    # batch k of a bucket has about the same quantile of lengths for every seed, so runs of one task trained together
+    # have equally long batches at the same step, and their common batch has little padding. The rows of a batch still
+    # differ from seed to seed.
     order = np.random.default_rng([epoch, len(batches)]).permutation(len(batches))
     return [batches[index] for index in order]

@@ -2,9 +2,8 @@
 
     python -m inlay.service.web.inspect_file < question.json > answer.json
 
-It runs in a process of its own, with bounds on memory and time: whatever a file does to its
-reader, the service goes on. The whole file is read once, row by row. A file of ordinary size is then read as training
-would read it; of a larger one, the first rows are.
+The service calls it in a separate process, with limits on memory and time, so that no file can stop the service. The
+whole file is read once, row by row. Then it is read as training would read it; of a large file, only the first rows.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,19 +20,19 @@ from typing import Any
 from inlay.data.columns import Header, find_columns, find_name, is_missing, name_label
 from inlay.data.kinds import KINDS
 from inlay.data.readers import open_file
-from inlay.data.rows import SHAPES
 from inlay.data.streams import count_letters
+from inlay.data.table_shapes import SHAPES
 from inlay.data.tasks import Task, load_task
 from inlay.errors import BadData, InlayError
 from inlay.settings import DataConfig
 
 HEAD_ROWS = 20_000
-"""rows that are read as training would read them, of a file that has more"""
+"""most rows that are read as training would read them"""
 HEAD_LETTERS = 20_000_000
 FIRST_ROWS = 10
 MOST_COLUMNS = 1000
 MOST_FAULTS = 20
-"""bad rows that are told one by one"""
+"""most bad rows that are reported one by one"""
 SHOWN_LABELS = 1000
 _SHOWN_LETTERS = 200
 _LINE = re.compile(r"\bline (\d+)")
@@ -40,7 +40,7 @@ _LINE = re.compile(r"\bline (\d+)")
 
 @dataclass(frozen=True)
 class FileQuestion:
-    """A file to look into. `columns` has what its owner chose: text, pair, label, kind."""
+    """A file to describe. `columns` has what its owner chose: text, pair, label, kind."""
 
     path: str
     format: str
@@ -48,10 +48,10 @@ class FileQuestion:
     most_rows: int | None = None
     most_labels: int | None = None
     most_bytes: int | None = None
-    """bytes that a packed file may hold"""
+    """most bytes that a packed file may hold"""
 
     def config(self, source: str | Path = "") -> DataConfig:
-        """The settings by which training reads the file, or another with its rows."""
+        """Return the settings with which training reads `source`."""
         chosen = {name: value for name, value in self.columns.items() if name in ("text", "pair", "label", "kind")}
         return DataConfig(source=str(source), on_bad_row="skip", **chosen)  # type: ignore[arg-type]
 
@@ -64,7 +64,7 @@ class TooManyRows(InlayError):
 
 
 class FileScan:
-    """One pass over a file: its rows are counted, its first ones kept, and its bad ones noted."""
+    """One pass over a file: counts its rows, keeps the first ones, and notes the bad ones."""
 
     def __init__(self, question: FileQuestion) -> None:
         self.question = question
@@ -75,7 +75,7 @@ class FileScan:
         self.faults: list[BadData] = []
         self.head: list[dict[str, Any]] = []
         self.labels: Counter[str] | None = None
-        """the labels of all rows, where there are more than the head has"""
+        """the labels of all rows, where the file has more rows than the head"""
         self._head_letters = 0
         self._label = ""
         self._columns: dict[str, dict[str, Any]] = {}
@@ -102,21 +102,19 @@ class FileScan:
             if question.most_rows is not None and self.num_rows > question.most_rows:
                 reason = f"more than {question.most_rows:,} rows, the limit of dataset rows"
                 raise TooManyRows(reason, "send fewer rows, or ask the operator for more")
-            if isinstance(record, BadData):
-                self._add_fault(record, line)
-            else:
+            if not isinstance(record, BadData):
                 self._add(record)
+                continue
+            self.num_faults += 1
+            if len(self.faults) < MOST_FAULTS:
+                record.line = record.line or line
+                self.faults.append(record)
         if not self.num_rows:
             raise BadData("the file has no rows", "give a file with rows under its header")
         self.names = tuple(self._columns)
 
-    def _add_fault(self, fault: BadData, line: int) -> None:
-        self.num_faults += 1
-        if len(self.faults) < MOST_FAULTS:
-            fault.line = fault.line or line
-            self.faults.append(fault)
-
     def _add(self, record: dict[str, Any]) -> None:
+        # 1. count empty cells, and keep examples
         for name in record:
             if name not in self._columns:
                 self._add_column(name)
@@ -128,30 +126,24 @@ class FileScan:
                 shown = str(show_cell(cell))
                 if shown not in column["examples"]:
                     column["examples"].append(shown)
-        if self.labels is not None:
-            self._count_label(record)
-        elif len(self.head) < HEAD_ROWS and self._head_letters < HEAD_LETTERS:
+        # 2. keep the row in the head; once that is full, count labels alone, those of the head first
+        if self.labels is None and len(self.head) < HEAD_ROWS and self._head_letters < HEAD_LETTERS:
             self.head.append(record)
             self._head_letters += count_letters(record)
-        else:
-            self._leave_head()
-            self._count_label(record)
+            return
+        if self.labels is None:
+            self.labels = Counter()
+            with suppress(InlayError):
+                self._label = find_roles(tuple(self._columns), None, self.question.columns)["label"] or ""
+                for each in self.head:
+                    self._count_label(each)
+        self._count_label(record)
 
     def _add_column(self, name: str) -> None:
         if len(self._columns) >= MOST_COLUMNS:
             raise BadData(f"more than {MOST_COLUMNS:,} columns", "keep those that matter")
         lacking = max(0, self.num_rows - 1 - self.num_faults)  # the rows before the first that has it
         self._columns[name] = {"name": name, "examples": [], "num_empty": lacking}
-
-    def _leave_head(self) -> None:
-        """Begin to count labels, since the file goes on after its head."""
-        self.labels = Counter()
-        try:
-            self._label = find_roles(tuple(self._columns), None, self.question.columns)["label"] or ""
-        except InlayError:
-            return
-        for record in self.head:
-            self._count_label(record)
 
     def _count_label(self, record: Mapping[str, Any]) -> None:
         cell = record.get(self._label)
@@ -183,8 +175,14 @@ def describe_file(question: FileQuestion) -> dict[str, Any]:
     notes: list[dict[str, Any]] = [{"message": note} for note in scan.notes]
     notes += [{"message": fault.reason, "line": fault.line} for fault in scan.faults]
     task, problem = _read_task(scan)
-    if task is not None:
-        notes += [_as_note(note) for note in task.notes if note not in scan.notes and _is_news(note, scan)]
+    # The task's notes, except those on what the answer has elsewhere: columns, kind, and bad rows.
+    told = ("columns:", "kind:") if scan.is_whole else ("columns:", "kind:", "split:")
+    if scan.num_faults:
+        told = (*told, f"skipped {scan.num_faults} bad row")
+    for note in () if task is None else task.notes:
+        if note not in scan.notes and not note.startswith(told):
+            found = _LINE.search(note)
+            notes.append({"message": note} if found is None else {"message": note, "line": int(found[1])})
     if not scan.is_whole:
         message = f"kind, labels and repeats were looked for in the first {len(scan.head):,} rows of {scan.num_rows:,}"
         notes.append({"message": message})
@@ -215,6 +213,7 @@ def _read_task(scan: FileScan) -> tuple[Task | None, dict[str, Any] | None]:
 
 
 def _describe_reading(scan: FileScan, task: Task | None) -> dict[str, Any] | None:
+    """Return the columns by role, the kind, and the labels with their numbers of rows; None without text columns."""
     kind = None if task is None else task.kind
     try:
         roles = find_roles(scan.names, kind or scan.question.columns.get("kind"), scan.question.columns)
@@ -223,7 +222,7 @@ def _describe_reading(scan: FileScan, task: Task | None) -> dict[str, Any] | Non
     if task is None:
         return {**roles, "kind": None, "labels": []}
     counts = _count_labels(scan, task)
-    most = scan.question.most_labels or SHOWN_LABELS  # of too many, those that the tenant may have
+    most = scan.question.most_labels or SHOWN_LABELS  # if there are too many, as many as the tenant may have
     labels = [{"label": label, "count": count} for label, count in counts.most_common(min(SHOWN_LABELS, most))]
     return {**roles, "kind": kind, "labels": labels}
 
@@ -243,6 +242,7 @@ def _count_labels(scan: FileScan, task: Task) -> Counter[str]:
 
 
 def _check_labels(scan: FileScan, task: Task | None) -> dict[str, Any] | None:
+    """Return the problem of a file with more labels than the tenant may have; None if there is no problem."""
     most = scan.question.most_labels
     if task is None or most is None:
         return None
@@ -262,18 +262,6 @@ def show_cell(cell: Any) -> Any:
     text = cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False, default=str)
     text = text.encode("utf8", "replace").decode()
     return text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}…"
-
-
-def _as_note(message: str) -> dict[str, Any]:
-    found = _LINE.search(message)
-    return {"message": message} if found is None else {"message": message, "line": int(found[1])}
-
-
-def _is_news(note: str, scan: FileScan) -> bool:
-    """Whether a note says more than what is told elsewhere: the columns, and rows that could not be read."""
-    if note.startswith(("columns:", "kind:")) or (note.startswith("split:") and not scan.is_whole):
-        return False
-    return not note.startswith(f"skipped {scan.num_faults} bad row") if scan.num_faults else True
 
 
 def describe_fault(error: InlayError) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Notes on oddities in a task's rows: told when they are read; they change no row unless asked to.
+"""Notes on the rows of a task: repeated texts, similar labels, labels without dev rows, foreign scripts.
 
-Labels that are spellings of one another (`True` and `true`, `spam` and `spam.`) have the same key: they differ in case,
-in blanks, in punctuation at the end, in how Unicode writes the same letters (NFKC), or in `.0` behind a whole number.
-Texts in a script that the tokenizer does not know are told too.
+Notes change no row; only `data.merge_labels` does. Labels that are spellings of one another (`True` and `true`, `spam`
+and `spam.`) have the same key: they differ in case, in blanks, in punctuation at the end, in how Unicode writes the
+same letters (NFKC), or in `.0` after a whole number.
 
 Lines are those of the file a row was read from, or rows of a frame, counted from 1.
 """
@@ -45,14 +45,14 @@ def describe_kind(scheme: Scheme, train: Split, *, is_inferred: bool) -> str:
 
 
 def describe_split(splits: dict[str, Split], shares: tuple[float, float], config: DataConfig) -> str:
-    """Describe the sizes of the sides, and how the sides that were not given were made."""
+    """Describe the sizes of the splits, and how those that were not given were made."""
     made = " and ".join(side for side, share in zip(("dev", "test"), shares, strict=True) if share)
     sizes = ", ".join(f"{len(splits[side])} {side}" for side in ("train", "dev", "test") if side in splits)
     return f"split: {sizes} rows; {made} made with seed {config.split_seed}, stratified, same texts on one side"
 
 
 def describe_unjudged(scheme: Scheme, splits: dict[str, Split]) -> list[str]:
-    """A note on labels without a row on a dev side that was cut: a label of one row or one text stays in training."""
+    """Note labels without a dev row after a split: a label with one row, or one text, stays in training."""
     train, dev = splits["train"], splits["dev"]
     assert train.targets is not None
     assert dev.targets is not None
@@ -60,6 +60,7 @@ def describe_unjudged(scheme: Scheme, splits: dict[str, Split]) -> list[str]:
     dev_rows = scheme.targets.find_rows(dev.targets, len(scheme.labels))
     if train_rows is None or dev_rows is None:
         return []
+    # Describe each label with training rows but no dev row.
     shown = []
     for label, name in enumerate(scheme.labels):
         rows = train_rows[label]
@@ -78,7 +79,7 @@ def describe_unjudged(scheme: Scheme, splits: dict[str, Split]) -> list[str]:
 
 
 def describe_unpredicted(task: Task, names: Sequence[str], *, is_balanced: bool) -> list[str]:
-    """A note on labels that a trained task never predicts on its dev rows, and what to try."""
+    """Note labels that a trained task never predicts on its dev rows, and what to try."""
     if not names:
         return []
     assert task.train.targets is not None
@@ -97,7 +98,7 @@ def describe_unpredicted(task: Task, names: Sequence[str], *, is_balanced: bool)
 
 
 def describe_suspects(suspects: Mapping[str, Any], command: str) -> list[str]:
-    """A note on training rows that may be labelled wrongly, and the command that lists them."""
+    """Note training rows that may be labelled wrongly, and the command that lists them."""
     if not suspects:
         return []
     number, lines = suspects["num_rows"], [str(line) for line in suspects["lines"]]
@@ -111,13 +112,13 @@ def _them(items: Sequence[str]) -> str:
 
 
 def join_some(items: Sequence[str], separator: str = ", ") -> str:
-    """The first items of a list, and how many more there are."""
+    """Join the first items of a list, and say how many more there are."""
     more = f" and {len(items) - MOST_LABELS} more" if len(items) > MOST_LABELS else ""
     return separator.join(items[:MOST_LABELS]) + more
 
 
 def describe_variants(variants: Sequence[Sequence[str]], counts: Mapping[str, tuple[int, int]]) -> str:
-    """A note on labels that are spellings of one another, and how to read them as one."""
+    """Note labels that are spellings of one another, and how to read them as one."""
     counted = {name: f"`{name}` ({number}, first on line {line})" for name, (number, line) in counts.items()}
     shown = [" and ".join(counted[name] for name in names) for names in variants]
     return (
@@ -127,7 +128,7 @@ def describe_variants(variants: Sequence[Sequence[str]], counts: Mapping[str, tu
 
 
 def describe_merged(counts: Mapping[str, tuple[int, int]], spellings: Mapping[str, str]) -> list[str]:
-    """A note on labels that were read as another spelling of theirs."""
+    """Note labels that were merged into another spelling."""
     shown = []
     for name, (number, line) in counts.items():
         known = spellings.get(spelling_key(name), name)
@@ -139,9 +140,9 @@ def describe_merged(counts: Mapping[str, tuple[int, int]], spellings: Mapping[st
 def describe_unseen(
     rows: Rows, names: Sequence[Sequence[str]], unseen: Sequence[str], scheme: Scheme, spellings: Mapping[str, str]
 ) -> str:
-    """A note on labels that training never saw, how often they stand in these rows, and where first.
+    """Note labels that training never saw, with their number of rows and first line.
 
-    `names` has the labels of every row, `spellings` the known label of a spelling's key.
+    `names` has the labels of every row; `spellings` maps the key of a spelling to the known label.
     """
     counts = _count(names, rows.lines)
     noun = scheme.targets.unit
@@ -158,7 +159,7 @@ def describe_unseen(
 
 
 def describe_repeats(splits: dict[str, Split]) -> list[str]:
-    """Notes on repeated texts, on texts whose labels conflict, and on given dev or test texts that are trained on."""
+    """Note repeated texts, texts whose labels conflict, and given dev or test texts that are trained on."""
     notes, train = [], splits["train"]
     assert train.targets is not None
     keys = group_keys(train.texts, train.pairs)
@@ -180,7 +181,7 @@ def describe_repeats(splits: dict[str, Split]) -> list[str]:
 
 
 def _describe_shared(side: str, split: Split, train: Split, trained: Mapping[str, list[int]]) -> list[str]:
-    """Notes on texts of a given side that are also trained on, and on those whose label differs there."""
+    """Note texts of dev or test rows that are also trained on, and those whose label differs there."""
     notes, conflicts = [], []
     assert split.targets is not None
     assert train.targets is not None
@@ -199,19 +200,19 @@ def _describe_shared(side: str, split: Split, train: Split, trained: Mapping[str
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two targets are the same; sets of labels may be wider by some that training never saw."""
+    """Return whether two targets are the same; `one` may have columns for labels that training never saw."""
     if np.ndim(one) == 1 and isinstance(one, np.ndarray):
         return np.array_equal(one[: len(other)], other) and not one[len(other) :].any()
     return np.array_equal(one, other)
 
 
 def _say_pairs(side: str, split: Split, train: Split, pairs: Sequence[tuple[int, int]]) -> str:
-    """The first few pairs of a side's row and a training row, by their lines."""
+    """Name the first few pairs of a side's row and a training row by their lines."""
     return ", ".join(f"{side} line {split.lines[row]} and training line {train.lines[near]}" for row, near in pairs[:3])
 
 
 def describe_near(splits: Mapping[str, Split | None]) -> list[str]:
-    """Notes on dev and test texts that are nearly a training text; `describe_repeats` has the exact ones."""
+    """Note dev and test texts that are nearly a training text; `describe_repeats` finds exact repeats."""
     notes, train = [], splits["train"]
     assert train is not None
     known = set(group_keys(train.texts, train.pairs))
@@ -240,7 +241,7 @@ _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 
 
 def spelling_key(name: str) -> str:
-    """The key that all spellings of a label share."""
+    """Return the key that all spellings of a label share."""
     plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
     if whole := _WHOLE.fullmatch(plain):
         return whole[1]
@@ -248,13 +249,13 @@ def spelling_key(name: str) -> str:
 
 
 def count_names(rows: Rows, scheme: Scheme) -> dict[str, tuple[int, int]]:
-    """Label -> its number of occurrences in the rows, and the first line; for tags, by entity type."""
+    """Count labels: label -> its number of occurrences in the rows, and the first line; for tags, by entity type."""
     named = (scheme.targets.list_names(scheme, value) for value in rows.labels or ())
     return _count([[scheme.targets.split_name(name)[1] for name in own] for own in named], rows.lines)
 
 
 def _count(names: Iterable[Sequence[str]], lines: Sequence[int]) -> dict[str, tuple[int, int]]:
-    """Name -> its number of occurrences in the rows, and the first line."""
+    """Count names: name -> its number of occurrences in the rows, and the first line."""
     found: dict[str, tuple[int, int]] = {}
     for own, line in zip(names, lines, strict=False):
         for name in own:
@@ -264,13 +265,13 @@ def _count(names: Iterable[Sequence[str]], lines: Sequence[int]) -> dict[str, tu
 
 
 def find_variants(counts: Mapping[str, tuple[int, int]]) -> list[list[str]]:
-    """Names of one key, where there are several: the most frequent first."""
+    """Return the groups of names that share a key, each with the most frequent name first."""
     groups = _group_by_key(sorted(counts, key=lambda name: (-counts[name][0], name)))
     return [names for names in groups.values() if len(names) > 1]
 
 
 def find_spellings(names: Iterable[str]) -> dict[str, str]:
-    """Key -> the name that stands for it, where one name alone does."""
+    """Return key -> name, for keys that one name alone has."""
     return {key: own[0] for key, own in _group_by_key(dict.fromkeys(names)).items() if len(own) == 1}
 
 
@@ -282,12 +283,12 @@ def _group_by_key(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def known_types(labels: Sequence[str], scheme: Scheme) -> list[str]:
-    """Labels as `count_names` has them."""
+    """Return labels as `count_names` names them: of tags, the entity types."""
     return [scheme.targets.split_name(label)[1] for label in labels]
 
 
 def respell(rows: Rows, scheme: Scheme, spellings: Mapping[str, str]) -> Rows:
-    """The rows with every label spelled as `spellings` says; one whose key is not there stays as it is."""
+    """Spell every label of the rows as `spellings` says; a label whose key is not there stays as it is."""
 
     def spell(name: str) -> str:
         prefix, bare = scheme.targets.split_name(name)
@@ -301,10 +302,10 @@ def respell(rows: Rows, scheme: Scheme, spellings: Mapping[str, str]) -> Rows:
 NUM_ROWS = 400  # looked at, spread over all
 NUM_CHARACTERS = 300  # characters looked at in each text
 MOST_UNKNOWN = 0.05  # share of tokens
-LEAST_FOREIGN = 0.2  # share of the letters that a script must have to be spoken of
+LEAST_FOREIGN = 0.2  # least share of the letters that a script must have to be noted
 _LATIN = "LATIN"
-_FEWEST_LETTERS = 1.5  # a token of an alphabet that the tokenizer knows: measured 4.6 for English, 1.0 for Russian
-_FEWEST_SIGNS = 0.9  # a token of a script with many signs
+_FEWEST_LETTERS = 1.5  # per token, in an alphabet that the tokenizer knows: measured 4.6 for English, 1.0 for Russian
+_FEWEST_SIGNS = 0.9  # per token, in a script with many signs
 _MANY_SIGNS = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL")
 _NAMES = {"CJK": "Chinese characters", "HANGUL": "Korean letters"}
 ADVICE = "use a multilingual backbone, such as `--backbone FacebookAI/xlm-roberta-base`"
@@ -320,17 +321,18 @@ class _Text(NamedTuple):
 
 
 def describe_unknown(tokenizer: Any, split: Split, backbone: str) -> list[str]:
-    """A note where a tokenizer does not know the letters of the texts; at most 400 rows are looked at."""
+    """Note that a tokenizer does not know the letters of the texts; at most 400 rows are looked at."""
     rows = _look_at(tokenizer, split)
     num_tokens = sum(row.num_tokens for row in rows)
     letters = sum((row.letters for row in rows), Counter[str]())
     if not num_tokens:
         return []
-    # The script other than Latin that has most of the letters, if they are many.
+    # 1. the script other than Latin that has most of the letters, if they are many.
     number, script = max(((number, script) for script, number in letters.items() if script != _LATIN), default=(0, ""))
     if number < LEAST_FOREIGN * letters.total():
         script = ""
     script_name = _NAMES.get(script, script.capitalize())
+    # 2. tokens that are unknown to the tokenizer
     pieces = Counter(piece for row in rows for piece in row.unknown)
     share = pieces.total() / num_tokens
     if share >= MOST_UNKNOWN:
@@ -341,6 +343,7 @@ def describe_unknown(tokenizer: Any, split: Split, backbone: str) -> list[str]:
         return [f"{share:.0%} of the tokens are unknown to `{backbone}`, such as {shown} ({where}); {advice}"]
     if not script:
         return []
+    # 3. tokens that are single letters or less, in rows of that script
     own = [row for row in rows if row.letters[script] * 2 > row.letters.total()]
     per_token = sum(row.letters.total() for row in own) / max(1, sum(row.num_tokens for row in own))
     if not own or per_token >= (_FEWEST_SIGNS if script in _MANY_SIGNS else _FEWEST_LETTERS):
@@ -352,6 +355,7 @@ def describe_unknown(tokenizer: Any, split: Split, backbone: str) -> list[str]:
 
 
 def _look_at(tokenizer: Any, split: Split) -> list[_Text]:
+    """Tokenize some texts of the rows, spread over all of them, and count their letters by script."""
     chosen = np.unique(np.linspace(0, len(split) - 1, min(NUM_ROWS, len(split))).astype(np.int64)).tolist()
     texts = [split.texts[row][:NUM_CHARACTERS] for row in chosen]
     lines = [split.lines[row] for row in chosen]

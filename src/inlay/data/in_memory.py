@@ -1,7 +1,7 @@
-"""Rows that are in memory already, in any form people hold them, as the table that a file of them would be.
+"""Rows in memory, in any usual form, as the table that a file with them would be.
 
-A DataFrame (or what has `to_pandas`), a list of dicts, a dict of columns, `(X, y)`, or a `datasets.Dataset`. Other
-libraries are known by their methods alone: none is imported that the caller did not import.
+A DataFrame (or an object with `to_pandas`), a list of dicts, a dict of columns, `(X, y)`, or a `datasets.Dataset`.
+Objects of other libraries are recognised by their methods: none is imported that the caller did not import.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from inlay.data.columns import SIDES, Header, as_list
-from inlay.data.sources import Source, Table, read_hub
+from inlay.data.columns import as_list, find_side
+from inlay.data.sources import Source, Table, read_hub, table_of_columns
 from inlay.errors import BadData
 from inlay.settings import DataConfig
 
@@ -25,44 +25,35 @@ RowsGiven: TypeAlias = "str | Path | pandas.DataFrame | Mapping[str, Any] | Sequ
 """A file or another name of data, or rows in any of these forms"""
 _FORMS = "a path, a DataFrame, a list of dicts, a dict of columns, (X, y), or a datasets.Dataset"
 WORDS, TEXT, PAIR, LABEL = "tokens", "text", "pair", "label"
-"""The columns that rows without names of their own get; each is recognised by its name."""
-
-
-def is_named(given: Any) -> bool:
-    """Return whether data is named, as a file is, and not given itself."""
-    return isinstance(given, str | Path)
+"""The names given to columns without names, by which they are recognised."""
 
 
 def open_given(given: Any, config: DataConfig) -> Source:
-    """The source of rows in memory; a mapping from sides to rows, such as a `DatasetDict`, has several sides."""
-    if isinstance(given, Mapping) and given and all(_side_of(key) for key in given):
-        parts = {_side_of(key): rows for key, rows in reversed(list(given.items()))}
-        return Source("rows", {side: partial(tabulate, rows, side) for side, rows in parts.items() if side}, config)
+    """Return rows in memory as a source; a mapping from sides to rows, such as a `DatasetDict`, has several sides."""
+    if isinstance(given, Mapping) and given and all(isinstance(key, str) and find_side(key) for key in given):
+        parts = {str(find_side(key)): rows for key, rows in reversed(list(given.items()))}  # the first of a side stays
+        return Source("rows", {side: partial(tabulate, rows, side) for side, rows in parts.items()}, config)
     return Source("rows", {"train": partial(tabulate, given)}, config)
 
 
 def tabulate(given: Any, side: str = "") -> Table:
-    """The table of rows in memory; their lines are counted from 1."""
+    """Return rows in memory as a table; their lines are counted from 1."""
     if hasattr(given, "column_names") and hasattr(given, "features"):  # a datasets.Dataset
         return read_hub(f"dataset[{side}]" if side else "dataset", given)
     name = "dataframe" if hasattr(given, "iloc") or hasattr(given, "to_pandas") else "rows"
     columns = {str(key): as_cells(cells) for key, cells in _find_columns(given, name).items()}
-    rows = [list(cells) for cells in zip(*columns.values(), strict=True)]
-    if not rows:
+    table = table_of_columns(name, columns)
+    if not table.rows:
         raise BadData("the frame has no rows", "give a frame with rows", path=name)
-    return Table(Header(name, tuple(columns), None), rows, list(range(1, len(rows) + 1)))
-
-
-def _side_of(key: Any) -> str | None:
-    """Return the side that a key names: `validation_matched` is a dev side."""
-    return SIDES.get(key.split("_")[0].lower()) if isinstance(key, str) else None
+    return table
 
 
 def _find_columns(given: Any, path: str) -> Mapping[Any, Any]:
+    """Return the columns of rows in any form, by name."""
     if hasattr(given, "to_pandas"):  # pyarrow, polars
         given = given.to_pandas()
     if hasattr(given, "iloc") and hasattr(given, "columns"):
-        # By place: two columns of a frame may have one name, of which the first is meant, as in a file.
+        # By position: two columns of a frame may have the same name; then the first is meant, as in a file.
         return {column: given.iloc[:, place] for place, column in reversed(list(enumerate(given.columns)))}
     if isinstance(given, Mapping):
         lengths = {key: len(as_cells(cells)) for key, cells in given.items()}
@@ -75,14 +66,14 @@ def _find_columns(given: Any, path: str) -> Mapping[Any, Any]:
     if isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(row, Mapping) for row in given):
         names = dict.fromkeys(name for row in given for name in row)
         return {name: [row.get(name) for row in given] for name in names}
-    raise BadData(f"a `{type(given).__name__}` is no rows", f"give {_FORMS}", path=path)
+    raise BadData(f"a `{type(given).__name__}` cannot be read as rows", f"give {_FORMS}", path=path)
 
 
 def find_texts(given: Any, *, has_words: bool = False) -> dict[str, list[Any]]:
-    """Return the columns of texts without labels: texts, or pairs, or lists of words (all rows, where `has_words`).
+    """Return the text columns of rows without labels: texts, pairs, or lists of words (always those if `has_words`).
 
-    They may be a list, a Series, an array of objects, or a frame of one or two columns; a frame of more keeps its own
-    columns' names, to be recognised by.
+    The rows may be a list, a Series, an array of objects, or a frame of one or two columns; a frame with more columns
+    keeps their names, by which they are recognised.
     """
     if hasattr(given, "iloc") and hasattr(given, "columns"):
         columns = [as_cells(given.iloc[:, place]) for place in range(given.shape[1])]
@@ -103,7 +94,7 @@ def find_texts(given: Any, *, has_words: bool = False) -> dict[str, list[Any]]:
 
 
 def join_labels(texts: Mapping[str, list[Any]], given: Any) -> dict[str, list[Any]]:
-    """Return columns of texts with their labels beside them; an array of 0 and 1 is sets of its columns' names."""
+    """Return columns of texts with a column of labels; an array of 0 and 1 gives sets of its columns' names."""
     names = [str(name) for name in getattr(given, "columns", ())]
     if getattr(given, "ndim", 1) == 2:
         table = np.asarray(given.toarray() if hasattr(given, "toarray") else given)
@@ -126,5 +117,5 @@ def as_cells(given: Any) -> list[Any]:
     if hasattr(given, "tolist"):
         return list(given.tolist())
     if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__"):
-        raise BadData(f"a `{type(given).__name__}` is no column of rows", f"give {_FORMS}")
+        raise BadData(f"a `{type(given).__name__}` cannot be read as a column of rows", f"give {_FORMS}")
     return [cell.item() if isinstance(cell, np.generic) else cell for cell in given]

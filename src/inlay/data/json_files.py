@@ -1,7 +1,7 @@
-"""JSON as records: a row in each line, one document that holds them, or SQuAD's own.
+"""JSON files as records: a row in each line, one document with all rows, or SQuAD's format.
 
-Of a document, these forms are read: a list of objects, an object of columns (lists, or objects by row, as pandas writes
-them), and an object with one list of objects in it. The rows of a list are read one by one, each with its line.
+A document may be a list of objects, an object of columns (lists, or objects by row, as pandas writes them), or an
+object with one list of objects in it. The rows of a list are read one by one, each with its line.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import Any
 
 from inlay.data.columns import TEXT_NAMES, Header
 from inlay.data.data_files import RawFile
-from inlay.data.headers import KNOWN_NAMES
 from inlay.data.squad import is_squad, read_squad
-from inlay.data.streams import SKIP_HINT, Growth, ReadOptions, Record, Stream, count_letters
+from inlay.data.streams import KNOWN_NAMES, SKIP_HINT, ReadOptions, Record, Stream, UnpackLimit, count_letters
 from inlay.errors import BadData
 
 _FORMS = 'write a list of objects, [{"text": …, "label": …}, …], or one object in each line'
@@ -25,7 +24,7 @@ _BLANKS = re.compile(r"[ \t\n\r]*")
 
 
 def open_jsonl(file: RawFile, options: ReadOptions) -> Stream:
-    """JSON lines as a stream."""
+    """Open JSON lines as a stream."""
     first = file.head().lstrip(codecs.BOM_UTF8).lstrip()
     if first.startswith(b"[") and first[1:].lstrip()[:1] in (b"{", b""):
         raise BadData("it is one list, not an object in each line", "name it with the suffix .json", path=file.name)
@@ -33,7 +32,7 @@ def open_jsonl(file: RawFile, options: ReadOptions) -> Stream:
 
 
 def open_json(file: RawFile, options: ReadOptions) -> Stream:
-    """SQuAD's own document, a list of objects, columns, or JSON lines."""
+    """Open a JSON file as a stream: a SQuAD document, a list of objects, columns, or JSON lines."""
     with file.open_text(options.encoding) as content:
         start = content.read(4096)
     if is_squad(start):
@@ -46,7 +45,7 @@ def open_json(file: RawFile, options: ReadOptions) -> Stream:
 
 
 def read_lines(file: RawFile, encoding: str) -> Iterator[tuple[int, str]]:
-    """The lines of a file with their numbers.
+    """Yield the lines of a file with their numbers.
 
     Lines end with \\n or \\r\\n only: a stray \\r or U+2028 inside a text must not shift every later line number.
     """
@@ -56,7 +55,7 @@ def read_lines(file: RawFile, encoding: str) -> Iterator[tuple[int, str]]:
 
 
 def _is_lines(file: RawFile, encoding: str) -> bool:
-    """Whether each line is a row: the first is, or it is broken and the next is. A single line is a document."""
+    """Return whether each line is a row: the first is, or it is broken and the next is. One line is a document."""
     with file.open_text(encoding) as content:
         first, rest = content.readline(), content.read(4096).lstrip()
     if not rest:
@@ -72,11 +71,11 @@ def _open_squad(file: RawFile, options: ReadOptions) -> Stream:
     with file.open_text(options.encoding) as content:
         try:
             records = list(read_squad(json.load(content)))
-            growth = Growth(file)  # a context is in the file once, and in the rows once for each of its questions
+            limit = UnpackLimit(file)  # a context is in the file once, and in the rows once for each of its questions
             for record in records:
-                growth.add(count_letters(record))
+                limit.add(count_letters(record))
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            reason = f"no SQuAD document: {type(error).__name__}: {error}"
+            reason = f"not a SQuAD document: {type(error).__name__}: {error}"
             raise BadData(reason, "write it as SQuAD's own files are, or as JSON lines", path=file.name) from None
     note = f"{file.title}: SQuAD's format; a line is a question's number"
     return Stream(Header(file.name, (), None), enumerate(records, start=1), (note,))
@@ -99,7 +98,7 @@ def _open_document(file: RawFile, options: ReadOptions) -> Stream:
 
 
 def _find_records(document: Any) -> list[dict[str, Any]] | None:
-    """Return the rows that an object holds; None where it is no table."""
+    """Return the rows of an object; None if it is not a table."""
     if not isinstance(document, dict):
         return None
     if any(name.lower() in KNOWN_NAMES and isinstance(value, str) for name, value in document.items()):
@@ -120,10 +119,11 @@ def _find_records(document: Any) -> list[dict[str, Any]] | None:
 
 
 def _read_list(file: RawFile, encoding: str) -> Iterator[Record]:
-    """Read the objects of a list one by one. What cannot be read ends the file: nobody knows where the next begins."""
+    """Read the objects of a list one by one. One that cannot be read ends the file: the next one's start is unknown."""
     with file.open_text(encoding, newline="\n") as content:
         text = content.read()
     decoder = json.JSONDecoder()
+    # `line` is the line of `counted`, the start of the last object
     place, line, counted = _skip(text, _skip(text, 0) + 1), 1, 0
     while text[place : place + 1] != "]":
         line, counted = line + text.count("\n", counted, place), place
@@ -135,6 +135,7 @@ def _read_list(file: RawFile, encoding: str) -> Iterator[Record]:
                 where += text.count("\n", counted, error.pos)
             raise BadData(_describe_fault(error, text), _FORMS, path=file.name, line=where) from None
         yield _as_record(item, file, line)
+        # A comma and another object must follow, or the end of the list.
         place = _skip(text, place)
         if text[place : place + 1] == ",":
             place = _skip(text, place + 1)
@@ -181,6 +182,6 @@ def _as_record(item: Any, file: RawFile, line: int) -> Record:
 def _describe_fault(error: Exception, text: str) -> str:
     if isinstance(error, json.JSONDecodeError):
         near = text[max(0, error.pos - 20) : error.pos + 20].strip()
-        return f"no JSON: {error.msg.lower()} in column {error.colno}, near `{near}`"
-    # a ValueError alone is a number of thousands of digits
-    return "JSON nested too deeply" if isinstance(error, RecursionError) else "a number of too many digits"
+        return f"not JSON: {error.msg.lower()} in column {error.colno}, near `{near}`"
+    # Any other ValueError is about a number with thousands of digits.
+    return "JSON nested too deeply" if isinstance(error, RecursionError) else "a number with too many digits"

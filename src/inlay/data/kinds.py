@@ -1,11 +1,10 @@
-"""The kinds of task: `KINDS` has one entry for each, with all that differs by kind and needs no torch.
+"""The kinds of task: `KINDS` has one entry for each, with everything that differs by kind and needs no torch.
 
 `inlay.model.heads.heads.HEADS` has the other half: outputs, loss, decision and confidence. A new kind is one entry in
-each. Nothing outside these tables compares a kind with a name: what differs is looked up.
+each. No code outside these tables compares a kind with a name: what differs is looked up.
 
-An entry names its parts where they are a room's own mechanism: `layout` is one of `windows.LAYOUTS`, `sample` of
-`metrics.SAMPLES`, `shapes` of `rows.SHAPES`, `linear` of `training.recipe.linear.FITTERS`, `metrics` of
-`metrics.METRICS`.
+An entry refers to entries of other tables by name: `layout` to `windows.LAYOUTS`, `sample` to `metrics.SAMPLES`,
+`shapes` to `table_shapes.SHAPES`, `linear` to `training.recipe.linear.FITTERS`, `metrics` to `metrics.METRICS`.
 """
 
 from __future__ import annotations
@@ -37,14 +36,13 @@ if TYPE_CHECKING:
     from inlay.data.tasks import Task
 
 MOST_CLASSES_OF_NUMBERS = 20  # more different whole numbers than this are a scale, not classes
-# A scale with a few cells that are not numbers is a scale with bad rows: report them, and do not make them classes.
-LEAST_SHARE_OF_NUMBERS = 0.9
+LEAST_SHARE_OF_NUMBERS = 0.9  # of the cells of a scale; the other cells are bad rows
 
 CLASSIFICATION = "classification"
 """AdapterHub's type of a classifier's head; with one output it is a regression."""
 
 Mistake = dict[str, Any] | None
-"""The expected and the given answer of a row; None where they are the same."""
+"""The expected and the given answer of a row; None if they are the same."""
 Mistakes = Callable[[Sequence[Any], np.ndarray, tuple[str, ...], Sequence[str]], list[Mistake]]
 """outcomes, targets, labels, texts -> the mistake of each row"""
 
@@ -62,17 +60,17 @@ class Kind:
     sample: str
     """the way metrics summarise rows, by name"""
     find_mistakes: Mistakes
-    """the rows that an evaluated version got wrong"""
+    """finds the rows that an evaluated version got wrong"""
     decide: Callable[[np.ndarray], np.ndarray] | None = None
     """outputs [n, L] (or decisions [n]) -> decisions [n]; None: outputs are texts or tags, and need none"""
     shapes: tuple[str, ...] = ()
-    """shapes of tables that this kind is read from; (): a text and a label column"""
+    """shapes of the tables that this kind is read from; (): a text and a label column"""
     reads_conll: bool = False
     """whether its plain text files are CoNLL columns"""
     groups_by_pair: bool = False
-    """whether rows with one second text stay on one side of a split: a context that was trained on is half known"""
+    """whether rows with the same second text stay on one side of a split: a context seen in training is half known"""
     labels_note: str = "none"
-    """the text of `inlay show` in place of labels, for kinds without any"""
+    """what `inlay show` prints in place of labels, for kinds without labels"""
 
     is_classifier: bool = False
     """whether each label has one logit, and the largest is the answer"""
@@ -86,28 +84,28 @@ class Kind:
     """whether a fresh head trains at a higher rate while rows are few (training/recipe/recipe.py)"""
 
     linear: str | None = None
-    """the linear model that stands for its head in baselines, probes and at the start of training; None: none does"""
+    """the linear model that replaces its head in baselines, probes and at the start of training; None: no model can"""
     output_targets: Callable[[np.ndarray, int], np.ndarray] | None = None
     """targets, number of labels -> the desired outputs [n, outputs]; None where there is no linear model"""
     output_cut: float = 0.0
-    """the output from which on a decision is made, where outputs are fitted to `output_targets` directly"""
+    """the threshold of an output that is fitted to `output_targets` directly"""
 
     spell_answers: Callable[[Task], tuple[str, ...]] | None = None
-    """the texts that are scored on a text-to-text backbone; (): any text may be written; None: it takes no such task"""
+    """the texts that a text-to-text backbone scores; (): it may write any text; None: it cannot do such a task"""
     match_answers: Callable[[np.ndarray, Sequence[str]], np.ndarray] = lambda targets, texts: targets
-    """targets, texts that are scored -> the number of each target's text"""
+    """targets, scored texts -> the index of each target's text"""
 
     onnx: str | None = None
-    """the way the logits of an ONNX graph are read; None: they are not one row, and no graph has them"""
+    """how to read the logits of an ONNX graph; None: a graph cannot hold them, as they are not one row"""
     head_type: str | None = None
-    """AdapterHub's name for such a head; None: other libraries have none"""
+    """AdapterHub's name for such a head; None: other libraries have no such head"""
     hub_task: str = "text-classification"
     """the `pipeline_tag` that model cards have"""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """The kind and labels of one task: how its label cells become targets."""
+    """The kind and labels of one task, which decide how its label cells become targets."""
 
     kind: str
     labels: tuple[str, ...]
@@ -119,7 +117,7 @@ class Scheme:
         return KINDS[self.kind].targets
 
     def read(self, value: Any) -> Any:
-        """Return the target of a cell; one that cannot be read is a `Fault`."""
+        """Return the target of a cell; a cell that cannot be read is a `Fault`."""
         return self.targets.read(self, value)
 
     def collect(self, targets: list[Any]) -> np.ndarray:
@@ -128,11 +126,11 @@ class Scheme:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """The number of each label: there may be many thousands."""
+        """The number of each label."""
         return {label: number for number, label in enumerate(self.labels)}
 
     def index(self, name: str) -> int:
-        """Return the number of a label; one that is not known is a `Fault`."""
+        """Return the number of a label; an unknown label is a `Fault`."""
         try:
             return self.numbers[name]
         except KeyError:
@@ -161,7 +159,7 @@ def find_scheme(cells: Sequence[Any], config: DataConfig) -> Scheme:
 
 
 def infer_kind(cells: Sequence[Any]) -> str:
-    """Infer the kind that a label column is for: lists are multilabel, a scale of numbers is regress, else classify."""
+    """Infer the kind of a task from its labels: lists are multilabel, a scale of numbers is regress, else classify."""
     if any(as_list(cell) is not None for cell in cells):
         return "multilabel"
     numbers = [number for number in map(read_number, cells) if number is not None]
@@ -179,13 +177,13 @@ def find_kind(name: str) -> Kind:
 
 
 def find_kind_of_metric(metric: str, num_dims: int) -> str:
-    """Find the kind that a metric is for, by the dimensions of the targets where it is for several."""
+    """Find the kind that a metric is for; if there are several, the one whose targets have `num_dims` dimensions."""
     kinds = [name for name, kind in KINDS.items() if metric in kind.metrics]
     return next((name for name in kinds if KINDS[name].targets.num_dims == num_dims), kinds[0])
 
 
 def find_kind_of_head(head_type: str | None, num_outputs: int) -> str | None:
-    """Find the kind of another library's head; None: there is none. One output of a classifier is a number."""
+    """Find the kind of another library's head; None if there is none. A classifier with one output gives a number."""
     kinds = [name for name, kind in KINDS.items() if kind.head_type is not None and kind.head_type == head_type]
     is_number = num_outputs == 1 and any(KINDS[name].is_number for name in kinds)
     return next((name for name in kinds if KINDS[name].is_number == is_number), None)
@@ -214,7 +212,7 @@ def exceeded_levels(targets: np.ndarray, num_labels: int) -> np.ndarray:
 
 
 def _by_row(find: Callable[[Any, Any, tuple[str, ...], str], Mistake]) -> Mistakes:
-    """Make a function of all rows from a function of one row: outcome, target, labels and text."""
+    """Turn a function of one row (outcome, target, labels, text) into a function of all rows."""
 
     return lambda outcomes, targets, labels, texts: [
         find(outcome, target, labels, text) for outcome, target, text in zip(outcomes, targets, texts, strict=True)
@@ -251,7 +249,7 @@ def _show_entities(entities: Sequence[Any]) -> str:
 def _mistakes_of_passages(
     outcomes: Sequence[Any], targets: np.ndarray, labels: tuple[str, ...], texts: Sequence[str]
 ) -> list[Mistake]:
-    # All rows together decide which of SQuAD's rules holds.
+    # All rows together decide which of SQuAD's two scripts is used.
     is_squad2 = has_unanswerable(list(targets))
     return [_mistake_of_answer(outcome, golds, is_squad2) for outcome, golds in zip(outcomes, targets, strict=True)]
 
@@ -266,16 +264,16 @@ def _mistake_of_answer(outcome: Any, golds: Sequence[Gold], is_squad2: bool) -> 
 
 # Numbers as texts, for text-to-text backbones
 
-_STEP = 0.2  # numbers are written rounded to it, as published for STS-B
-_FEWEST_STEPS = 10  # least number of steps that targets span; for a shorter span, a tenth of the step is taken
+_STEP = 0.2  # numbers are rounded to multiples of it, as published for STS-B
+_FEWEST_STEPS = 10  # if targets span fewer steps, a tenth of the step is taken
 _MOST_DECIMALS = 6
 _MOST_NUMBERS = 500
 
 
 def _spell_numbers(task: Task) -> tuple[str, ...]:
-    """Spell the numbers of a task's range, where it is known, and of its rows, in steps.
+    """List the numbers, as texts, that a backbone may write for a task: from its lowest to its highest, in steps.
 
-    Steps are of 0.2, or of 0.02 and so on where all targets lie within a few.
+    Steps are of 0.2, or of 0.02 and so on where all targets lie within a few steps.
     """
     assert task.train.targets is not None
     targets = np.append(task.train.targets, task.bounds or ())
@@ -404,8 +402,8 @@ KINDS: dict[str, Kind] = {
     ),
 }
 WHOLE_ROW = "classify"
-"""The kind whose rows are read whole, each as one window: for reading rows without a task."""
+"""The kind whose rows are each read as one window: for reading rows without a task."""
 PASSAGES = "span"
-"""The kind whose answers are passages of a context, as SQuAD's."""
+"""The kind whose answers are passages of a context, like SQuAD's."""
 WRITTEN_TEXT = "text"
 """The kind whose answers are texts that the backbone writes."""

@@ -1,12 +1,13 @@
-"""Rows that may be labelled wrongly: a model that was not trained on them confidently says something else.
+"""Rows that may be labelled wrongly: a model that was not trained on them confidently predicts another label.
 
 Confident learning (Northcutt, Jiang & Chuang 2021): a class's threshold is its mean self-confidence, the mean
 probability of the label over the rows that have it. A row is suspicious if the probability of its own label is below
-that label's threshold, and the likeliest label is another one, above its threshold. Thresholds are each class's own, so
-that a class the model is never sure of accuses nobody by chance, nor is accused. In sets of labels every label is a
+that label's threshold, and the likeliest label is another one, above its threshold. Each class has its own threshold,
+so that rows of a class of which the model is never sure are not suspected by chance. In sets of labels every label is a
 question of its own, with two answers.
 
-All probabilities must be of rows that the model left out, [n, L]; targets are classes [n], or 0 and 1 [n, L].
+All probabilities [n, L] must come from models that were not trained on these rows; targets are classes [n], or 0 and 1
+[n, L].
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from inlay.data.tasks import Split
 
 FEWEST_ROWS = 50
-"""fewest rows for any finding"""
-_NEAR_CHANCE = 0.2  # Matthews' correlation with the given labels: below it a model knows too little to accuse
+"""fewest rows from which errors are looked for"""
+_NEAR_CHANCE = 0.2  # Matthews' correlation with the given labels: a model below it knows too little
 _DEVIATIONS = 3.0  # least distance above chance, in standard deviations of a model under random labels
-_KNOWN = 0.5  # share of a class's rows that must be predicted as given: else the model does not know the class
+_KNOWN = 0.5  # least share of a class's rows that must be predicted as given: else the model does not know the class
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class LabelError:
     pair: str | None
     given: str
     likely: str
-    probability: float  # probability of the likely label; for a set, of the likely decision on the label most in doubt
-    margin: float  # distance to the probability of the given label; rows are ranked by it
+    probability: float  # of the likely label; for a set, of the likely decision on the label most in doubt
+    margin: float  # how far that is above the probability of the given label; rows are ranked by it
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,20 @@ class LabelErrors:
 
     num_rows: int  # rows looked at
     errors: tuple[LabelError, ...]
-    silence: str = ""  # the reason why nothing can be said, if so
+    silence: str = ""  # the reason why no errors can be found, if so
 
     def to_json(self) -> dict[str, Any]:
-        """All of them as data."""
+        """Return all of them as plain data."""
         return asdict(self)
 
 
 def find_label_errors(
     rows: Split, labels: Sequence[str], probabilities: np.ndarray, paths: Sequence[str] | None = None
 ) -> LabelErrors:
-    """The rows whose label a model that left them out confidently denies; `paths` has the file of each row."""
+    """Find the rows for which a model not trained on them confidently predicts another label.
+
+    `paths` has the file of each row.
+    """
     targets = rows.targets
     assert targets is not None
     if len(rows) < FEWEST_ROWS:
@@ -89,10 +93,10 @@ def find_label_errors(
 
 
 def as_probabilities(logits: np.ndarray, targets: np.ndarray, fitted_on: np.ndarray | None = None) -> np.ndarray:
-    """Turn logits into probabilities, divided by the temperature that makes `targets` likeliest.
+    """Turn logits into probabilities, after dividing them by the temperature that makes `targets` likeliest.
 
-    `fitted_on` are the logits that belong to `targets`, where those are of other rows. If all of them are right, they
-    say nothing about a temperature.
+    `fitted_on` are the logits that belong to `targets`, where those are of other rows. If all of them are right, no
+    temperature can be fitted, and it is 1.
     """
     fitted_on = logits if fitted_on is None else fitted_on
     temperature = 1.0 if is_right(fitted_on, targets).all() else likeliest_temperature(fitted_on, targets)
@@ -107,8 +111,8 @@ _Suspects = dict[int, tuple[list[int], float, float]]  # row -> the labels it sh
 
 
 def _find_in_classes(probabilities: np.ndarray, targets: np.ndarray) -> _Suspects | None:
-    """Suspicious rows of classes; None if the predictions say next to nothing about the given labels."""
-    # Unlike accuracy, a rare class cannot hide it.
+    """Find suspicious rows of classes; None if the predictions are hardly better than chance."""
+    # Unlike accuracy, Matthews' correlation is not high because one class is rare.
     least = max(_NEAR_CHANCE, _DEVIATIONS / math.sqrt(len(targets)))
     if not score("matthews", probabilities, targets) >= least:
         return None
@@ -122,7 +126,7 @@ def _find_in_classes(probabilities: np.ndarray, targets: np.ndarray) -> _Suspect
         is_given = targets == label
         thresholds[label] = own[is_given].mean()
         is_known[label] = (likeliest[is_given] == label).mean() >= _KNOWN
-    # 2. rows it would give another label, and surely so
+    # 2. the rows that it would give another label, and is sure of
     best = probabilities.max(axis=1)
     is_other = (likeliest != targets) & is_known[targets]
     is_sure = (own < thresholds[targets]) & (best >= thresholds[likeliest])
@@ -133,7 +137,7 @@ def _find_in_classes(probabilities: np.ndarray, targets: np.ndarray) -> _Suspect
 
 
 def _find_in_sets(probabilities: np.ndarray, targets: np.ndarray) -> _Suspects | None:
-    """Suspicious rows of sets of labels, each with all labels in doubt; None if the model is near chance at all."""
+    """Find suspicious rows of sets of labels, each with all doubtful labels; None if every label is near chance."""
     doubts: dict[int, dict[int, tuple[float, float]]] = {}  # row -> label -> probability and margin
     has_known = False
     for label in range(targets.shape[1]):

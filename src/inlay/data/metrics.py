@@ -1,13 +1,13 @@
-"""Scores of predictions, and a report with confidence intervals.
+"""Metrics of predictions, and a report with confidence intervals.
 
-Each metric is one function over a sample summed up: counts per label, counts per entity type, means of answers, or
-weighted rows. The same function scores one sample and a thousand resamples, so an interval cannot drift from its
-metric. Degenerate samples (one class, constant predictions) score 0. A score is NaN in one case only: some row's
-outputs are not finite, and so there is nothing to compare with its target.
+Each metric is one function of a summary of the rows: counts per label, counts per entity type, sums of answers' scores,
+or weighted rows. The same function scores one sample and a thousand resamples, so that an interval always fits its
+metric. Degenerate samples (one class, constant predictions) score 0. A score is NaN in one case only: the outputs of
+some row are not finite, so that there is nothing to compare with its target.
 
-A label that training never saw is a label like the others that is never predicted: its rows are wrong in accuracy, it
-has an F1 of 0 in the macro mean and is missed in the micro one, and is a class of its own in Matthews' correlation. F1
-of a binary task is about its second label alone: such a row lowers it if it was predicted to be that.
+A label that training never saw counts as a label that is never predicted: its rows are wrong in accuracy, it has an F1
+of 0 in the macro mean and is missed in the micro one, and is a class of its own in Matthews' correlation. F1 of a
+binary task is about its second label alone: a row with an unseen label lowers it if that was predicted.
 
 Shapes: leading axes `...` are resamples; the last axis of counts is the label, of weighted rows the row.
 """
@@ -26,18 +26,15 @@ from inlay.data.squad import Gold, has_unanswerable, score_answer
 from inlay.data.tags import count_rows, entity_types, has_seqeval, require_seqeval
 from inlay.errors import BadConfig, NotFinite, UnknownName
 
-MOST_CONFUSED = 1000  # labels of a confusion matrix at most: its cells are their square
-CHUNK_CELLS = 2_000_000  # cells of the resampled weights held at a time
+MOST_CONFUSED = 1000  # most labels of a confusion matrix
+CHUNK_CELLS = 2_000_000  # most cells of resampled weights in memory at a time
 
 
 class Counts(NamedTuple):
-    """A sample of classified rows, or of tagged words, whose labels are the types of entities.
+    """A sample of classified rows, or of tagged words, whose labels are the types of entities."""
 
-    Per label: those both predicted and true, true ones and predicted ones.
-    """
-
-    hits: np.ndarray  # [..., labels]
-    support: np.ndarray  # [..., labels]
+    hits: np.ndarray  # [..., labels], predicted and true
+    support: np.ndarray  # [..., labels], true
     predicted: np.ndarray  # [..., labels]
     num_right: np.ndarray  # [...], rows right as a whole, or words with the right tag
     num_rows: int | np.ndarray  # or words
@@ -52,7 +49,7 @@ class Weighted(NamedTuple):
 
 
 class Means(NamedTuple):
-    """A sample of answered questions: the sums of their scores, and how many they are."""
+    """A sample of answered questions: the sums of their scores, and the number of questions."""
 
     exact: np.ndarray  # [...]
     overlap: np.ndarray  # [...]
@@ -73,7 +70,7 @@ def _micro_f1(sample: Counts) -> np.ndarray:
 
 
 def _matthews(sample: Counts) -> np.ndarray:
-    """Matthews' correlation of classes; for more than two, Gorodkin's R_K."""
+    """Compute Matthews' correlation of classes; for more than two, Gorodkin's R_K."""
     total = float(sample.num_rows)
     support, predicted = sample.support.astype(float), sample.predicted.astype(float)
     covariance = sample.hits.sum(axis=-1) * total - (support * predicted).sum(axis=-1)
@@ -82,16 +79,16 @@ def _matthews(sample: Counts) -> np.ndarray:
 
 
 def _spearman(sample: Weighted) -> np.ndarray:
-    """Correlation of ranks; ties share their mean rank."""
+    """Compute the correlation of ranks; ties share their mean rank."""
     predicted, true = (_rank(values, sample.weights) for values in (sample.predictions, sample.targets))
     return _correlate(predicted, true, sample.weights)
 
 
 def _quadratic_kappa(sample: Weighted) -> np.ndarray:
-    """Cohen's kappa of levels with quadratic weights (Cohen 1968): 1 - observed / expected squared distance.
+    """Compute Cohen's kappa with quadratic weights (Cohen 1968): 1 - observed / expected squared distance.
 
     Expected is the mean squared distance of predictions and targets drawn independently: the sum of their variances,
-    and the square of the distance of their means.
+    plus the square of the distance of their means.
     """
     observed = _mean((sample.predictions - sample.targets) ** 2, sample.weights)
     means, variances = [], []
@@ -186,14 +183,14 @@ class Report:
     coverage: float | None = None  # share of the rows answered, where unsure ones were not
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Return the report as plain data."""
         return asdict(self)
 
 
 def resolve_metric(name: str, kind: str, num_labels: int, *, has_entities: bool = True) -> str:
-    """The metric of a task, `auto` being the default of its kind; one that does not suit it is refused.
+    """Return the metric of a task, for `auto` the default of its kind; refuse a metric that does not suit the task.
 
-    One that needs seqeval is refused here where seqeval is missing, before anything is trained for it.
+    A metric that needs seqeval is refused here if seqeval is missing, before any training.
     """
     if name == "auto":
         name = KINDS[kind].default_metric
@@ -212,7 +209,7 @@ def resolve_metric(name: str, kind: str, num_labels: int, *, has_entities: bool 
 
 
 def list_metrics(kind: str, num_labels: int, *, has_entities: bool = True) -> list[str]:
-    """The metrics that suit a task."""
+    """Return the metrics that suit a task."""
     return [
         name
         for name in KINDS[kind].metrics
@@ -221,9 +218,9 @@ def list_metrics(kind: str, num_labels: int, *, has_entities: bool = True) -> li
 
 
 def decide(kind: str, outputs: Any) -> Any:
-    """Decide what a head's outputs predict: classes, labels above one half, numbers, levels, tags or texts.
+    """Turn a head's outputs into predictions: classes, labels above one half, numbers, levels, tags or texts.
 
-    Refuses outputs that are not finite: the likeliest of NaN would be the first class.
+    Refuses outputs that are not finite: the maximum of NaN would be the first class.
     """
     if lost := find_lost(kind, outputs):
         raise NotFinite(
@@ -235,7 +232,7 @@ def decide(kind: str, outputs: Any) -> Any:
 
 
 def find_lost(kind: str, outputs: Any) -> list[int]:
-    """The rows whose outputs are not finite: None, or numbers of which some are NaN or infinite."""
+    """Find the rows whose outputs are not finite: None, or numbers of which some are NaN or infinite."""
     lost = [row for row, output in enumerate(outputs) if output is None]
     if lost or KINDS[kind].decide is None:
         return lost
@@ -244,7 +241,7 @@ def find_lost(kind: str, outputs: Any) -> list[int]:
 
 
 def score(metric: str, outputs: np.ndarray, targets: np.ndarray) -> float:
-    """The score of logits, or of predictions already decided, against targets; NaN if some row's are not finite."""
+    """Score logits, or predictions already decided, against targets; NaN if some row's outputs are not finite."""
     if metric not in METRICS:
         raise UnknownName("metric", metric, METRICS)
     entry, targets = METRICS[metric], np.asarray(targets)
@@ -259,7 +256,7 @@ def score(metric: str, outputs: np.ndarray, targets: np.ndarray) -> float:
 def score_all(
     kind: str, labels: Sequence[str], targets: np.ndarray, outputs: Any, unseen: Sequence[str] = ()
 ) -> dict[str, float]:
-    """Every metric that suits a task and can be computed here; all NaN if some row's outputs are not finite.
+    """Return every metric that suits a task and can be computed here; all NaN if some row's outputs are not finite.
 
     Targets may have `unseen` labels, counted after the others.
     """
@@ -272,7 +269,7 @@ def score_all(
 
 
 def is_better(metric: str, value: float, best: float | None) -> bool:
-    """Whether a score beats the best so far; NaN beats nothing."""
+    """Return whether a score beats the best so far; NaN beats nothing."""
     if best is None or best != best:
         return value == value
     return value > best if metric == MEAN or METRICS[metric].higher_is_better else value < best
@@ -287,7 +284,7 @@ def evaluate_report(
     unseen: tuple[str, ...] = (),
     num_resamples: int = 1000,
 ) -> Report:
-    """All metrics of a kind with 95% intervals (percentile bootstrap over rows, seeded), labels and confusion.
+    """Report all metrics with 95% intervals (percentile bootstrap over rows, seeded), the labels and the confusion.
 
     A share of rows that is 0 or 1 has Wilson's interval: all resamples would be the same. Targets may have `unseen`
     labels, counted after the others. Refuses outputs that are not finite.
@@ -298,6 +295,7 @@ def evaluate_report(
     names = list_metrics(kind, len(labels), has_entities=has_entities)
     if any(METRICS[name].needs_entities for name in names):
         require_seqeval()
+    # 1. every metric on the rows, and on resamples of them
     labels = (*labels, *unseen)
     sample = _sum_up(kind, predictions, targets, len(labels), labels)
     resampled: dict[str, list[np.ndarray]] = {name: [] for name in names}
@@ -311,11 +309,13 @@ def evaluate_report(
         if METRICS[name].is_share and value in (0.0, 1.0):  # no resample differs from another
             low, high = _wilson(value, len(targets))
         intervals[name] = Interval(value, float(low), float(high))
+    # 2. the scores of each label, and the confusion
     if isinstance(sample, Weighted | Means):
         return Report(kind, len(targets), intervals)
     confusion = None
     if KINDS[kind].is_classifier and len(labels) <= MOST_CONFUSED:
-        confusion = tuple(tuple(row) for row in _confuse(predictions, targets, len(labels)).tolist())
+        cells = np.bincount(targets * len(labels) + predictions, minlength=len(labels) ** 2)
+        confusion = tuple(tuple(row) for row in cells.reshape(len(labels), len(labels)).tolist())
     scored = entity_types(labels) if KINDS[kind].sample == "tags" else labels
     precision, recall = _ratio(sample.hits, sample.predicted), _ratio(sample.hits, sample.support)
     columns = zip(scored, precision, recall, _f1_by_label(sample), sample.support, strict=True)
@@ -324,16 +324,11 @@ def evaluate_report(
 
 
 def _wilson(share: float, num_rows: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share of rows."""
+    """Return Wilson's 95% interval of a share of rows."""
     z, whole = 1.959964, 1 + 1.959964**2 / num_rows
     middle = share + z * z / (2 * num_rows)
     reach = z * math.sqrt(share * (1 - share) / num_rows + (z / num_rows) ** 2 / 4)
     return max(0.0, (middle - reach) / whole), min(1.0, (middle + reach) / whole)
-
-
-def _confuse(predictions: np.ndarray, targets: np.ndarray, num_labels: int) -> np.ndarray:
-    cells = np.bincount(targets * num_labels + predictions, minlength=num_labels**2)
-    return cells.reshape(num_labels, num_labels)
 
 
 def _sum_up(kind: str, predictions: Any, targets: np.ndarray, num_labels: int, labels: Sequence[str] = ()) -> Sample:
@@ -347,13 +342,14 @@ def _sum_up(kind: str, predictions: Any, targets: np.ndarray, num_labels: int, l
     return Counts(hits, support, proposed, hits.sum(), len(targets))
 
 
-def _count_sets(predictions: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> Counts:
+def _sum_sets(predictions: np.ndarray, targets: np.ndarray, labels: Sequence[str]) -> Summing:
     true = targets > 0
     predicted = np.zeros(true.shape, dtype=bool)  # wider than the predictions by labels that training never saw
     predicted[:, : predictions.shape[1]] = predictions > 0
     right = (true == predicted).all(axis=1).astype(np.float64)
-    hits, support, proposed = (weights @ part.astype(np.float64) for part in (true & predicted, true, predicted))
-    return Counts(hits, support, proposed, weights @ right, len(targets))
+    parts = (true & predicted, true, predicted)
+    # As numbers one after the other: together they would take eight times the memory of the targets.
+    return lambda weights: Counts(*(weights @ part.astype(np.float64) for part in parts), weights @ right, len(targets))
 
 
 def _sum_numbers(predictions: np.ndarray, targets: np.ndarray, labels: Sequence[str]) -> Summing:
@@ -376,24 +372,24 @@ Sample = Counts | Weighted | Means
 Summing = Callable[[np.ndarray], Sample]
 SAMPLES: dict[str, Callable[[Any, Any, Sequence[str]], Summing] | None] = {
     "classes": None,  # counted by cells of the confusion
-    "sets": lambda predictions, targets, labels: lambda weights: _count_sets(predictions, targets, weights),
+    "sets": _sum_sets,
     "numbers": _sum_numbers,
     "tags": _sum_tags,
     "passages": lambda predictions, targets, labels: _sum_answers(
         predictions, targets, is_squad2=has_unanswerable(targets)
     ),
-    # Written answers, each against its one text. Equal texts have an F1 of 1, even if no word is left.
+    # Written answers, each compared with its one text. Equal texts have an F1 of 1, even if no word is left.
     "texts": lambda predictions, targets, labels: _sum_answers(
         predictions, [((0, text),) for text in targets], is_squad2=True
     ),
 }
-"""`Kind.sample` -> a function of predictions, targets and labels, which makes a function of row counts."""
+"""`Kind.sample` -> a function of predictions, targets and labels, which returns a function of row counts."""
 
 
 def _resample(
     kind: str, predictions: Any, targets: np.ndarray, labels: Sequence[str], num_resamples: int
 ) -> Iterator[Sample]:
-    """Draw bootstrap samples in chunks. Rows of one confusion cell are alike, so drawing rows is drawing cells."""
+    """Yield bootstrap samples in chunks. Rows of one confusion cell are alike, so cells are drawn instead of rows."""
     generator = np.random.default_rng(0)
     sum_up = SAMPLES[KINDS[kind].sample]
     num_rows = len(targets)
@@ -406,7 +402,7 @@ def _resample(
             counts = np.bincount(drawn.ravel(), minlength=size * num_rows)  # how often each row counts
             yield summing(counts.reshape(size, num_rows).astype(np.float64))
         return
-    # Only cells with rows: of many labels, the whole confusion would not fit in memory.
+    # Only cells with rows: with many labels, the whole confusion matrix would not fit in memory.
     cells, counts = np.unique(targets.astype(np.int64) * len(labels) + predictions, return_counts=True)
     true, predicted = np.divmod(cells, len(labels))
     is_hit = true == predicted
@@ -434,7 +430,7 @@ def _f1_by_label(sample: Counts) -> np.ndarray:
 
 
 def _rank(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The mean rank of each row among the rows drawn, [..., rows]."""
+    """Return the mean rank of each row among the rows drawn, [..., rows]."""
     order = np.argsort(values, kind="stable")
     is_new = np.concatenate([[True], values[order][1:] != values[order][:-1]])
     starts = np.flatnonzero(is_new)
@@ -446,7 +442,7 @@ def _rank(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _correlate(first: np.ndarray, second: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Weighted correlation over the last axis, in two passes: a one-pass variance loses its digits to cancellation."""
+    """Compute the weighted correlation over the last axis, in two passes: in one, digits are lost to cancellation."""
     with np.errstate(invalid="ignore", over="ignore"):  # a diverging run may predict numbers whose squares overflow
         (first, first_spread), (second, second_spread) = (_centre(side, weights) for side in (first, second))
         covariance = (weights * first * second).sum(axis=-1)
@@ -455,13 +451,13 @@ def _correlate(first: np.ndarray, second: np.ndarray, weights: np.ndarray) -> np
 
 
 def _centre(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values less their weighted mean, and the sum of their squares."""
+    """Return values less their weighted mean, and the sum of their squares."""
     mean = _mean(values, weights)
     centred = values - mean[..., None]
     spread = (weights * centred**2).sum(axis=-1)
-    # A constant leaves rounding dust after its mean is taken away, and dust correlates with anything.
-    is_dust = spread <= weights.sum(axis=-1) * (1e-12 * mean) ** 2
-    return centred, np.where(is_dust, 0.0, spread)
+    # A constant less its mean leaves rounding errors, which correlate with anything.
+    is_rounding = spread <= weights.sum(axis=-1) * (1e-12 * mean) ** 2
+    return centred, np.where(is_rounding, 0.0, spread)
 
 
 def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -469,6 +465,6 @@ def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def _ratio(top: np.ndarray, bottom: np.ndarray | int) -> np.ndarray:
-    """top / bottom, and 0 where it is undefined."""
+    """Return top / bottom, and 0 where that is undefined."""
     top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
     return np.divide(top, bottom, out=np.zeros(np.broadcast_shapes(top.shape, bottom.shape)), where=bottom != 0)

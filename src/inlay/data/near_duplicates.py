@@ -1,9 +1,10 @@
-"""Finds dev and test texts that are nearly a training text: the same words but for a few.
+"""Dev and test texts that are nearly the same as a training text.
 
 A text is the set of its runs of three words (of one character, in scripts without blanks), in lower case and without
-punctuation; two texts are near if their sets share 4 of 5 (Jaccard). A shorter text is one run. Of each text only the
-rarest runs are looked up: a near text shares at least one of them, so nothing is missed, and what all texts have in
-common (a greeting, a footer) costs nothing. Numbers count: texts about amounts may differ in them alone.
+punctuation; two texts are near if the Jaccard similarity of their sets is at least 0.8. A shorter text is one run. Of
+each text only the rarest runs are looked up: a near text shares at least one of them, so nothing is missed, and what
+all texts have in common (a greeting, a footer) costs nothing. Numbers count as words: texts about amounts may differ in
+them alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from inlay.data.encode import Pieces
 from inlay.data.tags import UNSPACED
 
 LEAST = 0.8
-"""Jaccard of the runs of near texts"""
+"""least Jaccard similarity of the runs of near texts"""
 MOST_WORDS = 200  # words looked at in each text
 MOST_OTHERS = 2_000  # dev or test texts looked at, spread over all
 MOST_CHARACTERS = 12_000_000  # characters of the training texts looked at, spread over all: about a second of work
@@ -28,7 +29,7 @@ MOST_SHARED = 20  # training texts that are compared because of one run
 _WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 
 
-Words = defaultdict[str, int]  # the number that each word has here
+Words = defaultdict[str, int]  # word -> its number
 
 
 class Near(NamedTuple):
@@ -40,9 +41,9 @@ class Near(NamedTuple):
 
 
 def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -> Near:
-    """Find the others that are near a training text, each with one such text. A row is a text, or a pair's texts.
+    """Find the others that are near a training text, each with one such text. A row has one text, or a pair's two.
 
-    For pairs, both texts must be near.
+    Of a pair, both texts must be near.
     """
     size = sum(len(text) for texts in train for text in texts)
     trained = _spread(len(train), max(1, int(len(train) * min(1.0, MOST_CHARACTERS / max(size, 1)))))
@@ -51,7 +52,7 @@ def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -
     known: Words = defaultdict(itertools.count().__next__)
     ours = _find_runs([" ".join(others[row]) for row in rows], known)
     theirs = _find_runs([" ".join(train[row]) for row in trained], known)
-    # 2. of each text the rarest runs, and the training texts that have them
+    # 2. an index of the training texts by run
     order = np.argsort(theirs.flat, kind="stable")
     hashes, owners = theirs.flat[order], np.repeat(np.arange(len(theirs)), np.diff(theirs.offsets))[order]
     low, high = (np.searchsorted(hashes, ours.flat, side) for side in ("left", "right"))
@@ -60,9 +61,13 @@ def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -
         span = slice(ours.offsets[place], ours.offsets[place + 1])
         if span.start == span.stop:
             continue
-        tried = _candidates(owners, low[span], high[span])
-        # 3. compare the whole texts
-        match = _find_match(ours[place], theirs, tried)
+        # 3. look up the rarest runs of each text: as many as a near text cannot lack all of
+        num_runs = span.stop - span.start
+        counts = high[span] - low[span]
+        rarest = np.argsort(counts, kind="stable")[: num_runs - int(np.ceil(LEAST * num_runs)) + 1] + span.start
+        found = [owners[low[run] : min(high[run], low[run] + MOST_SHARED)] for run in rarest]
+        # 4. compare whole texts
+        match = _find_match(ours[place], theirs, np.unique(np.concatenate(found)))
         if match is None:
             continue
         near = int(trained[match])
@@ -72,17 +77,17 @@ def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -
 
 
 def _spread(size: int, most: int) -> np.ndarray:
-    """Positions of at most `most` of `size` things, evenly spread."""
+    """Return at most `most` positions in a list of `size` items, evenly spread."""
     return np.arange(size) if size <= most else np.unique(np.linspace(0, size - 1, most).astype(np.int64))
 
 
 def _find_runs(texts: Sequence[str], known: Words) -> Pieces:
-    """The set of runs of every text, sorted, as int64 hashes; `known` numbers the words met so far."""
+    """Return the set of runs of every text, sorted, as int64 hashes; `known` numbers the words so far."""
     words: list[int] = []
     lengths = []
     for text in texts:
         own = _WORD.findall(text.casefold())[:MOST_WORDS]
-        if own:  # a text of punctuation only is near to none
+        if own:  # a text of punctuation only is near no other
             own += [""] * (3 - len(own))  # a short text is one run
         words += map(known.__getitem__, own)
         lengths.append(len(own))
@@ -100,17 +105,8 @@ def _find_runs(texts: Sequence[str], known: Words) -> Pieces:
     return Pieces(runs, np.searchsorted(owners, np.arange(len(texts) + 1)))
 
 
-def _candidates(owners: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """The training texts that share one of a text's rarest runs, as many as cannot all be missing in a near one."""
-    num_runs = len(low)
-    prefix = num_runs - int(np.ceil(LEAST * num_runs)) + 1
-    rarest = np.argsort(high - low, kind="stable")[:prefix]
-    found = [owners[low[run] : min(high[run], low[run] + MOST_SHARED)] for run in rarest]
-    return np.unique(np.concatenate(found))
-
-
 def _find_match(own: np.ndarray, theirs: Pieces, tried: np.ndarray) -> int | None:
-    """The nearest of some training texts, if it is near."""
+    """Return the nearest of some training texts, by number; None if none is near."""
     best, match = LEAST, None
     for row in tried.tolist():
         other = theirs[row]
@@ -124,6 +120,7 @@ def _find_match(own: np.ndarray, theirs: Pieces, tried: np.ndarray) -> int | Non
 
 
 def _are_near(one: str, other: str, known: Words) -> bool:
+    """Return whether two texts are near."""
     first, second = _find_runs([one, other], known)
     num_both = len(np.intersect1d(first, second, assume_unique=True))
     return num_both >= LEAST * (len(first) + len(second) - num_both)

@@ -1,7 +1,7 @@
 """Packed data files (.gz, .bz2, .xz, .zst, and .zip with one file in it), unpacked into a spool.
 
-A few kB may be packed to hold many GB. What a file unpacks to is counted while it is read, and refused at a limit that
-its own size sets; nobody believes what a file says of itself.
+A few kB may unpack to many GB. What a file unpacks to is counted while it is read, and refused at a limit that depends
+on the file's own size; the sizes that a file declares are not trusted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import PurePosixPath
 from typing import Any, BinaryIO
 
 from inlay.archives import open_archive
-from inlay.data.data_files import CHUNK_BYTES, RawFile, Spool, inner_suffix
-from inlay.data.streams import Growth
+from inlay.data.data_files import CHUNK_BYTES, RawFile, Spool
+from inlay.data.streams import UnpackLimit
 from inlay.errors import BadData
 
 _MOST_ENTRIES_BYTES = 1_000_000
-"""bytes of a zip's list of files; one is read"""
+"""most bytes of a zip's list of files"""
 _MOST_XZ_MEMORY = 256 << 20
 _UNREADABLE = (OSError, EOFError, ValueError, zlib.error, lzma.LZMAError, MemoryError)
 
@@ -34,7 +34,7 @@ def _open_zst(raw: BinaryIO) -> Any:
 
 
 class _XzReader:
-    """An .xz file piece by piece. Unlike Python's own, it bounds the memory that a file may ask for."""
+    """A reader of .xz files. Unlike Python's own, it limits the memory that a file may ask for."""
 
     def __init__(self, raw: BinaryIO) -> None:
         self._raw = raw
@@ -70,18 +70,27 @@ PACKINGS = (*_OPENERS, ".zip")
 
 
 def strip_packing(name: str) -> str:
-    """A file's name without the suffix of its packing: `mail.csv` for `mail.csv.gz`."""
+    """Return a file's name without the suffix of its packing: `mail.csv` for `mail.csv.gz`."""
     packing = next((suffix for suffix in PACKINGS if name.lower().endswith(suffix)), "")
     return name[: len(name) - len(packing)]
 
 
 def unpack(file: RawFile, packing: str | None = None, most_bytes: int | None = None) -> RawFile:
-    """The file that a packed one holds; `packing` is the suffix of its packing where its own does not say it.
+    """Unpack a file; `packing` is the suffix of its packing where its own suffix does not say it.
 
-    It has no more than `most_bytes`, and no more than the file's own size allows.
+    Refuses content of more than `most_bytes`, or of more than the file's own size allows.
     """
     packing = packing or file.suffix
-    inside = _unpack_zip(file, most_bytes) if packing == ".zip" else _unpack_stream(file, packing, most_bytes)
+    if packing == ".zip":
+        inside = _unpack_zip(file, most_bytes)
+    else:
+        try:
+            with file.open() as raw:
+                spool = _spool(file, _OPENERS[packing](raw), most_bytes)
+        except _UNREADABLE as error:
+            raise _refuse(file, packing, error) from None
+        inner_name = file.name[: -len(packing)] if file.name.lower().endswith(packing) else file.name
+        inside = replace(file, suffix=PurePosixPath(inner_name).suffix.lower(), content=spool)
     if inside.suffix in PACKINGS:
         raise BadData("a packed file inside a packed file", "unpack it once yourself", path=file.name)
     if inside.suffix == ".tar" or file.name.lower().endswith((".tgz", ".tbz")):
@@ -89,21 +98,17 @@ def unpack(file: RawFile, packing: str | None = None, most_bytes: int | None = N
     return inside
 
 
-def _unpack_stream(file: RawFile, packing: str, most_bytes: int | None) -> RawFile:
-    try:
-        with file.open() as raw:
-            spool = _spool(file, _OPENERS[packing](raw), most_bytes)
-    except _UNREADABLE as error:
-        raise _refuse(file, packing, error) from None
-    return replace(file, suffix=inner_suffix(file.name, packing), content=spool)
-
-
 def _unpack_zip(file: RawFile, most_bytes: int | None) -> RawFile:
     try:
         with file.open() as raw, open_archive(raw, _MOST_ENTRIES_BYTES) as archive:
             members = [item for item in archive.infolist() if not _is_aside(item)]
-            if len(members) != 1:
-                raise _not_one(file, members)
+            if not members:
+                raise BadData("the zip has no file in it", "give one with a data file", path=file.name)
+            if len(members) > 1:
+                names = [repr(item.filename[:60])[1:-1] for item in members[:5]]
+                shown = ", ".join(f"`{name}`" for name in names) + (", …" if len(members) > 5 else "")
+                hint = "unpack it and name one of them, or the folder if they are train, dev and test"
+                raise BadData(f"the zip has {len(members):,} files: {shown}", hint, path=file.name)
             with archive.open(members[0]) as content:
                 spool = _spool(file, content, most_bytes)
     except (*_UNREADABLE, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
@@ -115,24 +120,15 @@ def _unpack_zip(file: RawFile, most_bytes: int | None) -> RawFile:
 
 
 def _is_aside(item: zipfile.ZipInfo) -> bool:
-    """Whether an entry is no file of the user: a folder, or what macOS and Windows put beside files."""
+    """Return whether an entry is not a file of the user: a folder, or what macOS and Windows add."""
     path = PurePosixPath(item.filename)
     return item.is_dir() or path.name in (".DS_Store", "Thumbs.db") or "__MACOSX" in path.parts
 
 
-def _not_one(file: RawFile, members: list[zipfile.ZipInfo]) -> BadData:
-    if not members:
-        return BadData("the zip has no file in it", "give one with a data file", path=file.name)
-    names = [repr(item.filename[:60])[1:-1] for item in members[:5]]
-    shown = ", ".join(f"`{name}`" for name in names) + (", …" if len(members) > 5 else "")
-    hint = "unpack it and name one of them, or the folder if they are train, dev and test"
-    return BadData(f"the zip has {len(members):,} files: {shown}", hint, path=file.name)
-
-
 def _spool(file: RawFile, content: Any, most_bytes: int | None) -> Spool:
-    growth, spool = Growth(file, "bytes", most_bytes), Spool()
+    limit, spool = UnpackLimit(file, "bytes", most_bytes), Spool()
     while piece := content.read(CHUNK_BYTES):
-        growth.add(len(piece))
+        limit.add(len(piece))
         spool.write(piece)
     return spool
 
@@ -140,4 +136,4 @@ def _spool(file: RawFile, content: Any, most_bytes: int | None) -> Spool:
 def _refuse(file: RawFile, packing: str, error: Exception) -> BadData:
     words = " ".join(str(error).split())[:100] or type(error).__name__
     hint = f"pack it again, or name it without `{packing}` if it is not packed"
-    return BadData(f"no readable {packing} file: {words}", hint, path=file.name)
+    return BadData(f"not a readable {packing} file: {words}", hint, path=file.name)

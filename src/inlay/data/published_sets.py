@@ -1,17 +1,18 @@
-"""The published data sets by name: where their files lie and what their columns mean.
+"""The published data sets by name: where their files are and what their columns mean.
 
-`glue/NAME`: the test sides are unlabelled, so a GLUE task has no test rows; the files can still be read to predict.
-Where QNLI's training file is missing and SQuAD lies beside it, its rows are rebuilt from that: a reconstruction, called
-so in the task's notes. GLUE made QNLI of SQuAD by pairing questions with sentences of their paragraphs and leaving out
-pairs with few words in common. Here every question gives two rows: with the sentence that holds its answer
-(entailment), and with that one of the others that has the most words in common with the question (not_entailment); a
-pair without a common word is left out. As many rows as GLUE has are kept, chosen by a hash of the question. GLUE's dev
-rows come from SQuAD's dev articles, so no dev row can be among them.
+`glue/NAME`: the test sides are unlabelled, so a GLUE task has no test rows; the files can still be read to predict. If
+QNLI's training file is missing and SQuAD is beside it, the training rows are rebuilt from SQuAD, and a note says so.
+GLUE made QNLI from SQuAD by pairing questions with sentences of their paragraphs and leaving out pairs with few words
+in common. Here every question gives two rows: with the sentence that holds its answer (entailment), and with the other
+sentence that has the most words in common with the question (not_entailment); a pair without a common word is left
+out. As many rows as GLUE has are kept, chosen by a hash of the row. GLUE's dev rows come from SQuAD's dev articles, so
+no dev row can be among them.
 
-`extra/NAME`: Houlsby et al. 2019 (section 3.3) take 17 classification sets, each cut at random into 80% training, 10%
-dev and 10% test rows; 13 of them are known here, cut the same way by the seed of the config (same texts on one side,
-which the paper does not say). Files are read as they were published: their labels are merged or left out as `labels`
-says. Further sets that studies read by name (IMDB, CommitmentBank, SciTail, Yelp, SQuAD) come with sides of their own.
+`extra/NAME`: Houlsby et al. 2019 (section 3.3) use 17 classification sets, each split at random into 80% training, 10%
+dev and 10% test rows; 13 of them are known here, split in the same way by the seed of the config (equal texts stay on
+one side, which the paper does not mention). Files are read as they were published: their labels are merged or left out
+as `labels` says. More sets that studies read by name (IMDB, CommitmentBank, SciTail, Yelp, SQuAD) have their own
+splits.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class GlueSet:
     dev: str = "dev"
     test: str = "test"
     names: tuple[str, ...] | None = None  # columns of train and dev files without a header
-    bounds: tuple[float, float] | None = None  # range of its numbers
+    bounds: tuple[float, float] | None = None  # range of its targets
 
 
 GLUE = {
@@ -72,7 +73,7 @@ _OPINIONS = {r"1\..*": "about the target", r"2\..*": "about something else", r"3
 
 @dataclass(frozen=True)
 class ExtraSet:
-    """One set: its folder, the files of its sides, its columns (by their names' beginnings) and its labels."""
+    """One set: its folder, the files of its sides, the beginnings of its columns' names, and its labels."""
 
     folder: str
     files: Mapping[str, tuple[str, ...]]
@@ -81,13 +82,13 @@ class ExtraSet:
     label: str = "label"
     pair: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
-    """pattern of a cell -> the label it is; a cell that fits none is left out. Empty: cells are labels"""
+    """pattern of a cell -> its label; rows whose cell fits no pattern are left out. Empty: cells are labels"""
     is_cut: bool = True
-    """dev and test are cut from the rows, as in the paper"""
+    """whether dev and test are split off the rows, as in the paper"""
     names: tuple[str, ...] | None = None
-    """names of the columns, where the file has no header"""
+    """names of the columns, if the file has no header"""
     suffix: str | None = None
-    """suffix of its format, where the file's name has none"""
+    """suffix of its format, if the file's name has none"""
     kind: str = "classify"
     note: str = ""
 
@@ -99,7 +100,7 @@ def _crowdflower(folder: str, file: str, label: str, text: str = "text", **more:
 _PROGRESSIVE = ("progressive", "progressive-tweet-sentiment.csv")
 _POLITICAL = ("political", "political_media.csv")
 EXTRA: dict[str, ExtraSet] = {
-    # By-date halves read as one: 18,846 rows, which the paper cuts at random.
+    # Both halves of the split by date, read as one: 18,846 rows, which the paper splits at random.
     "20-newsgroups": ExtraSet("houlsby17/20_newsgroups", {"train": ("train.parquet", "test.parquet")}),
     "airline": _crowdflower("airline", "Airline-Sentiment-2-w-AA.csv", "airline_sentiment"),
     "disasters": _crowdflower(
@@ -160,7 +161,7 @@ EXTRA: dict[str, ExtraSet] = {
 
 
 def open_glue(name: str, config: DataConfig) -> Source:
-    """The sides of a GLUE set under `config.root` or `$INLAY_DATA`, as official .tsv or as .jsonl."""
+    """Open a GLUE set under `config.root` or `$INLAY_DATA`, as official .tsv or as .jsonl."""
     key = name.lower()
     entry = GLUE.get(key)
     if entry is None:
@@ -187,7 +188,7 @@ def open_glue(name: str, config: DataConfig) -> Source:
     squad = folder.parent / "SQuAD" / "train-v1.1.json"
     if key == "qnli" and "train" not in sides and squad.is_file():
         sides["train"] = lambda: _name_glue_columns(rebuild_qnli(squad), entry)
-    required = ("train", "dev") if config.dev is None else ("train",)  # scores are on the official dev rows or nothing
+    required = ("train", "dev") if config.dev is None else ("train",)  # scores are on the official dev rows only
     return Source(f"glue/{key}", sides, config, str(folder), required, entry.bounds)
 
 
@@ -199,12 +200,13 @@ def _read_glue(path: Path, names: tuple[str, ...] | None, entry: GlueSet, config
 
 
 def _name_glue_columns(table: Table, entry: GlueSet) -> Table:
-    """The table with plain names, so that all files of a set agree: MNLI as .jsonl has others than as .tsv."""
+    """Give the columns plain names, so that all files of a set agree: MNLI's differ between .jsonl and .tsv."""
     text, pair, label = entry.columns
     plain = {text: "text", pair: "pair", label: "label"}
     if text not in table.header.names:
         plain |= {"premise": "text", "hypothesis": "pair"}
-    return _rename(table, [plain.get(name, name) for name in table.header.names])
+    names = tuple(plain.get(name, name) for name in table.header.names)
+    return replace(table, header=table.header._replace(names=names))
 
 
 QNLI_ROWS = 104_743  # training rows of GLUE's QNLI
@@ -217,11 +219,11 @@ _ABBREVIATION = re.compile(
 
 
 def rebuild_qnli(squad: Path) -> Table:
-    """QNLI's training rows as a table with its own columns; a line is a question's number in SQuAD."""
+    """Return QNLI's training rows as a table with QNLI's columns; a line is a question's number in SQuAD."""
     try:
         questions = list(read_squad(json.loads(squad.read_text(encoding="utf8"))))
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        reason = f"no SQuAD document: {type(error).__name__}: {error}"
+        reason = f"not a SQuAD document: {type(error).__name__}: {error}"
         raise BadData(reason, "put SQuAD v1.1's own train-v1.1.json there", path=squad) from None
     found: list[tuple[int, list[str]]] = []  # the line, and question, sentence and label
     known: dict[str, list[_Sentence]] = {}
@@ -241,7 +243,7 @@ def rebuild_qnli(squad: Path) -> Table:
 
 
 def split_sentences(text: str) -> list[tuple[int, int]]:
-    """Return where each sentence begins and ends."""
+    """Return the start and end of each sentence."""
     places, start = [], 0
     for match in _SENTENCE_END.finditer(text):
         if not _ABBREVIATION.search(text[max(0, match.start() - 11) : match.start() + 1]):
@@ -251,6 +253,8 @@ def split_sentences(text: str) -> list[tuple[int, int]]:
 
 
 class _Sentence:
+    """A sentence of a context: its place, its text, and its set of words."""
+
     def __init__(self, context: str, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
         self.text = " ".join(context[start:stop].split())  # in one line, as GLUE's are
@@ -258,6 +262,7 @@ class _Sentence:
 
 
 def _pair_up(question: str, sentences: list[_Sentence], answers: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield the rows of a question: with the sentence of its answer, and with the most similar other one."""
     if not answers:
         return
     begin, answer, asked = int(answers[0]["answer_start"]), answers[0]["text"], _words(question)
@@ -278,7 +283,7 @@ def _words(text: str) -> set[str]:
 
 
 def open_extra(name: str, config: DataConfig) -> Source:
-    """The sides of a set under `config.root` or `$INLAY_DATA`; what the paper cut at random is cut by the seed."""
+    """Open a set under `config.root` or `$INLAY_DATA`; what the paper split at random is split by the seed."""
     key = name.lower()
     entry = EXTRA.get(key)
     if entry is None:
@@ -303,6 +308,7 @@ def open_extra(name: str, config: DataConfig) -> Source:
 
 
 def _refuse_columns(config: DataConfig, owner: str) -> None:
+    """Refuse settings that name columns, for a set whose columns are known."""
     for key in ("text", "pair", "label", "split"):
         if getattr(config, key) is not None:
             raise BadConfig(f"`data.{key}` is set, but {owner} has its own columns", f"leave out `--{key}`")
@@ -318,11 +324,8 @@ def _find_folder(title: str, places: tuple[str, ...], config: DataConfig, hint: 
     return folder
 
 
-def _rename(table: Table, names: list[str]) -> Table:
-    return replace(table, header=table.header._replace(names=tuple(names)))
-
-
 def _read_extra(paths: list[Path], entry: ExtraSet, config: DataConfig) -> Table:
+    """Read the files of one side as one table, with plain columns and labels."""
     tables = [read_table(path, config, entry.names, suffix=entry.suffix) for path in paths]
     whole = replace(
         tables[0],
@@ -335,20 +338,20 @@ def _read_extra(paths: list[Path], entry: ExtraSet, config: DataConfig) -> Table
 
 
 def _name_extra_columns(table: Table, entry: ExtraSet) -> Table:
-    """The table with plain names for its columns, so that all sides of a set agree."""
+    """Give the columns plain names, so that all sides of a set agree."""
     names = list(table.header.names)
     for plain, wanted in (("text", entry.text), ("pair", entry.pair), ("label", entry.label)):
         found = next((place for place, name in enumerate(names) if wanted and name.startswith(wanted)), None)
         if found is not None:
             names[found] = plain
-        elif wanted is not None and plain != "label":  # unlabelled test rows have none
+        elif wanted is not None and plain != "label":  # unlabelled test rows have no labels
             hint = f"columns there are: {', '.join(names)}"
             raise BadData(f"no column `{wanted}`", hint, path=table.header.path, line=table.header.line)
-    return _rename(table, names)
+    return replace(table, header=table.header._replace(names=tuple(names)))
 
 
 def _name_labels(table: Table, entry: ExtraSet) -> Table:
-    """The table with the labels that the set's patterns give its cells, without the rows that fit none."""
+    """Replace label cells by the labels of the patterns that they fit; leave out rows that fit none."""
     notes = (*table.notes, *((entry.note,) if entry.note else ()))
     if not entry.labels or "label" not in table.header.names:
         return replace(table, notes=notes)
@@ -365,5 +368,5 @@ def _name_labels(table: Table, entry: ExtraSet) -> Table:
         lines.append(line)
     if dropped:
         shown = ", ".join(f"`{cell}` ({count})" for cell, count in dropped.most_common(5))
-        notes = (*notes, f"{sum(dropped.values())} rows left out, whose label is {shown}")
+        notes = (*notes, f"{sum(dropped.values())} rows left out because of their label: {shown}")
     return replace(table, rows=rows, lines=lines, notes=notes)

@@ -1,14 +1,9 @@
-"""The checked rows of a table: shapes turned into plain columns, texts and labels read, bad rows counted.
-
-Tables whose rows are more than a text and a label (words with tags, texts with spans, questions with contexts) are
-recognised by their columns, and turned into the plain columns `text`, `pair` and `label`. So everything after it (bad
-rows, splits, notes, digests) is the same for every kind of task.
-"""
+"""The checked rows of a table with plain columns: texts and labels are read, and bad rows are counted."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,26 +14,20 @@ from inlay.data.columns import (
     Columns,
     Fault,
     as_list,
-    by_number,
     find_fault,
-    find_name,
     is_missing,
-    list_columns,
     name_label,
     read_text,
 )
-from inlay.data.kinds import KINDS, Scheme, find_kind
+from inlay.data.kinds import Scheme
 from inlay.data.sources import Table
-from inlay.data.squad import read_answers
 from inlay.data.streams import SKIP_HINT
-from inlay.data.tags import Tagged, join_words, split_words, tag_words, to_iob2
 from inlay.errors import BadData
-from inlay.settings import DataConfig
 
 MOST_CELLS = 250_000_000
-"""cells of a table of label sets, 0 or 1 for every row and label: 1 GB of them"""
+"""most cells of a table of label sets, 0 or 1 for every row and label: 1 GB"""
 FREE_CELLS, CELLS_PER_LETTER = 50_000_000, 10
-"""cells that any table of label sets may have, and how many more for each letter of its texts"""
+"""cells that any table of label sets may have, and the limit for each character of its texts beyond that"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,13 +39,13 @@ class Rows:
     pairs: list[str] | None
     labels: list[Any] | None  # None: no label column
     lines: list[int]
-    sides: list[str] | None = None  # train, dev or test, where a column says so
+    sides: list[str] | None = None  # train, dev or test, if a column says so
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def take(self, rows: Sequence[int]) -> Rows:
-        """The rows at these positions."""
+        """Return the rows at these positions."""
         return replace(
             self,
             texts=[self.texts[row] for row in rows],
@@ -67,14 +56,14 @@ class Rows:
         )
 
     def by_side(self) -> dict[str, Rows]:
-        """The rows of each side that has any; all of them train where no column says otherwise."""
+        """Return the rows of each side that has any; without a column of sides, all rows train."""
         if self.sides is None:
             return {"train": self}
-        found: dict[str, Rows] = {}
-        for side in ("train", "dev", "test"):
-            if side in self.sides:
-                found[side] = self.take([row for row, word in enumerate(self.sides) if word == side])
-        return found
+        return {
+            side: self.take([row for row, own in enumerate(self.sides) if own == side])
+            for side in ("train", "dev", "test")
+            if side in self.sides
+        }
 
     @property
     def is_labelled(self) -> bool:
@@ -83,14 +72,14 @@ class Rows:
 
 
 class BadRows:
-    """The policy for bad rows: the first is raised, or all are counted and reported."""
+    """The bad rows of a task: the first is raised, or all are counted and reported, by the policy."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy
         self._skipped: dict[str, list[BadData]] = {}
 
     def add(self, fault: Fault, path: str, line: int) -> None:
-        """Refuse a row, or note that it is left out."""
+        """Refuse a row, or record that it is left out."""
         hint = SKIP_HINT if fault.hint is None else f"{fault.hint}; or leave bad rows out with `--on-bad-row skip`"
         error = BadData(fault.reason, hint, path=path, line=line)
         if self._policy == "refuse":
@@ -98,7 +87,7 @@ class BadRows:
         self.extend((error,))
 
     def extend(self, errors: Sequence[BadData]) -> None:
-        """Note rows that were left out already."""
+        """Record rows that were left out already."""
         for error in errors:
             self._skipped.setdefault(str(error.path), []).append(error)
 
@@ -114,12 +103,12 @@ class BadRows:
 
 
 def has_label(value: Any) -> bool:
-    """Whether a label cell holds anything; an empty list does (it means: no label applies)."""
+    """Return whether a label cell has a value; an empty list is one, which means that no label applies."""
     return as_list(value) is not None or not is_missing(value)
 
 
 def read_rows(table: Table, columns: Columns, bad: BadRows) -> Rows:
-    """The rows of a table with good texts; the others go to `bad`."""
+    """Return the rows of a table with good texts; the others go to `bad`."""
     bad.extend(table.faults)
     path = table.header.path
     texts = table.column(columns.text)
@@ -136,7 +125,7 @@ def read_rows(table: Table, columns: Columns, bad: BadRows) -> Rows:
                 _check_label(labels[row], str(columns.label))
             if sides is not None:
                 if not is_side(sides[row]):
-                    reason = f"`{sides[row]}` in column `{columns.split}` is no side"
+                    reason = f"`{sides[row]}` in column `{columns.split}` is not a side"
                     raise Fault(reason, f"use one of: {', '.join(SIDES)}")
                 sides[row] = SIDES[sides[row].strip().lower()]
         except Fault as fault:
@@ -157,12 +146,12 @@ def _check_label(cell: Any, column: str) -> None:
 
 
 def is_side(value: Any) -> bool:
-    """Whether a cell is one of the words for train, dev and test."""
+    """Return whether a cell is one of the words for train, dev and test."""
     return isinstance(value, str) and value.strip().lower() in SIDES
 
 
 def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.ndarray]:
-    """The rows with good labels, and their targets; the others go to `bad`."""
+    """Return the rows with good labels, and their targets; the others go to `bad`."""
     if scheme.targets.num_dims == 2:
         _check_num_cells(rows, scheme)
     kept, targets = [], []
@@ -177,7 +166,7 @@ def read_targets(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Rows, np.nda
 
 
 def _check_num_cells(rows: Rows, scheme: Scheme) -> None:
-    """Refuse label sets whose table would take far more memory than the file they are from."""
+    """Refuse label sets whose table would take far more memory than the file they come from."""
     num_letters = sum(map(len, rows.texts)) + sum(map(len, rows.pairs or ()))
     most = min(MOST_CELLS, max(FREE_CELLS, CELLS_PER_LETTER * num_letters))
     if len(rows) * len(scheme.labels) > most:
@@ -186,7 +175,7 @@ def _check_num_cells(rows: Rows, scheme: Scheme) -> None:
 
 
 def drop_single_rows(rows: Rows, bad: BadRows) -> Rows:
-    """Drop rows that are alone in their class, where the policy is to leave out what cannot be judged."""
+    """Drop rows that are alone in their class, and add them to `bad`."""
     names = [name_label(value) if as_list(value) is None and has_label(value) else None for value in rows.labels or []]
     counts = Counter(names)
     kept = []
@@ -197,169 +186,3 @@ def drop_single_rows(rows: Rows, bad: BadRows) -> Rows:
         else:
             kept.append(row)
     return rows.take(kept)
-
-
-_WORDS = ("tokens", "words")
-_TAGS = ("tags", "ner_tags", "labels", "ner", "tag", "pos_tags", "label")
-_SPANS = ("spans", "entities")
-_ANSWERS = ("answers", "answer")
-_STARTS = ("answer_start", "start")
-
-Cells = tuple[Any, ...]
-_ABSENT = object()
-
-
-@dataclass(frozen=True)
-class RowShape:
-    """An entry of the table: which columns make a shape, and how a row's cells become text, pair and label."""
-
-    roles: Mapping[str, Sequence[str]]
-    """role -> the names its column may have; a role that is also a setting (text, pair, label) may be named by it"""
-    convert: Callable[..., Cells]
-    """cells by role, and counts of decisions made on the way -> text, pair, label"""
-    listed: str
-    """the role whose cells are lists; it tells this shape from others with columns of the same names"""
-    optional: tuple[str, ...] = ()
-    """roles that may be missing; a present one is evidence for the shape"""
-    has_objects: bool = False
-    """whether those lists hold objects: in a column of another name, lists of texts are labels"""
-
-
-def _convert_tags(counts: Counter[str], text: Any, label: Any = None) -> Cells:
-    tokens, tags = _as_words(text, "words"), None if label is None else _as_words(label, "tags")
-    joined, words = join_words(tokens)
-    if tags is None:
-        return joined, None, None
-    if len(tags) != len(tokens):
-        raise Fault(f"{len(tokens)} words, but {len(tags)} tags", "give every word one tag")
-    tags, was_changed = to_iob2(tags)
-    counts["sentences whose tags were not IOB2 (IOB1, IOBES or BILOU) were converted to it"] += was_changed
-    return joined, None, _place(words, tags)
-
-
-def _convert_spans(counts: Counter[str], text: Any, label: Any = None) -> Cells:
-    if not isinstance(text, str):
-        raise Fault("the text is no text", 'write {"text": "…", "spans": [{"start": 0, "end": 4, "label": "PER"}]}')
-    if label is None:
-        return text, None, None
-    try:
-        spans = sorted((int(span["start"]), int(span["end"]), str(span["label"])) for span in label)
-    except (TypeError, KeyError, ValueError, OverflowError):
-        raise Fault("a span lacks start, end or label", 'write {"start": 0, "end": 4, "label": "PER"}') from None
-    for start, end, _ in spans:
-        if not 0 <= start < end <= len(text) or not text[start:end].strip():
-            raise Fault(f"the span {start} to {end} is not in its text", f"the text has {len(text)} characters")
-    words = split_words(text)
-    try:
-        tags, num_widened = tag_words(words, spans)
-    except ValueError as error:
-        raise Fault(str(error), "spans must not overlap") from None
-    counts["spans that begin or end inside a word were widened to whole words"] += num_widened
-    return text, None, _place(words, tags)
-
-
-def _convert_question(counts: Counter[str], text: Any, pair: Any, label: Any = _ABSENT, start: Any = None) -> Cells:
-    if label is _ABSENT:
-        return text, pair, None
-    try:
-        golds, was_searched = read_answers(label, start, pair if isinstance(pair, str) else "")
-    except ValueError as error:
-        raise Fault(str(error), "an answer is a part of its context, letter for letter") from None
-    except (TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        raise Fault("the answers cannot be read", 'write [{"text": "…", "answer_start": 12}]') from None
-    counts["answers without a place were taken where they first stand in the context"] += was_searched
-    return text, pair, golds
-
-
-SHAPES = {
-    "words": RowShape({"text": _WORDS, "label": _TAGS}, _convert_tags, listed="text"),
-    "spans": RowShape(
-        {"text": ("text", "sentence"), "label": _SPANS}, _convert_spans, listed="label", has_objects=True
-    ),
-    "questions": RowShape(
-        {"text": ("question",), "pair": ("context",), "label": _ANSWERS, "start": _STARTS},
-        _convert_question,
-        listed="label",
-        optional=("start",),
-    ),
-}
-"""The shapes that kinds of task name (`Kind.shapes`); earlier ones are tried first."""
-
-
-def shape_table(table: Table, config: DataConfig, *, labelled: bool = True) -> Table:
-    """The table with plain columns if it has the shape of a kind that needs one; otherwise as it is."""
-    config = by_number(config, table.header.names)
-    kinds = KINDS if config.kind == "auto" else {config.kind: find_kind(config.kind)}
-    candidates = [(name, SHAPES[shape]) for name, kind in kinds.items() for shape in kind.shapes]
-    for kind, shape in candidates:
-        places = _find_places(shape, table, config, labelled=labelled)
-        if places is not None and _is_told(shape, table, places, has_rivals=len(candidates) > 1):
-            return replace(_convert(table, shape, places, config), kind=kind, has_pairs="pair" in shape.roles)
-    if config.kind == "auto" or not candidates:
-        return table
-    wanted = " or ".join(
-        ", ".join(f"`{names[0]}`" for role, names in shape.roles.items() if role not in shape.optional)
-        for _, shape in candidates
-    )
-    hint = f"it needs {wanted}; {list_columns(table.header)}"
-    raise BadData(f"no columns of a `{config.kind}` task", hint, path=table.header.path, line=table.header.line)
-
-
-def _find_places(shape: RowShape, table: Table, config: DataConfig, *, labelled: bool) -> dict[str, str] | None:
-    """The column of each role, or None where the table has not this shape."""
-    places = {}
-    for role, names in shape.roles.items():
-        given = getattr(config, role, None)
-        found = given if given in table.header.names else find_name(table.header.names, names)
-        if found is not None:
-            places[role] = found
-        elif role not in shape.optional and (labelled or role != "label"):
-            return None
-    return places
-
-
-def _is_told(shape: RowShape, table: Table, places: Mapping[str, str], *, has_rivals: bool) -> bool:
-    """Return whether columns of these names are this shape, and not a text and its label, or another shape."""
-    if not has_rivals or any(role in places for role in shape.optional) or shape.listed not in places:
-        return True
-    cells = table.column(places[shape.listed])[:100]
-    if shape.has_objects and places[shape.listed].lower() not in shape.roles[shape.listed]:
-        return any(isinstance(item, Mapping) for cell in cells for item in as_list(cell) or ())
-    return any(as_list(cell) is not None or isinstance(cell, Mapping) for cell in cells)
-
-
-def _convert(table: Table, shape: RowShape, places: Mapping[str, str], config: DataConfig) -> Table:
-    counts = Counter[str]()
-    columns = {role: table.column(name) for role, name in places.items()}
-    others = [name for name in table.header.names if name not in places.values() and name == (config.split or "split")]
-    rows, lines, faults = [], [], list(table.faults)
-    for row, line in enumerate(table.lines):
-        try:
-            cells = shape.convert(counts, **{role: column[row] for role, column in columns.items()})
-        except Fault as fault:
-            error = BadData(fault.reason, f"{fault.hint}; {SKIP_HINT}", path=table.header.path, line=line)
-            if config.on_bad_row == "refuse":
-                raise error from None
-            faults.append(error)
-            continue
-        rows.append([*cells, *(table.rows[row][table.header.names.index(name)] for name in others)])
-        lines.append(line)
-    if not rows:
-        raise BadData("no usable rows", "see what is wrong with them by `--on-bad-row refuse`", path=table.header.path)
-    header = table.header._replace(names=("text", "pair", "label", *others))
-    shown = "columns: " + ", ".join(f"{role} `{name}`" for role, name in places.items())
-    notes = (*table.notes, shown, *(f"{number:,} {what}" for what, number in counts.items() if number))
-    return replace(table, header=header, rows=rows, lines=lines, faults=tuple(faults), notes=notes)
-
-
-def _as_words(cell: Any, what: str) -> list[str]:
-    items = as_list(cell)
-    if items is None or not all(isinstance(item, str) for item in items):
-        raise Fault(f"the {what} are no list of texts", 'write {"tokens": ["In", "Oslo"], "tags": ["O", "B-LOC"]}')
-    if what == "words" and not all(item.strip() for item in items):
-        raise Fault("a word is empty", "remove it and its tag")
-    return items
-
-
-def _place(words: Iterable[tuple[int, int]], tags: Iterable[str]) -> list[Tagged]:
-    return [(start, end, tag) for (start, end), tag in zip(words, tags, strict=True)]

@@ -1,7 +1,7 @@
-"""The rows of each task that a step of several tasks sees: by seed and step, so a cursor is all its state.
+"""The rows that each training step sees, for runs of several tasks and for batches that contrast labels.
 
-Tasks are drawn by their shares; the rows of each come from passes over all of them, shuffled anew, one pass after the
-other, whatever batches they fall into.
+They depend on seed and step only, so a resumed run needs no other state. Tasks are drawn by their shares; the rows of
+each task come from one pass over all its rows after the other, each in a new order, whatever batches they fall into.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ import numpy as np
 from inlay.settings import JointConfig
 
 _ROWS_OF_A_LABEL = 4  # least rows of each label in a batch that contrasts labels
-_ANNEALED = 0.8  # the fall of PALs' exponent from 1 over the epochs
+_ANNEALED = 0.8  # how far PALs' exponent falls from 1 over the epochs
 
 
 def task_shares(sizes: Sequence[int], config: JointConfig, epoch: int = 0, num_epochs: int = 1) -> np.ndarray:
-    """Return how often each task is drawn by its number of rows: shares that add up to 1. Epochs count from 0."""
+    """Return the probability that each task is drawn, by its number of rows. Epochs count from 0."""
     exponent = _EXPONENTS[config.sampling](config, epoch / max(1, num_epochs - 1))
-    # In logarithms, less the largest: a temperature near zero would make powers that no number holds.
+    # In logarithms, less the largest: with a temperature near zero the powers would overflow.
     logs = exponent * np.log(np.asarray(sizes, dtype=float))
     shares = np.exp(logs - logs.max())
     return shares / shares.sum()
 
 
 def draw_by_label(targets: np.ndarray, batch_size: int, seed: int, step: int) -> np.ndarray:
-    """Rows of a step that is to have several of each label: labels by chance, as many rows of each, none twice.
+    """Draw the rows of a step with several of each label: random labels, the same number of rows of each, none twice.
 
-    A label with a single row is left out while others have more.
+    A label with a single row is left out if others have more.
     """
     random = np.random.default_rng([seed, step])
     labels, counts = np.unique(targets, return_counts=True)
@@ -62,7 +62,7 @@ class TaskSampler:
     _orders: dict[tuple[int, int], np.ndarray] = field(default_factory=dict, repr=False)
 
     def rows(self, epoch: int, cursor: int) -> dict[int, np.ndarray]:
-        """Task -> its rows in step `cursor` of an epoch; a task without any is not there."""
+        """Return task -> its rows in step `cursor` of an epoch; a task without rows there is left out."""
         starts, stops = self._ends(epoch)[cursor : cursor + 2]
         return {
             task: self._take(task, int(start), int(stop - start))
@@ -87,6 +87,7 @@ class TaskSampler:
         return self._known_ends[epoch]
 
     def _take(self, task: int, start: int, count: int) -> np.ndarray:
+        """Return the next `count` rows of a task, after the first `start` rows that its passes gave."""
         size, pieces = self.sizes[task], []
         while count:
             turn, first = divmod(start, size)
@@ -96,7 +97,7 @@ class TaskSampler:
         return np.concatenate(pieces)
 
     def _order(self, task: int, turn: int) -> np.ndarray:
-        """The rows of a task in the order of its pass `turn`."""
+        """Return the rows of a task in the order of its pass `turn`."""
         if (task, turn) not in self._orders:
             self._orders = {key: order for key, order in self._orders.items() if key[0] != task or key[1] == turn - 1}
             generator = np.random.default_rng([self.seed % 2**63, turn, task + 1])

@@ -1,4 +1,4 @@
-"""Sources of rows: files, folders and hubs become tables of cells, each row with the line it stands on."""
+"""Sources of rows: files, folders and Hugging Face data sets become tables of cells, with the line of each row."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from inlay.data.columns import (
     Header,
     by_number,
     find_columns,
+    find_side,
     join_texts,
     read_text,
     split_names,
@@ -28,45 +29,45 @@ from inlay.errors import BadData, InlayError, Missing
 from inlay.settings import DataConfig
 
 CHUNK_LETTERS = 4_000_000
-"""letters of a chunk of rows, after which it ends"""
+"""characters after which a chunk of rows ends"""
 FREE_CELLS, MOST_BLANKS = 10_000_000, 20
-"""cells that a table of records may have in any case, and for each cell that is filled"""
+"""cells that any table of records may have, and the limit for each filled cell beyond that"""
 TASK_COLUMN = "task"
 WAYS_IN = "a file, a folder, glue/NAME, extra/NAME, hub:NAME, a URL, or - for stdin"
-_NAMED = ("glue/", "extra/", "hub:")  # prefixes of names that are not files or folders
+_NAMED = ("glue/", "extra/", "hub:")  # prefixes of names that are neither files nor folders
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A source read whole. Cells of text files are strings; JSONL and Parquet keep their values, None if absent."""
+    """A source read whole. Cells of text files are strings; JSON and Parquet keep their values, None if absent."""
 
     header: Header
     rows: list[list[Any]]
     lines: list[int]
     notes: tuple[str, ...] = ()
     faults: tuple[BadData, ...] = ()  # rows left out because they could not be read
-    kind: str | None = None  # the task's kind, where the shape of the rows shows it
+    kind: str | None = None  # the task's kind, if the shape of the rows shows it
     has_pairs: bool = False  # whether that shape has a second text
 
     def column(self, name: str) -> list[Any]:
-        """The cells of one column."""
+        """Return the cells of one column."""
         index = self.header.names.index(name)
         return [row[index] for row in self.rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A place that the sides of a task (train, dev, test) are read from, each when asked for."""
+    """A place from which the sides of a task (train, dev, test) are read, each on demand."""
 
     name: str
     sides: Mapping[str, Callable[[], Table]]
-    config: DataConfig  # the user's config, completed with the source's own settings
+    config: DataConfig  # the user's config, with what is known of the source filled in
     place: str = ""
-    required: tuple[str, ...] = ("train",)  # sides that cannot be split off another
-    bounds: tuple[float, float] | None = None  # the known range of a set's numbers
+    required: tuple[str, ...] = ("train",)  # sides that must not be split off another side
+    bounds: tuple[float, float] | None = None  # the known range of a set's targets
 
     def read(self, side: str) -> Table:
-        """The table of one side; a side that is not there is a `Missing`."""
+        """Read the table of one side; a side that does not exist is a `Missing`."""
         if side not in self.sides:
             there = sorted(path.name for path in Path(self.place).iterdir()) if self.place else sorted(self.sides)
             where = f" in {self.place}" if self.place else ""
@@ -90,33 +91,30 @@ class InputRow:
 
     @property
     def num_letters(self) -> int:
-        """The letters of all its columns."""
+        """The number of characters in all its columns."""
         return count_letters(self.record or {})
 
 
 def keep_places(config: DataConfig) -> DataConfig:
-    """The same rows, found from any folder: files by their whole paths, sets by the folder they are in now.
+    """Return settings that find the same rows from any working folder: with absolute paths, also of published sets.
 
-    Of a URL only what is no secret is kept: a link that is signed must be given again.
+    Of a URL only what is not secret is kept: a signed link must be given again.
     """
-    whole: dict[str, Any] = {
-        name: _keep_place(place) for name in ("source", "dev", "test") if (place := getattr(config, name))
-    }
+    whole: dict[str, Any] = {}
+    for name in ("source", "dev", "test"):
+        place = getattr(config, name)
+        if place and is_url(place):
+            whole[name] = keep_address(place)
+        elif place and place != STDIN and not place.startswith(_NAMED):
+            whole[name] = os.path.abspath(Path(place).expanduser())
     root = config.root or os.environ.get("INLAY_DATA")
     if root and config.source.startswith(_NAMED[:2]):
         whole["root"] = os.path.abspath(root)
     return replace(config, **whole)
 
 
-def _keep_place(place: str) -> str:
-    if is_url(place):
-        return keep_address(place)
-    is_elsewhere = place == STDIN or place.startswith(_NAMED)
-    return place if is_elsewhere else os.path.abspath(Path(place).expanduser())
-
-
 def name_of_source(source: str) -> str:
-    """The name of data: `mail` for `data/mail.csv.gz` or `https://host/mail.csv?v=2`, `cola` for `glue/cola`."""
+    """Return the name of data: `mail` for `data/mail.csv.gz` or `https://host/mail.csv?v=2`, `cola` for `glue/cola`."""
     place = hide_secrets(source).removeprefix("hub:")
     last = place.rstrip("/").rpartition("/")[2]
     return "stdin" if source == STDIN else Path(strip_packing(last)).stem
@@ -125,7 +123,7 @@ def name_of_source(source: str) -> str:
 def read_table(
     path: str | Path, config: DataConfig = DataConfig(), names: Names = None, *, suffix: str | None = None
 ) -> Table:
-    """A file read whole; an unreadable row is refused or, with `on_bad_row` skip, listed in `faults`.
+    """Read a whole file; an unreadable row is refused or, if `on_bad_row` is `skip`, listed in `faults`.
 
     A quoted field that never ends is always refused: nobody knows how many rows are in it.
     """
@@ -166,11 +164,11 @@ def _list_names(path: str | Path, records: Sequence[Mapping[str, Any]]) -> tuple
 def stream_rows(
     path: str | Path, config: DataConfig = DataConfig(), *, chunk_size: int = 1024, isolate: bool = False
 ) -> Iterator[list[InputRow]]:
-    """The rows of a file to predict, in chunks, in constant memory: a chunk is smaller where its rows are long.
+    """Yield the rows of a file to predict, in chunks, in constant memory; chunks of long rows are smaller.
 
-    Text and pair columns are those of `config` or recognised by name; a column `task` says which task answers the row.
-    A bad row stops the stream, or with `isolate` comes as an `InputRow` with its `error`; a quoted field that never
-    ends stops it always.
+    Text and pair columns are those of `config`, or recognised by name; a column `task` names the task of each row. A
+    bad row stops the stream, or with `isolate` is an `InputRow` with an `error`; a quoted field that never ends always
+    stops it.
     """
     stream = open_file(path, config)
     header, columns = stream.header, None
@@ -197,7 +195,7 @@ def stream_rows(
 
 
 def _find_inputs(header: Header, config: DataConfig) -> tuple[Columns, tuple[str, ...]]:
-    """The columns that are read of a file to predict, and those whose texts are joined, if there are several."""
+    """Return the columns of a file to predict, and the text columns that are joined if there are several."""
     config = replace(by_number(config, header.names), label=None, split=None)
     texts = split_names(config.text, header)
     inputs = tuple(name for name in header.names if name != TASK_COLUMN)
@@ -209,8 +207,8 @@ def _read_input(
     line: int, record: dict[str, Any] | BadData, columns: Columns | None, texts: tuple[str, ...], path: str
 ) -> InputRow:
     if isinstance(record, BadData):
-        # In prediction no row may be left out: a bad one gets an error, the others are answered.
-        record.hint = record.hint and record.hint.replace(SKIP_HINT, "mend the row")
+        # In prediction no row is left out: a bad one gets an error, the others are answered.
+        record.hint = record.hint and record.hint.replace(SKIP_HINT, "fix the row")
         return InputRow(line, error=record)
     assert columns is not None  # found with the first readable record
     task = record.get(TASK_COLUMN)
@@ -219,7 +217,7 @@ def _read_input(
         cell = join_texts(record, texts) if texts else record.get(columns.text)
         text = read_text(cell, ",".join(texts) or columns.text)
         pair = None if columns.pair is None else record.get(columns.pair)
-        # An empty second text is none: a file may mix tasks that read pairs with tasks that do not.
+        # An empty second text counts as no second text: a file may mix tasks that read pairs with others.
         pair = None if pair is None or not str(pair).strip() else read_text(pair, str(columns.pair))
     except Fault as fault:
         return InputRow(line, "", None, task, record, BadData(fault.reason, fault.hint, path=path, line=line))
@@ -227,7 +225,7 @@ def _read_input(
 
 
 def open_folder(folder: Path, config: DataConfig) -> Source:
-    """A folder with a file for each side: train.*, dev.* (or valid, validation, val) and test.*."""
+    """Open a folder with a file for each side: train.*, dev.* (or valid, validation, val) and test.*."""
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         side = SIDES.get(Path(strip_packing(path.name)).stem.lower())
@@ -244,7 +242,7 @@ def open_folder(folder: Path, config: DataConfig) -> Source:
 
 
 def open_hub(name: str, config: DataConfig) -> Source:
-    """A Hugging Face dataset, `NAME` or `NAME:CONFIG`, through the `datasets` library of the `[hub]` extra."""
+    """Open a Hugging Face dataset, `NAME` or `NAME:CONFIG`, with the `datasets` library of the `[hub]` extra."""
     try:
         import datasets
     except ImportError:
@@ -262,25 +260,28 @@ def open_hub(name: str, config: DataConfig) -> Source:
         ) from None
     sides: dict[str, Callable[[], Table]] = {}
     for split in parts:
-        side = SIDES.get(str(split).split("_")[0].lower())  # `validation_matched` is a dev side
+        side = find_side(str(split))
         if side is not None and side not in sides:
             sides[side] = partial(read_hub, f"hub:{name}[{split}]", parts[split])
     return Source(f"hub:{name}", sides, config)
 
 
 def read_hub(path: str, part: Any) -> Table:
-    """The table of one part of a `datasets` set."""
-    columns = {name: _name_classes(list(part[name]), part.features[name]) for name in part.column_names}
+    """Return one part of a `datasets` set as a table, with class names in place of class numbers."""
+    columns: dict[str, list[Any]] = {}
+    for column in part.column_names:
+        values, feature = list(part[column]), part.features[column]
+        names = getattr(feature, "names", None)
+        inner = getattr(getattr(feature, "feature", None), "names", None)  # of a list of classes
+        if names:  # -1 stands for a row without a label
+            values = [names[value] if value is not None and value >= 0 else None for value in values]
+        elif inner:
+            values = [None if value is None else [inner[item] for item in value] for value in values]
+        columns[column] = values
+    return table_of_columns(path, columns)
+
+
+def table_of_columns(path: str, columns: Mapping[str, Sequence[Any]]) -> Table:
+    """Return columns of equal length as a table whose lines are counted from 1."""
     rows = [list(cells) for cells in zip(*columns.values(), strict=True)]
     return Table(Header(path, tuple(columns), None), rows, list(range(1, len(rows) + 1)))
-
-
-def _name_classes(values: list[Any], feature: Any) -> list[Any]:
-    """Class numbers as class names; -1 is how the hub writes that a row has no label."""
-    names = getattr(feature, "names", None)
-    inner = getattr(getattr(feature, "feature", None), "names", None)
-    if names:
-        return [names[value] if value is not None and value >= 0 else None for value in values]
-    if inner:
-        return [None if value is None else [inner[item] for item in value] for value in values]
-    return values

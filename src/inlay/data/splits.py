@@ -1,13 +1,13 @@
-"""Seeded stratified splits into rows that train and rows that judge, and texts that repeat across them.
+"""Seeded stratified splits into train, dev and test rows; cross-validation folds; repeated texts.
 
-Texts that are the same but for case and blanks form a group, and a group is never torn: a dev row whose twin was
+Texts that differ only in case and blanks form a group, and a group is never split: a dev row whose text was also
 trained on measures memory. The order in which groups are drawn comes from a hash of seed and text, not from a
-generator, so a split depends on no library version and not on the order of the rows.
+generator, so a split depends neither on library versions nor on the order of the rows.
 
-Cross-validation (`make_folds`): a task becomes several, each of which leaves out another part of its labelled rows.
-Train and dev rows are pooled; test rows are left alone. Every fold is a task of its own: the rows it leaves out are its
-test rows, and of the others a dev side is cut, as large a share as the task's own, to choose an epoch on. So nothing
-that a fold is scored on has trained it or chosen anything.
+Cross-validation (`make_folds`): each fold is a task that leaves out another part of the labelled rows. Train and dev
+rows are pooled; test rows are not used. The rows that a fold leaves out are its test rows; from the others a dev side
+is split, with the same share as the task's own, to choose an epoch. So the rows that a fold is scored on have neither
+trained it nor chosen anything.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ TRAIN, DEV, TEST = 0, 1, 2
 
 
 def group_keys(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
-    """Return a key of each text, the same for texts that differ only in case or in the number of blanks."""
+    """Return a key of each text or pair, the same for texts that differ only in case or in the number of blanks."""
     known: dict[str, str] = {}  # thousands of questions may be about one long context
 
     def normalise(text: str) -> str:
         if text not in known:
-            known[text] = _normalise(text)
+            known[text] = " ".join(text.casefold().split())
         return known[text]
 
     if pairs is None:
@@ -43,17 +43,13 @@ def group_keys(texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
 
 
 def row_keys(kind: str, texts: Sequence[str], pairs: Sequence[str] | None) -> list[str]:
-    """Return a key of each row; rows of one key stay on one side.
+    """Return a key of each row; rows with the same key stay on one side.
 
-    Questions about one context stay together: a context that was trained on is half known.
+    Questions about one context stay together: a context seen in training is half known.
     """
     if KINDS[kind].groups_by_pair and pairs is not None:
         return group_keys(pairs, None)
     return group_keys(texts, pairs)
-
-
-def _normalise(text: str) -> str:
-    return " ".join(text.casefold().split())
 
 
 def assign_sides(
@@ -63,22 +59,24 @@ def assign_sides(
     seed: int,
     is_kept: np.ndarray | None = None,
 ) -> np.ndarray:
-    """TRAIN, DEV or TEST for each row, so that dev and test hold their `shares` of the rows and of each stratum.
+    """Assign TRAIN, DEV or TEST to each row, so that dev and test get their `shares` of the rows and of each stratum.
 
-    Every stratum keeps a group for training, and so does every row that `is_kept` marks, with its whole group. A side
-    whose share is above 0 gets at least one group if there are enough different texts, dev before test; it is for the
-    caller to see whether it did.
+    Every stratum keeps a group for training. A row that `is_kept` marks is trained on, with its whole group. A side
+    whose share is above 0 gets at least one group if there are enough different texts, dev before test; the caller
+    must check whether it did.
     """
+    # 1. groups of equal texts by stratum, and the rows that dev and test should get
     by_stratum = _group_by_stratum(keys, strata, seed, is_kept)
     wanted = {
         side: max(1, _round(share * len(keys))) if share else 0 for side, share in zip((DEV, TEST), shares, strict=True)
     }
+    # 2. of each stratum, give all groups but the first to a side that still has room
     sides = np.full(len(keys), TRAIN, dtype=np.int8)
     num_free = sum(len(rows) for own in by_stratum.values() for rows in own)
     num_seen, num_taken = 0, {DEV: 0, TEST: 0}
     for stratum in sorted(by_stratum):
         num_seen += sum(len(rows) for rows in by_stratum[stratum])
-        # The running total is rounded, not each stratum: many small classes would all round to nothing.
+        # The running total is rounded, not each stratum: many small classes would all round to 0.
         open_places = {side: _round(wanted[side] * num_seen / num_free) - num_taken[side] for side in wanted}
         for rows in by_stratum[stratum][1:]:
             side = next((side for side in wanted if len(rows) <= open_places[side]), None)
@@ -86,6 +84,7 @@ def assign_sides(
                 sides[rows] = side
                 open_places[side] -= len(rows)
                 num_taken[side] += len(rows)
+    # 3. no side stays empty if that can be avoided
     for side in wanted:
         if wanted[side] and not num_taken[side]:
             _fill(side, sides, by_stratum)
@@ -95,9 +94,9 @@ def assign_sides(
 def assign_folds(
     keys: Sequence[str], strata: np.ndarray, num_folds: int, seed: int, is_kept: np.ndarray | None = None
 ) -> np.ndarray:
-    """The fold that leaves each row out, 0 to `num_folds` - 1, so that folds have as many rows of each stratum.
+    """Assign each row the fold that leaves it out, 0 to `num_folds` - 1, with equally many rows of each stratum.
 
-    -1 for rows that no fold leaves out: those of a stratum that is one group, since no other row could teach it, and
+    -1 for rows that no fold leaves out: those of a stratum with a single group, since no other row could teach it, and
     those that `is_kept` marks, with their whole group.
     """
     by_stratum = _group_by_stratum(keys, strata, seed, is_kept)
@@ -108,7 +107,7 @@ def assign_folds(
             continue
         num_own = np.zeros(num_folds, dtype=np.int64)
         for rows in by_stratum[stratum]:
-            fold = int(np.lexsort((num_rows, num_own))[0])  # fewest rows of the stratum, then fewest rows at all
+            fold = int(np.lexsort((num_rows, num_own))[0])  # fewest rows of the stratum, then fewest rows in all
             folds[rows] = fold
             num_own[fold] += len(rows)
             num_rows[fold] += len(rows)
@@ -118,12 +117,16 @@ def assign_folds(
 def _group_by_stratum(
     keys: Sequence[str], strata: np.ndarray, seed: int, is_kept: np.ndarray | None
 ) -> dict[int, list[list[int]]]:
-    """Stratum -> the groups of rows with one text, in the order that they are drawn in; without groups to be kept."""
+    """Return stratum -> its groups of rows with one text, in the order of drawing; without groups to be kept."""
+
+    def rank(key: str) -> bytes:
+        return hashlib.blake2b(f"{seed}\0{key}".encode(), digest_size=16).digest()
+
     groups: dict[str, list[int]] = {}
     for row, key in enumerate(keys):
         groups.setdefault(key, []).append(row)
     by_stratum: dict[int, list[list[int]]] = {}
-    for key in sorted(groups, key=lambda key: _rank(seed, key)):
+    for key in sorted(groups, key=rank):
         rows = groups[key]
         if is_kept is not None and is_kept[rows].any():
             continue
@@ -132,9 +135,9 @@ def _group_by_stratum(
 
 
 def _fill(side: int, sides: np.ndarray, by_stratum: dict[int, list[list[int]]]) -> None:
-    """Give an empty side the smallest group that training can spare; if it has none, one of the other side's.
+    """Give an empty side the smallest group that training can spare; if there is none, one of the other side's.
 
-    The last one of the other side's is given to dev alone: without it nothing can be chosen.
+    Only dev may take the other side's last group: without dev rows no epoch can be chosen.
     """
     groups = [rows for own in by_stratum.values() for rows in own[1:]]
     spare = [rows for rows in groups if sides[rows[0]] == TRAIN]
@@ -144,16 +147,12 @@ def _fill(side: int, sides: np.ndarray, by_stratum: dict[int, list[list[int]]]) 
         sides[min(spare, key=len)] = side
 
 
-def _rank(seed: int, key: str) -> bytes:
-    return hashlib.blake2b(f"{seed}\0{key}".encode(), digest_size=16).digest()
-
-
 def _round(value: float) -> int:
     return int(value + 0.5)
 
 
 def find_repeats(keys: Sequence[str], targets: np.ndarray) -> tuple[int, list[tuple[int, int]]]:
-    """Count rows that repeat an earlier text; and for each text whose targets differ, find two rows that show it."""
+    """Count rows that repeat an earlier text, and return two rows of each text whose targets differ."""
     first: dict[str, int] = {}
     conflicts: dict[str, tuple[int, int]] = {}
     num_repeats = 0
@@ -169,7 +168,7 @@ def find_repeats(keys: Sequence[str], targets: np.ndarray) -> tuple[int, list[tu
 
 @dataclass(frozen=True, eq=False)
 class Folds:
-    """A task's labelled rows, and the tasks that each leave some of them out."""
+    """The labelled rows of a task, and the tasks that each leave some of them out."""
 
     rows: Split  # train rows, then dev rows
     paths: list[str]  # the file of each row
@@ -180,12 +179,12 @@ class Folds:
 
 
 def make_folds(task: Task, num_folds: int, seed: int) -> Folds:
-    """The folds of a task. Refuses more folds than there are different texts to leave out."""
+    """Make the folds of a task. Refuses more folds than there are different texts to leave out."""
     # 1. pool labelled rows that are not test rows
     rows, paths, notes = _pool(task)
     targets = rows.targets
     assert targets is not None
-    # 2. deal out the rows, and cut a dev side from what each fold keeps
+    # 2. deal out the rows, and split a dev side from what each fold keeps
     form = KINDS[task.kind].targets
     keys, strata = row_keys(task.kind, rows.texts, rows.pairs), form.find_strata(targets)
     is_kept = form.find_single(targets)
@@ -207,15 +206,15 @@ def make_folds(task: Task, num_folds: int, seed: int) -> Folds:
         train, dev = rows.take(kept[sides == TRAIN]), rows.take(kept[sides == DEV])
         tasks.append(task.with_sides({"train": train, "dev": dev, "test": rows.take(left)}, note))
         left_out.append(left)
-    # 3. note the rows that no fold judges
+    # 3. note the rows that no fold leaves out
     if num_kept := int((folds < 0).sum()):
         what = "1 row is" if num_kept == 1 else f"{num_kept} rows are"
-        notes.append(f"{what} in no fold, since no other text has the label: trained on, and not judged")
+        notes.append(f"{what} in no fold, since no other text has the label: trained on, and not scored")
     return Folds(rows, paths, tasks, left_out, seed, tuple(notes))
 
 
 def _pool(task: Task) -> tuple[Split, list[str], list[str]]:
-    """Train and dev rows as one, the file of each row, and notes on rows left out."""
+    """Pool train and dev rows; return them, the file of each row, and notes on rows left out."""
     train, dev, notes = task.train, task.dev, []
     if dev.unseen:
         assert dev.targets is not None

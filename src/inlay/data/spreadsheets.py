@@ -1,9 +1,9 @@
-"""Spreadsheets (.xlsx) as streams of records: the first sheet that has rows, whose first row names the columns.
+"""Spreadsheets (.xlsx) as streams of records: the first sheet with rows, whose first row names the columns.
 
-A workbook is a packed folder of XML that a few kB may blow up to many GB, or to millions of empty cells, styles and
-rows. Its parts are refused by the size they say they have, which unpacking holds them to, and by their number of
-elements, which are counted before any is built; its rows and cells are counted again while they are read. Formulas are
-not computed: the values are those the last program that saved the file left there.
+A workbook is a zip of XML files, in which a few kB may unpack to many GB, or to millions of empty cells, styles and
+rows. A part is refused if the size that it declares (which unpacking enforces) or its number of tags (counted before
+any element is built) is too large; rows and cells are counted again while they are read. Formulas are not computed: the
+values are those that the last program to save the file left there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import itertools
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -21,18 +21,18 @@ from xml.etree.ElementTree import ParseError
 
 from inlay.archives import open_archive
 from inlay.data.data_files import RawFile
-from inlay.data.streams import Cells, Growth, Names, ReadOptions, Stream, with_header
+from inlay.data.streams import Cells, Names, ReadOptions, Stream, UnpackLimit, with_header
 from inlay.errors import BadData, Missing
 
 MOST_SHARED_BYTES = 200_000_000
-"""bytes of the texts that all cells share, which are in memory at once"""
+"""most bytes of the texts that cells share, which are all in memory at once"""
 FREE_ELEMENTS, MOST_ELEMENTS = 1_500_000, 20_000_000
-"""tags that the parts of any workbook may have, and those of one that is large; between them one for each byte of the
-file. An element takes a few microseconds and 300 bytes"""
-_LETTERS_PER_ROW = 50  # a row, empty or not, costs as much as so many letters
+"""most tags in the parts of a small workbook, and of any; between them one for each byte of the file. An element takes
+a few microseconds and 300 bytes"""
+_LETTERS_PER_ROW = 50  # a row, empty or not, counts as so many characters
 USUAL_COLUMNS = 1000
-"""columns that are read at their price: a cell far to the right of them brings all those before it"""
-_MOST_ENTRIES_BYTES = 1_000_000  # of the list of parts; a workbook has tens of them
+"""columns beyond these count a hundred times: a cell far to the right brings all empty cells before it"""
+_MOST_ENTRIES_BYTES = 1_000_000  # most bytes of the list of parts; a workbook has tens of parts
 _UNREADABLE = (
     *(zipfile.BadZipFile, ParseError, KeyError, ValueError, TypeError, AttributeError, IndexError, OSError),
     *(NotImplementedError, RuntimeError, EOFError, AssertionError, OverflowError, zlib.error),
@@ -41,20 +41,20 @@ _HINT = "save it again as .xlsx, or as CSV"
 
 
 def open_spreadsheet(file: RawFile, options: ReadOptions) -> Stream:
-    """A workbook's first sheet with rows as a stream; a line is a row of the sheet."""
+    """Open a workbook's first sheet with rows as a stream; a line is a row of the sheet."""
     try:
         import openpyxl
     except ImportError:
         raise Missing(
             "the library `openpyxl` is not installed", "pip install 'inlay[xlsx]', or save it as CSV"
         ) from None
-    growth = Growth(file)
-    _check_parts(file, growth)
+    limit = UnpackLimit(file)
+    _check_parts(file, limit)
     closing = ExitStack()
     content = closing.enter_context(file.open())  # a path would have to end in .xlsx
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of parts that hold no cells: rules, styles, pictures
+            warnings.simplefilter("ignore")  # about parts without cells: rules, styles, pictures
             book = openpyxl.load_workbook(content, read_only=True, data_only=True, keep_links=False)
         closing.callback(book.close)
         sheets = list(book.worksheets)
@@ -63,8 +63,8 @@ def open_spreadsheet(file: RawFile, options: ReadOptions) -> Stream:
         raise _refuse(file, error) from None
     try:
         for sheet in sheets:
-            sheet.reset_dimensions()  # what a file says of its own size need not be true
-            rows = _read_cells(file, sheet, growth)
+            sheet.reset_dimensions()  # the size that a file declares may be wrong
+            rows = _read_cells(file, sheet, limit)
             first = next(rows, None)
             if first is not None:
                 note = f"{file.title}: sheet `{sheet.title[:40]}` of {len(sheets)}"
@@ -76,47 +76,44 @@ def open_spreadsheet(file: RawFile, options: ReadOptions) -> Stream:
         raise
 
 
-def _check_parts(file: RawFile, growth: Growth) -> None:
+def _check_parts(file: RawFile, limit: UnpackLimit) -> None:
+    """Refuse a workbook whose parts are too large, or have too many tags."""
+    num_tags = 0
     try:
         with file.open() as raw, open_archive(raw, _MOST_ENTRIES_BYTES) as archive:
             parts = archive.infolist()
-            growth.check(sum(part.file_size for part in parts))
-            _check_elements(file, sum(_count_tags(archive, part) for part in parts))
+            limit.check(sum(part.file_size for part in parts))
+            for part in parts:
+                # The elements of styles and names take eight times as long as those of cells.
+                is_cells = "sheet" in part.filename or "sharedStrings" in part.filename
+                with archive.open(part) as content:
+                    found = sum(chunk.count(b"<") for chunk in iter(lambda: content.read(1 << 20), b""))
+                num_tags += found if is_cells else 8 * found
     except _UNREADABLE as error:
         raise _refuse(file, error) from None
+    most = min(MOST_ELEMENTS, max(FREE_ELEMENTS, file.size_bytes))
+    if num_tags > most:
+        raise BadData(f"it has {num_tags:,} tags, more than {most:,}", "save it as CSV", path=file.name)
     shared = max((part.file_size for part in parts if part.filename.endswith("sharedStrings.xml")), default=0)
     if shared > MOST_SHARED_BYTES:
         raise BadData(f"its cells share {shared:,} bytes of text", "save it as CSV", path=file.name)
 
 
-def _count_tags(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> int:
-    """Count the tags of a part; those of styles and names take eight times as long as those of cells."""
-    is_cells = "sheet" in part.filename or "sharedStrings" in part.filename
-    with archive.open(part) as content:
-        return (1 if is_cells else 8) * sum(chunk.count(b"<") for chunk in iter(lambda: content.read(1 << 20), b""))
-
-
-def _check_elements(file: RawFile, num_tags: int) -> None:
-    most = min(MOST_ELEMENTS, max(FREE_ELEMENTS, file.size_bytes))
-    if num_tags > most:
-        raise BadData(f"it has {num_tags:,} tags, more than {most:,}", "save it as CSV", path=file.name)
-
-
-def _read_cells(file: RawFile, sheet: Any, growth: Growth) -> Iterator[tuple[int, list[Any]]]:
+def _read_cells(file: RawFile, sheet: Any, limit: UnpackLimit) -> Iterator[tuple[int, list[Any]]]:
     """Yield the rows that have anything in them, with their numbers."""
     rows = sheet.iter_rows(values_only=True)
     for line in itertools.count(1):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of dates that are none
+                warnings.simplefilter("ignore")  # about cells that are not valid dates
                 row = next(rows, None)
         except _UNREADABLE as error:
             raise _refuse(file, error) from None
         if row is None:
             return
-        growth.add(_LETTERS_PER_ROW)
+        limit.add(_LETTERS_PER_ROW)
         far = max(0, len(row) - USUAL_COLUMNS)
-        growth.add(len(row) + 100 * far + sum(len(cell) for cell in row if isinstance(cell, str)))
+        limit.add(len(row) + 100 * far + sum(len(cell) for cell in row if isinstance(cell, str)))
         cells = [_read_cell(cell) for cell in row]
         while cells and cells[-1] is None:
             cells.pop()
@@ -127,19 +124,13 @@ def _read_cells(file: RawFile, sheet: Any, growth: Growth) -> Iterator[tuple[int
 def _as_cells(
     closing: ExitStack, first: tuple[int, list[Any]], rows: Iterator[tuple[int, list[Any]]], names: Names
 ) -> Cells:
-    """Yield rows that are as wide as the columns there are; wider ones are left to be refused. Closes what is open."""
+    """Yield rows, filled up to the number of columns (wider rows are refused later), and close the file at the end."""
+    width = len(first[1]) if names is None else len(names)
     try:
-        line, header = first
-        width = len(header) if names is None else len(names)
-        yield line, _widen(header, width)
-        for line, cells in rows:
-            yield line, _widen(cells, width)
+        for line, cells in itertools.chain([first], rows):
+            yield line, [*cells, *[None] * (width - len(cells))]
     finally:
         closing.close()
-
-
-def _widen(cells: Sequence[Any], width: int) -> list[Any]:
-    return [*cells, *[None] * (width - len(cells))]
 
 
 def _read_cell(cell: Any) -> Any:
@@ -153,4 +144,4 @@ def _read_cell(cell: Any) -> Any:
 
 def _refuse(file: RawFile, error: Exception) -> BadData:
     words = " ".join(str(error).split())[:100] or type(error).__name__
-    return BadData(f"no readable workbook: {words}", _HINT, path=file.name)
+    return BadData(f"not a readable workbook: {words}", _HINT, path=file.name)

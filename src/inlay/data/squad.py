@@ -1,10 +1,10 @@
 """Extractive question answering: SQuAD's files, answers as places in a context, and the official exact match and F1.
 
-A target is a tuple of gold answers, each `(start, text)` with `start` in characters of the context; it is empty where
-the context has no answer (SQuAD 2.0). Scores are those of the official scripts: lower case, no punctuation, no
-articles, blanks joined, the best over the gold answers; without a gold answer only saying nothing is right.
+A target is a tuple of gold answers, each `(start, text)` with `start` in characters of the context; it is empty if the
+context has no answer (SQuAD 2.0). Scores are those of the official scripts: lower case, no punctuation, no articles,
+blanks joined, the best over the gold answers; without a gold answer only the empty answer is right.
 
-The scripts of 1.1 and 2.0 differ in answers that normalise to nothing, such as "the". If some questions have no
+The scripts of 1.1 and 2.0 differ in answers that are empty once normalised, such as "the". If some question has no
 answer, all are scored as 2.0's script does, otherwise as 1.1's.
 """
 
@@ -27,12 +27,12 @@ _SQUAD = re.compile(r'\s*\{\s*(?:"version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[
 
 
 def is_squad(head: str) -> bool:
-    """Whether a file that begins so is SQuAD's own JSON: articles with paragraphs with questions."""
+    """Return whether a file that begins so is in SQuAD's format: articles with paragraphs with questions."""
     return _SQUAD.match(head) is not None
 
 
 def read_squad(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The questions of a SQuAD document as flat records. Raises KeyError or TypeError where it is none."""
+    """Yield the questions of a SQuAD document as flat records. Raises KeyError or TypeError if it is not one."""
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
@@ -46,11 +46,12 @@ def read_squad(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def read_answers(cell: Any, start: Any, context: str) -> tuple[tuple[Gold, ...], bool]:
-    """The gold answers of a cell, and whether their places had to be found in the context.
+    """Return the gold answers of a cell, and whether their places had to be searched in the context.
 
     Takes SQuAD's list of {text, answer_start} or the hub's {text: [...], answer_start: [...]}, both also as JSON text,
-    or one answer as text with its `start`. Raises ValueError with the reason where they are not in the context.
+    or one answer as text with its `start`. Raises ValueError with the reason if one is not in the context.
     """
+    # 1. every form as a list of {text, answer_start}
     if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
         cell = json.loads(cell)
     if isinstance(cell, Mapping):
@@ -60,8 +61,9 @@ def read_answers(cell: Any, start: Any, context: str) -> tuple[tuple[Gold, ...],
         starts = [None] * len(texts) if starts is None else list(starts)
         cell = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     elif cell is None or isinstance(cell, str | int | float):
-        # A table has one answer in a cell, or nothing where there is none.
+        # A table has one answer in a cell, or an empty cell for no answer.
         cell = [] if cell is None or not str(cell).strip() else [{"text": str(cell), "answer_start": start}]
+    # 2. the place of each answer, which must be in the context
     golds, was_searched = [], False
     for answer in cell:
         text, place = str(answer["text"]), answer.get("answer_start")
@@ -69,27 +71,27 @@ def read_answers(cell: Any, start: Any, context: str) -> tuple[tuple[Gold, ...],
             place, was_searched = context.find(text), True
         place = int(place)
         if not text or place < 0 or context[place : place + len(text)] != text:
-            raise ValueError(f"the answer `{text[:60]}` does not stand at character {place} of the context")
+            raise ValueError(f"the answer `{text[:60]}` is not at character {place} of the context")
         golds.append((place, text))
     return tuple(golds), was_searched
 
 
 def normalise_answer(text: str) -> str:
-    """An answer as the official script compares it."""
+    """Return an answer as the official script compares it."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def has_unanswerable(targets: Sequence[Sequence[Gold]]) -> bool:
-    """Whether some question has no answer, as only SQuAD 2.0's may."""
+    """Return whether some question has no answer, as in SQuAD 2.0 only."""
     return any(len(golds) == 0 for golds in targets)
 
 
 def score_answer(prediction: str, golds: Sequence[Gold], *, is_squad2: bool) -> tuple[float, float]:
-    """Exact match and F1 of an answer (`""`: there is none) against the gold answers, the best of each.
+    """Return exact match and F1 of an answer (`""` for none) against the gold answers, the best of each.
 
-    With `is_squad2` by the script of SQuAD 2.0: gold answers that normalise to nothing do not count beside others, and
-    nothing against nothing has F1 1. Without it by that of 1.1: every gold answer counts, and F1 is 0 unless a word is
-    the same.
+    With `is_squad2` as the script of SQuAD 2.0 does: gold answers that are empty once normalised are ignored if there
+    are others, and two empty answers have F1 1. Without it as that of 1.1 does: every gold answer counts, and F1 is 0
+    unless they share a word.
     """
     predicted = normalise_answer(prediction)
     texts = [normalise_answer(text) for _, text in golds]
@@ -97,12 +99,12 @@ def score_answer(prediction: str, golds: Sequence[Gold], *, is_squad2: bool) -> 
         texts = [text for text in texts if text] or [""]
     exact = max(float(predicted == text) for text in texts)
     overlap = max(_overlap(predicted.split(), text.split()) for text in texts)
-    # Nothing shares no word even with nothing.
+    # Two empty answers share no word, but are equal.
     return exact, max(exact, overlap) if is_squad2 else overlap
 
 
 def _overlap(predicted: Sequence[str], true: Sequence[str]) -> float:
-    """F1 of the words of two normalised answers."""
+    """Return F1 of the words of two normalised answers."""
     num_same = sum((Counter(predicted) & Counter(true)).values())
     if not num_same:
         return 0.0
@@ -111,9 +113,10 @@ def _overlap(predicted: Sequence[str], true: Sequence[str]) -> float:
 
 
 def tune_threshold(margins: Sequence[float], answers: Sequence[str], targets: Sequence[Sequence[Gold]]) -> float:
-    """The margin of the null score above which saying nothing gives the best F1 over these rows of SQuAD 2.0.
+    """Return the margin above which the empty answer is given, for the best F1 over these rows of SQuAD 2.0.
 
-    `margins` are null score less the best answer's, `answers` the best answers. Of equals, the most rows are answered.
+    `margins` are the null scores less those of the best answers, `answers` the best answers. Of equally good margins
+    the one is taken that answers most rows.
     """
     order = np.argsort(np.asarray(margins, dtype=np.float64), kind="stable")
     sorted_margins = np.asarray(margins, dtype=np.float64)[order]

@@ -1,7 +1,7 @@
-"""Token tagging: words with their tags, as CoNLL columns and as spans of characters; entities counted by seqeval.
+"""Token tagging: words with their tags, from CoNLL columns or spans of characters; entities counted by seqeval.
 
-Tags are kept as IOB2: `B-` begins an entity, `I-` goes on with it, `O` is outside. What comes in as IOB1, IOBES or
-BILOU is converted. Tags without such letters (parts of speech) stay as they are: they have words, and no entities.
+Tags are kept as IOB2: `B-` begins an entity, `I-` continues it, `O` is outside. IOB1, IOBES and BILOU are converted.
+Tags without such letters (parts of speech) stay as they are: such a task has tagged words, but no entities.
 
 A word is `(start, end)` in its text; a target is `(start, end, label)` for each word of the row.
 """
@@ -23,10 +23,10 @@ Tagged = tuple[int, int, str]
 # The letters of IOBES and BILOU as those of IOB2.
 _PREFIXES = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
 _TAG = re.compile(r"([BILEUS])-(.+)", re.DOTALL)
-# Words as people count them: runs of letters and digits, with what joins them inside; any other sign is its own word,
-# and so is every sign of a script that is written without blanks.
+# Words are runs of letters and digits, with the signs that join them inside; any other sign is a word of its own, and
+# so is every sign of a script that is written without blanks.
 UNSPACED = "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-# Accents and vowel signs are not letters to `re`, but they are parts of a word.
+# Accents and vowel signs are not letters for `re`, but they are parts of a word.
 _MARKS = (
     "\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06dc\u0900-\u0963\u0966-\u0dff"
     "\u0e00-\u0eff\u1000-\u109f\u200c\u200d\u20d0-\u20f0\ufe20-\ufe2f"
@@ -36,12 +36,12 @@ _WORD = re.compile(rf"[{UNSPACED}]|{_LETTERS}(?:(?:[-'’.&]|(?<=\d),(?=\d)){_LE
 
 
 def split_words(text: str) -> tuple[Word, ...]:
-    """The words of a plain text."""
+    """Return the words of a plain text."""
     return tuple(match.span() for match in _WORD.finditer(text))
 
 
 def join_words(tokens: Sequence[str]) -> tuple[str, tuple[Word, ...]]:
-    """The text that tokens make with a blank between each, and where they stand in it."""
+    """Join tokens with blanks; return the text, and the place of each token in it."""
     words, start = [], 0
     for token in tokens:
         words.append((start, start + len(token)))
@@ -50,7 +50,7 @@ def join_words(tokens: Sequence[str]) -> tuple[str, tuple[Word, ...]]:
 
 
 def to_iob2(tags: Sequence[str]) -> tuple[list[str], bool]:
-    """Tags of one sentence as IOB2, and whether any had to be changed."""
+    """Convert the tags of one sentence to IOB2; return them, and whether any was changed."""
     made: list[str] = []
     inside = ""  # the type of the entity that the word before belongs to
     for tag in tags:
@@ -66,9 +66,9 @@ def to_iob2(tags: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def tag_words(words: Sequence[Word], spans: Iterable[tuple[int, int, str]]) -> tuple[list[str], int]:
-    """IOB2 tags of words from labelled spans of characters, and how many spans do not end where words do.
+    """Return the IOB2 tags of words from labelled spans, and how many spans begin or end inside a word.
 
-    A word that a span only touches belongs to it whole. Raises ValueError where two spans claim one word.
+    A word that a span touches belongs to it whole. Raises ValueError if two spans touch one word.
     """
     tags, num_widened = [OUTSIDE] * len(words), 0
     for start, end, label in spans:
@@ -83,7 +83,7 @@ def tag_words(words: Sequence[Word], spans: Iterable[tuple[int, int, str]]) -> t
 
 
 def sort_tags(found: Iterable[str]) -> tuple[str, ...]:
-    """All labels of a tagger: `O` first, then `B-` and `I-` of each type, so that no half of a type is unknown."""
+    """Return all labels of a tagger: `O`, tags without a type, then both `B-` and `I-` of each type."""
     found = set(found)
     types = sorted({match[2] for tag in found if (match := _TAG.fullmatch(tag))})
     if not types:
@@ -93,7 +93,7 @@ def sort_tags(found: Iterable[str]) -> tuple[str, ...]:
 
 
 def find_entities(words: Iterable[Tagged]) -> list[Tagged]:
-    """The entities that IOB2 tags of words spell; an `I-` without its beginning begins one, as seqeval reads it."""
+    """Return the entities of IOB2 tags; an `I-` without a `B-` before it begins an entity, as in seqeval."""
     found: list[Tagged] = []
     inside = ""
     for start, end, tag in words:
@@ -109,12 +109,12 @@ def find_entities(words: Iterable[Tagged]) -> list[Tagged]:
 
 
 def entity_types(labels: Iterable[str]) -> tuple[str, ...]:
-    """The types of entities among the labels, in order; none for plain tags."""
+    """Return the types of entities among the labels, in order; none for plain tags."""
     return tuple(dict.fromkeys(label[2:] for label in labels if label.startswith(("B-", "I-"))))
 
 
 def require_seqeval() -> Any:
-    """Import seqeval's module that finds entities, or refuse with a hint."""
+    """Import seqeval's module that finds entities; refuse with a hint if it is missing."""
     try:
         from seqeval.metrics import sequence_labeling
     except ImportError:
@@ -124,7 +124,7 @@ def require_seqeval() -> Any:
 
 
 def has_seqeval() -> bool:
-    """Whether seqeval is installed, which scores entities."""
+    """Return whether seqeval is installed."""
     try:
         require_seqeval()
     except Missing:
@@ -135,7 +135,7 @@ def has_seqeval() -> bool:
 def count_rows(
     predictions: Sequence[Sequence[str]], targets: Sequence[Sequence[tuple[int, int, int]]], labels: Sequence[str]
 ) -> tuple[np.ndarray, ...]:
-    """Count the entities that are found, there and proposed in each row, [rows, types]; and its right words, and words.
+    """Count entities of each row, [rows, types]: found, true and predicted ones; and its right words, and its words.
 
     Predictions are tags by name, one for each word.
     """
@@ -147,7 +147,7 @@ def count_rows(
         truth = [labels[label] for _, _, label in target]
         right[row], words[row] = sum(a == b for a, b in zip(guess, truth, strict=True)), len(truth)
         if scored:
-            # Entities by seqeval: type, first word, last word.
+            # seqeval's entities: type, first word, last word
             proposed, there = (set(require_seqeval().get_entities(list(tags))) for tags in (guess, truth))
             for counts, found in ((hits, proposed & there), (support, there), (predicted, proposed)):
                 for kind, _, _ in found:

@@ -1,7 +1,7 @@
-"""Label cells become targets: one class for each form a target can have, which every kind of task picks one of.
+"""The forms of targets: one class for each, and every kind of task has one of them.
 
-A form knows how a cell is read, which labels it names, how targets lie in an array, and what splits, notes and losses
-ask of them. A cell that cannot be used raises a `Fault` with the reason.
+A form knows how a label cell is read, which labels it names, how targets are stored in an array, and what splits, notes
+and losses need to know about them. A cell that cannot be used raises a `Fault` with the reason.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from inlay.data.kinds import Scheme
 
 IGNORED = -100
-"""The target of a token or row that counts nothing in a loss."""
+"""The target of a token or row that a loss ignores."""
 NUM_BINS = 10  # bins of a regression target, so that both sides of a split cover its range
 SEPARATORS = ("|", ";", ",")
 _ENTITY_TAG = re.compile(r"([BI]-)(.+)", re.DOTALL)
 
 
 class TargetForm:
-    """A form of targets. By itself: objects, one for each row, that name no labels."""
+    """A form of targets. This base class is the form of objects, one for each row, without labels."""
 
-    has_labels: ClassVar[bool] = False  # whether targets name labels out of a list
+    has_labels: ClassVar[bool] = False  # whether targets are labels of a list
     is_one_label: ClassVar[bool] = False  # whether each row has exactly one label
     is_ordered: bool = False  # whether labels are levels, from the lowest to the highest
     num_dims: ClassVar[int] = 1  # dimensions of the array of targets
-    unit: ClassVar[str] = "row"  # the unit that has a label
-    unseen_note: ClassVar[str] = "as wrong rows"  # the phrase for how labels that training never saw are counted
+    unit: ClassVar[str] = "row"  # what has a label: a row or a word
+    unseen_note: ClassVar[str] = "as wrong rows"  # how labels that training never saw are counted, for a note
 
     def read(self, scheme: Scheme, value: Any) -> Any:
-        """Return the target of a cell; one that cannot be read is a `Fault`."""
+        """Return the target of a cell; a cell that cannot be read is a `Fault`."""
         return value
 
     def collect(self, targets: list[Any], num_labels: int) -> np.ndarray:
@@ -49,19 +49,19 @@ class TargetForm:
         return collected
 
     def make_cell(self, target: Any, labels: Sequence[str]) -> Any:
-        """Return a target as a JSON value that `read` takes for it, with labels by name."""
+        """Return a target as a JSON value from which `read` makes it again, with labels by name."""
         return target
 
     def spell(self, cell: Any, text: str) -> str:
-        """Return what such a value says, in one line for people; `text` is the row's."""
+        """Return such a value in one readable line; `text` is the row's text."""
         return str(cell)
 
     def describe(self, targets: np.ndarray) -> str:
-        """Describe the targets of the training rows in a note, for forms without labels."""
+        """Describe the targets of the training rows for a note; only for forms without labels."""
         raise NotImplementedError
 
     def list_names(self, scheme: Scheme, value: Any) -> list[str]:
-        """List the labels that a cell names, known or not; none where it cannot be read."""
+        """List the labels that a cell names, known or not; none if it cannot be read."""
         return []
 
     def find_labels(self, cells: Sequence[Any], scheme: Scheme) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ class TargetForm:
         return "", name
 
     def respell(self, scheme: Scheme, value: Any, spell: Callable[[str], str]) -> Any:
-        """Return a cell with every label spelled as `spell` has it; one without labels as it is."""
+        """Return a cell with `spell` applied to every label; a cell without labels as it is."""
         names = self.list_names(scheme, value)
         return spell(names[0]) if names else value
 
@@ -82,15 +82,15 @@ class TargetForm:
         return np.array([len(rows) for rows in self.find_rows(targets, num_labels) or ()])
 
     def find_rows(self, targets: np.ndarray, num_labels: int) -> list[np.ndarray] | None:
-        """Find the rows of each label; None for forms whose rows are not told apart by labels."""
+        """Find the rows of each label; None for forms whose rows have no labels of their own."""
         return None
 
     def find_present(self, values: np.ndarray) -> set[int]:
-        """Return the labels that some targets (or decisions of their form) have."""
+        """Return the labels that occur in some targets, or in decisions of the same form."""
         return set()
 
     def find_strata(self, targets: np.ndarray) -> np.ndarray:
-        """Return the stratum of each row, so that splits have the same share of each."""
+        """Return the stratum of each row; splits keep the share of each stratum."""
         return np.array([bool(target) for target in targets], dtype=np.int64)
 
     def find_single(self, targets: np.ndarray) -> np.ndarray:
@@ -98,11 +98,11 @@ class TargetForm:
         return np.zeros(len(targets), dtype=bool)
 
     def find_known(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        """Find the rows with labels that training saw only."""
+        """Find the rows all of whose labels training saw."""
         return np.ones(len(targets), dtype=bool)
 
     def ignore_unseen(self, targets: np.ndarray, num_labels: int) -> np.ndarray:
-        """Return targets without labels that training never saw: a loss leaves them out."""
+        """Return targets without labels that training never saw, so that a loss ignores these."""
         return targets
 
 
@@ -122,7 +122,7 @@ class LabelTargets(TargetForm):
         return scheme.index(self.name(value))
 
     def name(self, value: Any) -> str:
-        """Return a label's name; equal levels have one, however they are spelt: `2` for `2.0`."""
+        """Return a label's name; equal levels have the same, however they are spelled: `2` for `2.0`."""
         number = read_number(value) if self.is_ordered else None
         return name_label(value if number is None else number)
 
@@ -204,7 +204,7 @@ class LabelSetTargets(TargetForm):
         return set(np.flatnonzero(values.sum(axis=0)).tolist())
 
     def find_strata(self, targets: np.ndarray) -> np.ndarray:
-        """A row's stratum is the rarest of its labels."""
+        """Return the rarest label of each row."""
         if not targets.shape[1]:
             return np.zeros(len(targets))
         rarity = np.where(targets > 0, targets.sum(axis=0), np.inf)
@@ -241,13 +241,13 @@ class NumberTargets(TargetForm):
         return f"targets from {targets.min():g} to {targets.max():g}"
 
     def find_strata(self, targets: np.ndarray) -> np.ndarray:
-        """A row's stratum is the bin of its number."""
+        """Return the bin of each row's number."""
         edges = np.quantile(targets, np.linspace(0, 1, NUM_BINS + 1)[1:-1])
         return np.searchsorted(edges, targets, side="right")
 
 
 class TaggedWordTargets(TargetForm):
-    """A label for each word of a row: tuples of (start, end, label). Cells were made such tuples by their shape."""
+    """A label for each word of a row: tuples of (start, end, label), which `table_shapes.py` made of the cells."""
 
     has_labels = True
     unit = "word"
@@ -262,7 +262,7 @@ class TaggedWordTargets(TargetForm):
         return [[start, end, labels[label]] for start, end, label in target]
 
     def spell(self, cell: Any, text: str) -> str:
-        """Spell the entities, or every word with its tag where no tag is of an entity."""
+        """List the entities, or every word with its tag if no tag is of an entity."""
         if any(_ENTITY_TAG.fullmatch(tag) or tag == OUTSIDE for _, _, tag in cell):
             return "|".join(f"{text[start:end]} ({kind})" for start, end, kind in find_entities(cell))
         return " ".join(f"{text[start:end]}/{tag}" for start, end, tag in cell)
@@ -274,7 +274,7 @@ class TaggedWordTargets(TargetForm):
         return sort_tags(tag for cell in cells for tag in self.list_names(scheme, cell))
 
     def split_name(self, name: str) -> tuple[str, str]:
-        """Split off `B-` or `I-`: both tags of an entity type must be spelled alike."""
+        """Split off `B-` or `I-`: both tags of an entity type are respelled together."""
         found = _ENTITY_TAG.fullmatch(name)
         return (found[1], found[2]) if found else ("", name)
 
@@ -295,7 +295,7 @@ class TaggedWordTargets(TargetForm):
 
 
 class PassageTargets(TargetForm):
-    """Gold answers of a question: tuples of (start in the context, text). Cells were made such by their shape."""
+    """Gold answers of a question: tuples of (start in the context, text), which `table_shapes.py` made of the cells."""
 
     def make_cell(self, target: Any, labels: Sequence[str]) -> list[list[Any]]:
         return [[start, text] for start, text in target]
@@ -321,7 +321,7 @@ class TextTargets(TargetForm):
 
 
 def split_labels(value: Any, scheme: Scheme) -> list[str]:
-    """Return the label names of a multilabel cell; an empty list or text is a row without labels."""
+    """Return the label names of a multilabel cell; an empty list or text means no labels."""
     items = as_list(value)
     if items is not None:
         return [name_label(item) for item in items]
@@ -336,13 +336,13 @@ def split_labels(value: Any, scheme: Scheme) -> list[str]:
 
 
 def find_separator(values: Iterable[Any]) -> str | None:
-    """Find the separator of the labels of one cell: the first of `|`, `;` and `,` that occurs in any."""
+    """Find the separator between the labels of a cell: the first of `|`, `;` and `,` that occurs in any cell."""
     cells = [value for value in values if isinstance(value, str)]
     return next((separator for separator in SEPARATORS if any(separator in cell for cell in cells)), None)
 
 
 def sort_labels(names: Iterable[str]) -> tuple[str, ...]:
-    """Sort label names: numbers by value, anything else by letter."""
+    """Sort label names: by value if all are numbers, else by letters."""
     names = sorted(names)
     if all(read_number(name) is not None for name in names):
         names.sort(key=float)

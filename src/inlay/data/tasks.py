@@ -1,7 +1,7 @@
-"""A task: its kind, labels and metric, and the rows that train, judge and test it.
+"""A task: its kind, labels and metric, and its train, dev and test rows.
 
-Every way in (a file, a folder, GLUE, a hub, a DataFrame) goes through the same checks. What was found or decided on the
-way is in the task's notes, so that nothing is silently assumed; the digests cover what was read, never where it lay.
+Every source (a file, a folder, GLUE, a hub, a DataFrame) goes through the same checks. What was found or decided is
+told in the task's notes, so that nothing is silently assumed. The digests cover what was read, not where it was.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 from inlay.data import findings
 from inlay.data.columns import Columns, Header, find_columns
 from inlay.data.data_files import STDIN, hide_secrets, is_url
-from inlay.data.in_memory import RowsGiven, is_named, open_given, tabulate
+from inlay.data.in_memory import RowsGiven, open_given, tabulate
 from inlay.data.kinds import KINDS, Scheme, find_scheme
 from inlay.data.metrics import resolve_metric
 from inlay.data.published_sets import open_extra, open_glue
-from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets, shape_table
+from inlay.data.rows import BadRows, Rows, drop_single_rows, is_side, read_rows, read_targets
 from inlay.data.sources import WAYS_IN, Source, Table, open_folder, open_hub, read_table
 from inlay.data.splits import DEV, TEST, TRAIN, assign_sides, row_keys
+from inlay.data.table_shapes import combine, shape_table
 from inlay.data.tags import entity_types
 from inlay.data.targets import find_separator, sort_labels
-from inlay.data.wide_columns import combine
 from inlay.errors import BadConfig, BadData, Missing, UnknownName
 from inlay.settings import DataConfig
 
-MOST_SINGLE = 20  # most rows that may be alone in their class; with more, if most rows are, the labels are not classes
+MOST_SINGLE = 20  # if more rows, and most of the rows, are alone in their class, the labels are not classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class Split:
         return f"Split({len(self):,} {pairs}{labelled})"
 
     def take(self, rows: Sequence[int] | np.ndarray) -> Split:
-        """The rows at these positions, in this order."""
+        """Return the rows at these positions, in this order."""
         return replace(
             self,
             texts=[self.texts[row] for row in rows],
@@ -68,17 +68,17 @@ class Split:
         )
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The text of each row, or both texts of its pair."""
+        """Return the text of each row, or both texts of its pair."""
         columns = (self.texts,) if self.pairs is None else (self.texts, self.pairs)
         return list(zip(*columns, strict=True))
 
     def draw(self, number: int, seed: int) -> Split:
-        """So many of these rows, drawn by a seed, in this order."""
+        """Draw some of these rows by a seed; they keep their order."""
         order = np.random.default_rng(seed % 2**63).permutation(len(self))
         return self.take(np.sort(order[:number]))
 
     def join(self, other: Split) -> Split:
-        """Join these rows with the labelled rows of another split with the same labels."""
+        """Append the labelled rows of another split with the same labels."""
         assert self.targets is not None
         assert other.targets is not None
         return replace(
@@ -92,7 +92,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A task to learn. `metric` picks the best epoch on `dev`; versions with one `dev_digest` may be compared."""
+    """A task to learn. `metric` picks the best epoch on `dev`; versions with the same `dev_digest` can be compared."""
 
     name: str
     kind: str
@@ -104,7 +104,7 @@ class Task:
     notes: tuple[str, ...]
     digest: str
     dev_digest: str
-    bounds: tuple[float, float] | None = None  # known range of a set's numbers: a few rows may not reach its ends
+    bounds: tuple[float, float] | None = None  # known range of a set's targets; a few rows may not reach its ends
     answers: tuple[str, ...] = ()  # text that is written for each label; (): its name
 
     def __repr__(self) -> str:
@@ -118,34 +118,41 @@ class Task:
         return self.answers or self.labels
 
     def with_sides(self, sides: Mapping[str, Split], note: str) -> Task:
-        """The task with other rows on some sides, their digests, and a note on where they come from."""
+        """Return the task with other rows on some sides, new digests, and one more note."""
         changed: dict[str, Any] = {**sides, "notes": (*self.notes, note)}
         return _with_digests(replace(self, **changed))
 
 
 def load_task(config: DataConfig, name: str, given: Mapping[str, RowsGiven] = {}) -> Task:
-    """The task of `config.source`: a file, a folder with train.*, `glue/NAME`, `extra/NAME` or `hub:NAME`.
+    """Load the task of `config.source`: a file, a folder with train.*, `glue/NAME`, `extra/NAME` or `hub:NAME`.
 
     `given` has the rows of the sides (train, dev, test) that are in memory already.
     """
     source = open_given(given["train"], config) if "train" in given else open_source(config)
     sides = {side: partial(tabulate, rows, side) for side, rows in given.items() if side != "train"}
-    return _draw_rows(_build_task(replace(source, sides={**source.sides, **sides}), name), config)
+    task = _build_task(replace(source, sides={**source.sides, **sides}), name)
+    most = {"dev": config.most_dev, "test": config.most_test}
+    task = cut_task(task, {side: number for side, number in most.items() if number is not None})
+    return task if config.sample is None else take_sample(task, config.sample, config.sample_seed)
 
 
 def make_task(rows: RowsGiven, name: str, config: DataConfig = DataConfig()) -> Task:
-    """The task of rows in memory, with the same checks; a message's line is the row, counted from 1."""
+    """Make a task of rows in memory, with the same checks; a line in a message is the row, counted from 1."""
     return load_task(config, name, {"train": rows})
 
 
 def read_split(source: RowsGiven, labels: Sequence[str], kind: str, config: DataConfig = DataConfig()) -> Split:
-    """Labelled rows to evaluate a trained task on. Those with a label that is not in `labels` are kept, and wrong.
+    """Read labelled rows to evaluate a trained task on. Rows with a label that is not in `labels` count as wrong.
 
-    For a folder, GLUE or the hub these are the test rows if they have labels, otherwise dev; likewise for a file with a
-    split column; for any other file all rows.
+    From a folder, GLUE, the hub, or a file with a split column these are the test rows if they have labels, otherwise
+    dev; from any other file all rows.
     """
     config = replace(config, kind=kind)
-    opened = open_source(replace(config, source=str(source))) if is_named(source) else open_given(source, config)
+    if isinstance(source, str | Path):
+        opened = open_source(replace(config, source=str(source)))
+    else:
+        opened = open_given(source, config)
+    # The first side that has labelled rows is used.
     bad = BadRows(config.on_bad_row)
     order = ("train",) if set(opened.sides) == {"train"} and not opened.place else ("test", "dev")
     for side in order:
@@ -169,7 +176,7 @@ def read_split(source: RowsGiven, labels: Sequence[str], kind: str, config: Data
 
 
 def open_source(config: DataConfig) -> Source:
-    """The source named in `config`, not read yet."""
+    """Open the source named in `config`, without reading it yet."""
     name = config.source
     if not name:
         raise BadConfig("no data is named (`data.source` is empty)", f"give {WAYS_IN}")
@@ -188,6 +195,7 @@ _NAMED: dict[str, Callable[[str, DataConfig], Source]] = {"glue/": open_glue, "e
 
 
 def _build_task(source: Source, name: str) -> Task:
+    """Read, check and split the rows of a source; note everything that was found or decided."""
     # 1. read the given sides, and the kind that their shape shows
     config, bad = source.config, BadRows(source.config.on_bad_row)
     notes: list[str] = []
@@ -217,7 +225,7 @@ def _build_task(source: Source, name: str) -> Task:
         splits[side], unseen = _make_judged(parts[side], scheme, bad)
         notes += unseen
     notes += findings.describe_repeats(splits)
-    # 4. cut the sides that were not given
+    # 4. split off the sides that were not given
     if any(shares):
         if config.test_from == "dev" and shares[1]:  # for sets whose own test rows have no labels
             halves = _cut_sides(splits["dev"], scheme.kind, (0.0, shares[1]), config, keeps_single=False)
@@ -242,9 +250,9 @@ def _build_task(source: Source, name: str) -> Task:
 
 
 def _find_answers(scheme: Scheme, given: Sequence[str]) -> tuple[str, ...]:
-    """Return the text written for each label, none where that is its name. Refuses texts that cannot be told apart.
+    """Return the text written for each label; () if that is each label's name. Refuses two labels with one text.
 
-    `given` has `label=text`; of labels that both begin an item the longer one is meant.
+    `given` has `label=text`; if an item begins with several labels, the longest one is meant.
     """
     if given and not KINDS[scheme.kind].is_classifier:
         raise BadConfig(f"`data.answers` is given for a `{scheme.kind}` task", "leave it out: it is for `classify`")
@@ -266,7 +274,8 @@ def _find_answers(scheme: Scheme, given: Sequence[str]) -> tuple[str, ...]:
 
 
 def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[str, Rows], str | None]:
-    """The rows of every side that is given, and the kind their shape says; unlabelled test rows are left out."""
+    """Return the rows of every given side, and the kind that their shape shows; unlabelled test rows are left out."""
+    # 1. the training rows; a column may give other sides too
     combined = combine(source.read("train"), source.config)
     config = combined.config
     table = shape_table(combined.table, config)
@@ -275,7 +284,8 @@ def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[st
     notes += table.notes if table.kind is not None else [*table.notes, columns.describe()]
     parts = read_rows(table, columns, bad).by_side()
     if "train" not in parts:
-        raise BadData("no usable training rows", "see that the file has rows with texts", path=table.header.path)
+        raise BadData("no usable training rows", "check that the file has rows with texts", path=table.header.path)
+    # 2. dev and test rows of their own files
     for side in ("dev", "test"):
         given = config.dev if side == "dev" else config.test
         if given is None and side not in source.sides and side not in source.required:
@@ -294,7 +304,7 @@ def _read_parts(source: Source, bad: BadRows, notes: list[str]) -> tuple[dict[st
 
 
 def _find_own_columns(table: Table, config: DataConfig, *, labelled: bool = True) -> Columns:
-    """The columns of a table; one called `split` counts only if it was named or holds nothing but words for sides."""
+    """Find the columns of a table; one called `split` counts only if it was named, or holds only words for sides."""
     if table.kind is not None:
         config = replace(config, text="text", pair="pair" if table.has_pairs else None, label="label")
     if not labelled and config.label is not None and config.label not in table.header.names:
@@ -306,7 +316,7 @@ def _find_own_columns(table: Table, config: DataConfig, *, labelled: bool = True
 
 
 def _match_columns(header: Header, columns: Columns, config: DataConfig, side: str) -> Columns:
-    """The columns of a dev or test file: those of the training file, or else recognised; only test may lack labels."""
+    """Find the columns of a dev or test file: as in the training file, or recognised; only test may lack labels."""
     label = columns.label if columns.label in header.names else None
     has_texts = columns.text in header.names and (columns.pair is None or columns.pair in header.names)
     if has_texts and (label is not None or side == "test"):
@@ -321,6 +331,7 @@ def _match_columns(header: Header, columns: Columns, config: DataConfig, side: s
 
 
 def _make_split(rows: Rows, scheme: Scheme, bad: BadRows) -> Split:
+    """Turn rows with label cells into a split with targets; bad rows go to `bad`."""
     path = rows.path
     rows, targets = read_targets(rows, scheme, bad)
     if not len(rows):
@@ -329,13 +340,13 @@ def _make_split(rows: Rows, scheme: Scheme, bad: BadRows) -> Split:
 
 
 def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[str]]:
-    """Dev or test rows, and a note on labels among them that training never saw: they are kept, and never predicted."""
+    """Make dev or test rows; labels that training never saw are kept, and noted."""
     names = [scheme.targets.list_names(scheme, value) for value in rows.labels or []]
     found = {name for own in names for name in own}
     unseen = sort_labels(found.difference(scheme.labels))
     if not unseen:
         return _make_split(rows, scheme, bad), []
-    if scheme.targets.is_ordered and len(unseen) < len(found):  # it has no place among the levels: a bad row
+    if scheme.targets.is_ordered and len(unseen) < len(found):  # a label without a place among the levels: a bad row
         return _make_split(rows, scheme, bad), []
     if len(unseen) == len(found):
         raise BadData(
@@ -349,7 +360,7 @@ def _make_judged(rows: Rows, scheme: Scheme, bad: BadRows) -> tuple[Split, list[
 
 
 def _settle_spellings(parts: dict[str, Rows], scheme: Scheme, config: DataConfig, notes: list[str]) -> Scheme:
-    """Note labels that are spellings of one another; where that is asked for, read them as one in all `parts`."""
+    """Note labels that are spellings of one another; with `data.merge_labels`, merge them in all `parts`."""
     if not scheme.targets.has_labels:
         return scheme
     counts = findings.count_names(parts["train"], scheme)
@@ -369,6 +380,7 @@ def _settle_spellings(parts: dict[str, Rows], scheme: Scheme, config: DataConfig
 
 
 def _check_labels(scheme: Scheme, train: Split, *, is_cut: bool) -> None:
+    """Refuse training rows without labels, with one label only, or with labels that cannot be classes."""
     if scheme.targets.has_labels and not scheme.labels:
         raise BadData("no row has a label", "name the label column with `--label`", path=train.path)
     if scheme.targets.is_one_label and len(scheme.labels) == 1:
@@ -389,7 +401,7 @@ def _check_labels(scheme: Scheme, train: Split, *, is_cut: bool) -> None:
 def _cut_sides(
     rows: Split, kind: str, shares: tuple[float, float], config: DataConfig, *, keeps_single: bool = True
 ) -> dict[str, Split]:
-    """Cut dev, test or both from rows that train; rows that are alone in their class stay with those."""
+    """Split dev, test or both off training rows; rows that are alone in their class stay training rows."""
     assert rows.targets is not None
     keys, form = row_keys(kind, rows.texts, rows.pairs), KINDS[kind].targets
     is_single = form.find_single(rows.targets) if keeps_single else None
@@ -404,15 +416,8 @@ def _cut_sides(
     return cut
 
 
-def _draw_rows(task: Task, config: DataConfig) -> Task:
-    """The task with no more rows than asked for."""
-    most = {"dev": config.most_dev, "test": config.most_test}
-    task = cut_task(task, {side: number for side, number in most.items() if number is not None})
-    return task if config.sample is None else take_sample(task, config.sample, config.sample_seed)
-
-
 def take_sample(task: Task, num_rows: int, seed: int) -> Task:
-    """The task with `num_rows` of its training rows, drawn by `seed`; all of them where it has no more."""
+    """Return the task with `num_rows` of its training rows, drawn by `seed`; with all rows if it has no more."""
     if num_rows >= len(task.train):
         return task
     note = f"training on {num_rows} of {len(task.train)} rows, drawn by the seed {seed}"
@@ -420,7 +425,7 @@ def take_sample(task: Task, num_rows: int, seed: int) -> Task:
 
 
 def cut_task(task: Task, most: Mapping[str, int], seed: int = 0) -> Task:
-    """The task with at most this many dev and test rows, drawn by `seed`."""
+    """Return the task with at most this many dev and test rows, drawn by `seed`."""
     sides, notes = {}, []
     for side, number in most.items():
         split = task.test if side == "test" else task.dev
@@ -431,7 +436,7 @@ def cut_task(task: Task, most: Mapping[str, int], seed: int = 0) -> Task:
 
 
 def _with_digests(task: Task) -> Task:
-    """Add the digests of a task's rows. The written texts of labels are part of training, not of judging."""
+    """Add the digests of a task's rows. The written texts of labels count for training, not for evaluation."""
     head = [task.kind, *task.labels, task.metric]
     written = ["written", *task.answers] if task.answers else []
     sides = {"train": task.train, "dev": task.dev} | ({"test": task.test} if task.test else {})
@@ -440,13 +445,13 @@ def _with_digests(task: Task) -> Task:
 
 
 def _digest_rows(head: Iterable[str], splits: dict[str, Split]) -> str:
-    """sha256 over kind, labels, metric and rows, each framed by JSON so that no two tasks can spell the same bytes."""
+    """Return the sha256 of kind, labels, metric and rows, each as JSON so that no two tasks give the same bytes."""
     state = hashlib.sha256(json.dumps(list(head)).encode())
     for side, split in splits.items():
         state.update(json.dumps([side, len(split), split.pairs is not None, *split.unseen]).encode())
         assert split.targets is not None
         pairs = split.pairs if split.pairs is not None else [""] * len(split)
-        # Sets of labels row by row: as lists they are ten times as large.
+        # Sets of labels are listed row by row: all lists at once would be ten times as large.
         targets = split.targets.tolist() if split.targets.ndim == 1 else map(np.ndarray.tolist, split.targets)
         for text, pair, target in zip(split.texts, pairs, targets, strict=True):
             state.update(json.dumps([text, pair, target]).encode())

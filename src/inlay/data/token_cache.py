@@ -1,8 +1,8 @@
-"""Texts tokenised once: a set that this process or an earlier one has read is not tokenised again.
+"""A cache of tokenised texts, in memory and on disk.
 
-A set of windows is named by everything it depends on: the texts, the words to tag in them, the tokenizer and its
-settings. So nothing goes stale, and training, scoring and plans may simply ask for windows. Large sets are kept as
-arrays in files of the user's cache (`ArrayCache`).
+The key of a set of windows is a hash of everything that it depends on: the texts, the words to tag in them, the
+tokenizer and its settings. So no entry is ever out of date. Large sets are kept as arrays in files of the user's cache
+(`ArrayCache`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from inlay.data.tasks import Split
 from inlay.data.windows import Progress, Reading, encode_split, find_layout
 
 SMALL_CHARACTERS = 100_000
-"""Sets with fewer characters are not worth a file: they are tokenised in a fraction of a second."""
+"""Smaller sets are not kept on disk: they are tokenised in a fraction of a second."""
 MEMORY_BYTES = 256 << 20
-_LATER = {"prompt": "", "pairs": "joined"}  # settings of a reading that came when sets were kept already
-_FORMAT = 1  # raise it with every change in how a text set becomes windows
+_LATER = {"prompt": "", "pairs": "joined"}  # settings added after sets were first kept, with their old values
+_FORMAT = 1  # raise it with every change in how texts become windows
 
 
 class Memory:
-    """The sets of this process that were asked for last, up to a number of bytes."""
+    """The most recently used sets of this process, up to a number of bytes."""
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
         self._limit_bytes, self._num_bytes = limit_bytes, 0
@@ -65,9 +65,9 @@ _IDENTITIES: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
 
 
 def encode_cached(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None = None) -> Encoded:
-    """Return what `encode_split` gives, remembered in this process and, where a set is large, in the user's cache.
+    """Return what `encode_split` returns, kept in this process and, if the set is large, in the user's cache.
 
-    `progress` is not called for a set that is known.
+    `progress` is not called for a set that is cached.
     """
     key = _name_set(tokenizer, split, reading)
     encoded = _MEMORY.get(key)
@@ -89,15 +89,15 @@ def encode_cached(tokenizer: Any, split: Split, reading: Reading, progress: Prog
 
 
 def open_tokens() -> ArrayCache:
-    """The user's cache of tokenised texts.
+    """Open the user's cache of tokenised texts.
 
-    It lies under $XDG_CACHE_HOME/inlay and is as large as $INLAY_CACHE_BYTES allows; 0 is none.
+    It is under $XDG_CACHE_HOME/inlay; $INLAY_CACHE_BYTES limits its size, and 0 turns it off.
     """
     return ArrayCache(cache_folder("tokens"), cache_limit())
 
 
 def _name_set(tokenizer: Any, split: Split, reading: Reading) -> str:
-    """A sha256 of everything that decides a set's windows."""
+    """Return the key of a set: the sha256 of everything that decides its windows."""
     words = find_layout(reading.kind).words
     asked = {
         "format": _FORMAT,
@@ -115,7 +115,7 @@ def _name_set(tokenizer: Any, split: Split, reading: Reading) -> str:
         if texts is not None:
             contents = [text.encode("utf8", "surrogatepass") for text in texts]
             lengths = np.array([len(contents), *map(len, contents)], dtype=np.int64)
-            digest.update(lengths.tobytes())  # or moving a character from one text to the next would change nothing
+            digest.update(lengths.tobytes())  # else moving a character from one text to the next would change nothing
             digest.update(b"".join(contents))
     for spans in () if words is None else words(split):
         digest.update(f"{len(spans)}:".encode() + flatten(spans).tobytes())
@@ -123,44 +123,44 @@ def _name_set(tokenizer: Any, split: Split, reading: Reading) -> str:
 
 
 def _identify(tokenizer: Any) -> str:
-    """A sha256 of all a tokenizer does to a text. Taken once: tokens may be added to a tokenizer, no more."""
+    """Return a sha256 of what a tokenizer does to texts, computed once; its only later change is more tokens."""
     backend = tokenizer.backend_tokenizer
     num_tokens = int(backend.get_vocab_size())
     known = _IDENTITIES.get(tokenizer)
     if known is None or known[0] != num_tokens:
         parts = json.loads(backend.to_str())
-        del parts["truncation"], parts["padding"]  # settings of a call, or of whoever saved it
+        del parts["truncation"], parts["padding"]  # settings of one call, or of the library that saved it
         known = num_tokens, hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
         _IDENTITIES[tokenizer] = known
     return known[1]
 
 
 _SUFFIX, _DRAFT = ".safetensors", ".draft-"
-_STALE_SECONDS = 3600  # a draft this old has lost its writer
+_STALE_SECONDS = 3600  # a draft as old as this was left by a dead process
 _DTYPES: dict[str, np.dtype[Any]] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 
 
 class ArrayCache:
-    """Named sets of int32 and int64 arrays under one folder; the least recently used go when the limit is passed."""
+    """Sets of int32 and int64 arrays in files of one folder; the least recently used are deleted beyond the limit."""
 
     def __init__(self, folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.folder, self.limit_bytes = folder, limit_bytes
 
     def read(self, key: str) -> dict[str, np.ndarray] | None:
-        """The arrays written under `key`, mapped into memory and not to be changed; None: there are none."""
+        """Return the arrays written under `key`, mapped into memory and read-only; None if there are none."""
         if not self.limit_bytes:
             return None
         path = self.folder / f"{key}{_SUFFIX}"
         try:
             arrays = _map_arrays(path)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # whatever garbage makes of itself
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):  # a damaged file raises any of these
             return None
         with suppress(OSError):
             os.utime(path)  # a file's time is its last use
         return arrays
 
     def write(self, key: str, arrays: Mapping[str, np.ndarray]) -> None:
-        """Keep arrays under `key`, if they fit the limit and the folder can be written to."""
+        """Keep arrays under `key`, if they fit the limit and the folder is writable."""
         from safetensors.numpy import save
 
         if not 0 < sum(array.nbytes for array in arrays.values()) <= self.limit_bytes:
@@ -168,7 +168,7 @@ class ArrayCache:
         whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         draft = self.folder / f"{_DRAFT}{os.getpid()}-{os.urandom(8).hex()}"
         try:
-            # For the user alone, whatever the umask: token ids are the user's texts, near enough.
+            # For the user alone, whatever the umask: the user's texts can be restored from their token ids.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             draft.write_bytes(save(whole, {"crc32": _checksum(whole)}))
             os.replace(draft, self.folder / f"{key}{_SUFFIX}")
@@ -182,7 +182,7 @@ class ArrayCache:
         return Usage(len(files), sum(status.st_size for _, status in files))
 
     def clear(self, *, dry_run: bool = False) -> Usage:
-        """Delete everything; says how much that is."""
+        """Delete everything; return how much that is."""
         files = self._files()
         for path, _ in () if dry_run else files:
             _delete(path)
@@ -218,7 +218,7 @@ def _map_arrays(path: Path) -> dict[str, np.ndarray]:
         first, last = entry["data_offsets"]
         arrays[name] = mapped[start + first : start + last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
     if _checksum(arrays) != checksum:
-        raise ValueError(f"{path}: its bytes are not those that were written")
+        raise ValueError(f"{path}: these are not the bytes that were written")
     return arrays
 
 

@@ -1,9 +1,9 @@
-"""Rows become windows of tokens, and targets lie beside the tokens they are about.
+"""Windows: rows as token ids of limited length, and targets aligned with the tokens.
 
-A text or pair is one window, cut where it is too long (where the texts of a pair are read apart, each by itself); a
-question with a long context is several, which overlap. For heads that read tokens every window says which part of the
-text each token stands for (its place), so that an answer can be cut from the text and a target laid on the right token.
-A kind of task names its layout; nothing outside this file knows how rows are laid out.
+A text or pair is one window, truncated if it is too long (if the texts of a pair are read apart, each by itself); a
+question with a long context is several windows, which overlap. For heads that read tokens, a window has the part of the
+text that each token stands for (its place), so that an answer can be cut from the text and a target assigned to the
+right token. A kind of task names its layout; no code outside this file knows how rows are laid out.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 
 from inlay.data.encode import (
     Encoded,
-    Pile,
     Truncation,
+    WindowBuilder,
     chunks,
     encode,
     encode_apart,
@@ -30,7 +30,7 @@ from inlay.data.tags import Word, split_words
 from inlay.data.targets import IGNORED
 from inlay.data.tasks import Split
 
-MAX_QUESTION = 64  # tokens of a question at most, as published for SQuAD; the rest of a window is context
+MAX_QUESTION = 64  # most tokens of a question, as published for SQuAD; the rest of a window is context
 
 
 Progress = Callable[[int], None]
@@ -48,37 +48,38 @@ class Reading:
     prompt: str = ""
     """the text before every text or pair that is read whole"""
     pairs: str = "joined"
-    """the way a pair is read: `joined` as one text, or `towers`, each text by itself, cut by itself"""
+    """how a pair is read: `joined` as one text, or `towers`, each text by itself"""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """An entry of the table: how rows are encoded, and how their targets lie beside the tokens."""
+    """An entry of the table: how rows are encoded, and how their targets are aligned with the tokens."""
 
     encode: Callable[[Any, Split, Reading, Progress | None], Encoded]
     align: Callable[[Encoded, np.ndarray], list[np.ndarray]] | None = None
-    """None: a target is the whole row's"""
+    """aligns targets with tokens; None: a target belongs to the whole row"""
     overlaps: bool = False
     """whether a long row becomes several windows"""
     words: Callable[[Split], list[tuple[Word, ...]]] | None = None
-    """the words of every row that tokens stand for, where the texts do not show them"""
+    """returns the words of every row that tokens stand for; None: tokens do not stand for words"""
 
 
 def find_layout(kind: str) -> Layout:
-    """Return how rows of a kind are laid out."""
+    """Return the layout of the rows of a kind."""
     return LAYOUTS[KINDS[kind].layout]
 
 
 def encode_split(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None = None) -> Encoded:
-    """The windows of a split's rows. Words to tag are those of its targets, or else those of the text."""
+    """Encode a split's rows as windows. Words to tag are those of its targets, or else those of the text."""
     return find_layout(reading.kind).encode(tokenizer, split, reading, progress)
 
 
 def align_targets(kind: str, encoded: Encoded, targets: np.ndarray) -> list[np.ndarray] | None:
-    """The targets of every window, token by token, for kinds whose heads read tokens.
+    """Align targets with the tokens of every window, for kinds whose heads read tokens.
 
-    tag: int64 [T], the label of a word at its first piece. span: int64 [T, 2] for start and end, 1 at the answer's and
-    0 where it could have been; a window without the answer has it at its first token. `IGNORED` everywhere else.
+    tag: int64 [T], the label of a word at its first piece. span: int64 [T, 2] for start and end: 1 at those of the
+    answer, 0 at the other tokens of the context; a window without the answer has both at its first token. `IGNORED`
+    everywhere else.
     """
     align = find_layout(kind).align
     return None if align is None else align(encoded, targets)
@@ -93,7 +94,7 @@ def _encode_whole(tokenizer: Any, split: Split, reading: Reading, progress: Prog
 
 
 def _encode_words(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
-    """One window per text; the first piece of a word has the whole word for its place."""
+    """Encode each text as one window; the place of a word's first piece is the whole word."""
     encoded = encode(tokenizer, split.texts, None, reading.max_length, with_offsets=True, progress=progress)
     assert encoded.flat_places is not None
     words = find_words(split)
@@ -109,17 +110,17 @@ def _encode_words(tokenizer: Any, split: Split, reading: Reading, progress: Prog
 
 
 def find_words(split: Split) -> list[tuple[Word, ...]]:
-    """The words to tag of every row: those of the targets, or else those of the text."""
+    """Return the words to tag of every row: those of the targets, or else those of the text."""
     if split.targets is None:
         return [split_words(text) for text in split.texts]
     return [tuple((start, end) for start, end, _ in target) for target in split.targets]
 
 
 def _place_words(words: Sequence[Sequence[Word]], offsets: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Places [N, 2] where each word's first piece stands for the word; -1 for all other tokens.
+    """Return places [N, 2]: the word's place for the first piece of each word, -1 for all other tokens.
 
-    `offsets` and `rows` say of every token where it stands in which row. All rows are placed at once: a character's
-    row and place in it become one number, which grows from row to row.
+    `offsets` and `rows` are the place and row of every token. All rows are done at once: a character's row and position
+    become one number, which grows from row to row.
     """
     places = np.full(offsets.shape, -1, dtype=np.int32)
     tokens = np.flatnonzero(offsets[:, 1] > offsets[:, 0])
@@ -128,7 +129,7 @@ def _place_words(words: Sequence[Sequence[Word]], offsets: np.ndarray, rows: np.
         return places
     row_length = 1 + max(int(offsets.max()), int(spans.max()))
     shifts = row_length * np.repeat(np.arange(len(words)), [len(own) for own in words])
-    # By its last character: byte-level pieces may count the blank before a word as theirs.
+    # By a piece's last character: byte-level pieces may include the blank before a word.
     last = offsets[tokens, 1] - 1 + row_length * rows[tokens]
     word = np.searchsorted(spans[:, 0] + shifts, last, side="right") - 1
     is_inside = (word >= 0) & (last < (spans[:, 1] + shifts)[word])
@@ -148,13 +149,13 @@ def _align_tags(encoded: Encoded, targets: np.ndarray) -> list[np.ndarray]:
 
 
 def _encode_contexts(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
-    """Overlapping windows of a question and a part of its context; the places are those of the context's tokens."""
+    """Encode overlapping windows of a question and a part of its context; only the context's tokens have places."""
     assert split.pairs is not None
     longest = min(MAX_QUESTION, reading.max_length // 2)
-    # A window must have more room than it shares, or it would never end; 4 is the most special tokens a pair has.
+    # A window must have more room than it shares with the next one; a pair has at most 4 special tokens.
     stride = min(reading.stride, max(0, (reading.max_length - longest - 4) // 2))
     cut = Truncation(reading.max_length, "only_second", stride)
-    pile = Pile(tokenizer)
+    builder = WindowBuilder(tokenizer)
     owners: list[int] = []
     is_context: list[np.ndarray] = []
     for chunk in chunks(split.texts, split.pairs, progress):
@@ -163,17 +164,18 @@ def _encode_contexts(tokenizer: Any, split: Split, reading: Reading, progress: P
         windows = [[row, *row.overflowing] for row in rows]
         owners += [row for row, own in enumerate(windows, chunk.start) for _ in own]
         flat = [window for own in windows for window in own]
-        pile.add(flat, with_places=True)
+        builder.add(flat, with_places=True)
         is_context += [np.array(window.sequence_ids, dtype=object) == 1 for window in flat]
-    encoded = pile.finish(owners, 0)
+    encoded = builder.finish(owners, 0)
     assert encoded.flat_places is not None
     stands = np.concatenate(is_context) & (encoded.flat_places[:, 1] > encoded.flat_places[:, 0])
     return replace(encoded, flat_places=np.where(stands[:, None], encoded.flat_places, np.int32(-1)))
 
 
 def _cut_texts(tokenizer: Any, texts: Sequence[str], max_tokens: int) -> list[str]:
-    """Cut texts to this number of tokens; only a text with more bytes than that can have more tokens."""
+    """Cut texts to this number of tokens."""
     cut = list(texts)
+    # Only a text with more bytes than that can have more tokens.
     long = [row for row, text in enumerate(texts) if len(text.encode()) > max_tokens]
     if long:
         encodings = tokenize(tokenizer, [texts[row] for row in long], None, None, with_offsets=True)
@@ -196,7 +198,7 @@ def _align_answers(encoded: Encoded, targets: np.ndarray) -> list[np.ndarray]:
 
 
 def _find_answer(places: np.ndarray, golds: Sequence[tuple[int, str]]) -> tuple[int, int]:
-    """The first and last token of the first gold answer; the window's first token where it is not whole in it."""
+    """Return the first and last token of the first gold answer; twice the window's first token if it is not whole."""
     if not golds:
         return 0, 0
     start, text = golds[0]
@@ -208,26 +210,26 @@ def _find_answer(places: np.ndarray, golds: Sequence[tuple[int, str]]) -> tuple[
 
 
 PAIR_WORDS = ("sentence1: ", "sentence2: ")
-"""The words before the texts of a pair that is read as one, as published for T5."""
+"""What is written before each text of a pair that is read as one text, as published for T5."""
 
 
 def _encode_joined(tokenizer: Any, split: Split, reading: Reading, progress: Progress | None) -> Encoded:
-    """Texts as they are, pairs as one text: for backbones that write, whose tokenizers end every text with a mark."""
+    """Encode pairs as one text, for text-to-text backbones, whose tokenizers end every text with a special token."""
     if split.pairs is None:
         return _encode_whole(tokenizer, split, reading, progress)
     first, second = PAIR_WORDS
-    pile, cut, num_truncated = Pile(tokenizer), Truncation(reading.max_length), 0
+    builder, cut, num_truncated = WindowBuilder(tokenizer), Truncation(reading.max_length), 0
     for chunk in chunks(split.texts, split.pairs, progress):
         texts = [reading.prompt + first + text for text in split.texts[chunk]]
         pairs = [second + pair for pair in split.pairs[chunk]]
         rows = tokenize(tokenizer, texts, pairs, cut, with_offsets=True)
-        pile.add([_WithoutMiddle(row) for row in rows])
+        builder.add([_WithoutMiddle(row) for row in rows])
         num_truncated += sum(len(row) == reading.max_length and bool(row.overflowing) for row in rows)
-    return pile.finish(np.arange(len(split)), num_truncated)
+    return builder.finish(np.arange(len(split)), num_truncated)
 
 
 class _WithoutMiddle:
-    """The encoding of a pair without the mark that ends its first text."""
+    """The encoding of a pair without the special token that ends its first text."""
 
     def __init__(self, encoding: Any) -> None:
         owners = encoding.sequence_ids

@@ -1,4 +1,4 @@
-"""The exchange room: tasks that come from other libraries and go to them."""
+"""The exchange room: imports tasks from other libraries, and exports tasks to them and to ONNX."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""AdapterHub's folders, as the `adapters` library (1.3.0) writes and loads them.
+"""Reading of AdapterHub's folders, as the `adapters` library (1.3.0) writes them.
 
-`adapter_config.json` says which architecture, `pytorch_adapter.bin` or `adapter.safetensors` holds its weights under
-the model's own module names, `head_config.json` and `pytorch_model_head.bin` the prediction head. Where an adapter
-stands follows from flags: `LN(t + h + f(h))` is Houlsby's, `LN(s + f(LN(s)))` with s = t + h Pfeiffer's, and
-`LN(t + h + c·f(t))` the parallel one. Every other combination of the flags is refused by name.
+`adapter_config.json` names the architecture, `pytorch_adapter.bin` or `adapter.safetensors` has its weights under the
+model's own module names, `head_config.json` and `pytorch_model_head.bin` the prediction head. The place of an adapter
+follows from flags: `LN(t + h + f(h))` is Houlsby's, `LN(s + f(LN(s)))` with s = t + h Pfeiffer's, and
+`LN(t + h + c·f(t))` the parallel one. Any other combination of the flags is refused, and named in the error.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONFIG, HEAD_CONFIG = "adapter_config.json", "head_config.json"
 WEIGHTS = ("adapter.safetensors", "pytorch_adapter.bin")
 HEAD_WEIGHTS = ("model_head.safetensors", "pytorch_model_head.bin")
 VERSION = "adapters.1.3.0"
-"""version of the library that this file was written against, as its configs spell it"""
+"""version of the library that this file is made for, as its configs write it"""
 
 MODEL_CLASSES = {
     "bert": "BertAdapterModel",
@@ -44,7 +44,7 @@ MODEL_CLASSES = {
     "distilbert": "DistilBertAdapterModel",
     "deberta-v2": "DebertaV2AdapterModel",
 }
-"""family -> the library's model class with flexible heads; a family not here has none"""
+"""family -> the library's model class with flexible heads; other families have none"""
 
 ACTIVATIONS = {
     "relu": "relu",
@@ -62,7 +62,7 @@ ACTIVATIONS = {
 ATTENTION_LINEARS = {"query": "q", "key": "k", "value": "v"}
 """our linear layer of attention -> the library's letter"""
 WIDE_LINEARS = {"expand": "intermediate_lora", "contract": "output_lora"}
-"""our linear layer of the feed-forward network -> the library's flag"""
+"""our linear layer of the feed-forward network -> the library's flag for it"""
 
 _NEUTRAL: foreign.Neutral = {
     "ln_before": ((False,), "a layer norm of its own before the bottleneck"),
@@ -77,22 +77,22 @@ _NEUTRAL: foreign.Neutral = {
     "vera_b": ((None,), "VeRA's shared random matrices"),
 }
 _KNOWN = {
-    # Those that only matter in training (initial values, dropout), and sizes, which the tensors show themselves.
+    # Settings that only matter in training (initial values, dropout), and sizes, which the tensors show.
     *("architecture", "init_weights", "init_weights_seed", "dropout", "stochastic_depth", "reduction_factor", "dtype"),
     *("inv_adapter_reduction_factor", "adapter_residual_before_ln", "phm_dim", "phm_rank", "phm_bias", "phm_c_init"),
     *("phm_init_range", "factorized_phm_W", "factorized_phm_rule", "shared_W_phm", "shared_phm_rule", "learn_phm"),
     "hypercomplex_nonlinearity",
-    # Those that are read here.
+    # Settings that are read here.
     *("mh_adapter", "output_adapter", "non_linearity", "original_ln_before", "residual_before_ln", "is_parallel"),
     *("scaling", "leave_out", "selfattn_lora", "intermediate_lora", "output_lora", "attn_matrices", "r", "alpha"),
     "composition_mode",
 }
-# Module names of versions before 2021.
+# Module names in versions before 2021.
 _LEGACY = re.compile(r"\b(attention|layer)_text_(task|lang)_adapters\b")
 
 
 def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
-    """Read the task in a folder that `save_adapter` wrote; what Inlay cannot reproduce exactly is refused by name."""
+    """Read the task in a folder that `save_adapter` wrote; what Inlay cannot reproduce exactly is refused."""
     config, anatomy = foreign.read_json(folder / CONFIG), backbone.anatomy
     # 1. the backbone
     if anatomy.family not in MODEL_CLASSES:
@@ -129,7 +129,7 @@ def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
 
 
 def _read_settings(config: Mapping[str, Any], weights: foreign.Weights, path: Path) -> dict[str, Any]:
-    """Refuse every setting that Inlay has no equal of, and return the architecture's settings."""
+    """Return the architecture's settings; refuse those that Inlay does not have."""
     inner = config.get("config")
     if not isinstance(inner, dict):
         raise Unsupported(
@@ -139,7 +139,7 @@ def _read_settings(config: Mapping[str, Any], weights: foreign.Weights, path: Pa
     legacy = inner.pop("invertible_adapter", None)
     if legacy:
         inner["inv_adapter"] = legacy
-    # The library drops the invertible part that old task adapters name and never had.
+    # The library ignores the invertible part that old task adapters name but do not have.
     if config.get("type") == "text_task" and not any("invertible" in name for name in weights.left):
         inner["inv_adapter"] = None
     foreign.check_settings(inner, _NEUTRAL, path, "train the adapter")
@@ -149,9 +149,9 @@ def _read_settings(config: Mapping[str, Any], weights: foreign.Weights, path: Pa
                 f"{path}: `{key}` is a setting that Inlay does not know", "upgrade Inlay, or train it anew"
             )
     if "version" not in config and inner.get("non_linearity") in ("gelu", "gelu_orig"):
-        # Before version 2 of its predecessor, `gelu` meant the tanh form.
+        # Before version 2 of the library's predecessor, `gelu` meant the tanh form.
         inner["non_linearity"] = {"gelu": "gelu_new", "gelu_orig": "gelu"}[inner["non_linearity"]]
-    # LoRA of adapters before 1.1 was trained with the factor 1, whatever alpha says; the library mends it on load.
+    # LoRA before version 1.1 was trained with the factor 1, whatever alpha says; the library corrects alpha on load.
     match = re.match(r"adapters\.(\d{1,9})\.(\d{1,9})", str(config.get("version", "")))
     if match is not None and (int(match[1]), int(match[2])) < (1, 1):
         inner["alpha"] = inner.get("r", 1)
@@ -167,11 +167,12 @@ class _AdapterHubLocator:
         self.prefix = prefix if any(item.startswith(prefix) for item in weights.left) else ""
 
     def take(self, path: str, kind: str, item: str, *shape: int | None) -> Tensor:
+        """Take one tensor of an adapter or LoRA at a module."""
         return self.weights.take(f"{self.prefix}{path}.{kind}.{self.name}.{item}", *shape)
 
 
 def locate_bottleneck(anatomy: Anatomy, site_key: str) -> str:
-    """Return the module that holds the adapters of a site: beside the site, but in DistilBERT a module of the block."""
+    """Return the module that has the adapters of a site: the site's parent, but in DistilBERT a module of the block."""
     site = next(site for site in anatomy.sites if site.key == site_key)
     if anatomy.family == "distilbert":
         name = "attention_adapters" if site.place == "attention" else "output_adapters"
@@ -180,6 +181,7 @@ def locate_bottleneck(anatomy: Anatomy, site_key: str) -> str:
 
 
 def _read_bottleneck(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+    """Read bottleneck adapters as a method and a slot's tensors."""
     anatomy = locate.anatomy
     name, places = _find_places(inner)
     activation = ACTIVATIONS.get(str(inner.get("non_linearity")).lower())
@@ -204,7 +206,7 @@ def _read_bottleneck(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tu
 
 
 def _take_bottleneck(locate: _AdapterHubLocator, key: str, *, has_scaling: bool) -> dict[str, Tensor]:
-    """A site's adapter in Inlay's order. A learned factor, for all channels or each, goes into the up-projection."""
+    """Return a site's adapter in Inlay's form; learned factors are multiplied into the up-projection."""
     width, path = locate.anatomy.hidden_size, locate_bottleneck(locate.anatomy, key)
     down = locate.take(path, "adapters", "adapter_down.0.weight", None, width)
     size = down.shape[0]
@@ -218,7 +220,7 @@ def _take_bottleneck(locate: _AdapterHubLocator, key: str, *, has_scaling: bool)
 
 
 def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Find which of Inlay's methods the placement flags describe, and at which places."""
+    """Return which of Inlay's methods the placement flags describe, and its places."""
     flags = {"attention": inner.get("mh_adapter"), "feedforward": inner.get("output_adapter")}
     places = tuple(place for place, is_set in flags.items() if is_set)
     if not places:
@@ -237,6 +239,7 @@ def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
 
 
 def _adapted_layers(inner: Mapping[str, Any], anatomy: Anatomy) -> list[int]:
+    """Return the layers that `leave_out` does not name."""
     left_out = _read_list(inner, "leave_out")
     layers = [layer for layer in range(anatomy.num_layers) if layer not in left_out]
     if not layers:
@@ -247,12 +250,12 @@ def _adapted_layers(inner: Mapping[str, Any], anatomy: Anatomy) -> list[int]:
 def _read_list(inner: Mapping[str, Any], key: str, default: Sequence[Any] = ()) -> list[Any]:
     value = inner.get(key, default)
     if value is not None and not isinstance(value, list | tuple):
-        raise BadData(f"`{key}` is `{value}`, which is no list", "save the adapter again")
+        raise BadData(f"`{key}` is `{value}`, which is not a list", "save the adapter again")
     return list(value or ())
 
 
 def _read_linears(inner: Mapping[str, Any], anatomy: Anatomy, name: str) -> MethodConfig:
-    """Return the method `name` with the layers and linear layers that the settings name."""
+    """Return the settings of the method `name`, with its layers and linear layers."""
     layers = foreign.name_layers(_adapted_layers(inner, anatomy), anatomy.num_layers)
     attention = _read_list(inner, "attn_matrices", ("q", "v")) if inner.get("selfattn_lora", True) else []
     unknown = [item for item in attention if item not in ATTENTION_LINEARS.values()]
@@ -264,6 +267,7 @@ def _read_linears(inner: Mapping[str, Any], anatomy: Anatomy, name: str) -> Meth
 
 
 def _read_lora(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+    """Read LoRA as a method and a slot's tensors."""
     config, rank = _read_linears(inner, locate.anatomy, "lora"), int(foreign.read_number(inner, "r", 8))
     parts = {}
     for site in adapted_linears(locate.anatomy, resolve_method(config)):
@@ -275,10 +279,11 @@ def _read_lora(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[Re
 
 
 def _read_ia3(inner: Mapping[str, Any], locate: _AdapterHubLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+    """Read (IA)³ as a method and a slot's tensors."""
     if inner.get("output_lora"):
         raise Unsupported(
-            "`output_lora` with `composition_mode` `scale`: it multiplies what the second feed-forward layer gives, "
-            "Inlay (and the paper) what it reads",
+            "`output_lora` with `composition_mode` `scale`: it multiplies the output of the second feed-forward layer, "
+            "Inlay (and the paper) multiply its input",
             "train it with intermediate_lora=True and output_lora=False",
         )
     config = resolve_method(_read_linears(inner, locate.anatomy, "ia3"))
@@ -294,9 +299,10 @@ _ARCHITECTURES = {"bottleneck": _read_bottleneck, "lora": _read_lora, "ia3": _re
 
 
 def _read_head(folder: Path, backbone: Backbone) -> tuple[HeadSpec, tuple[str, ...], dict[str, Tensor]]:
+    """Read the prediction head beside the adapter: its form, labels and tensors."""
     if not (folder / HEAD_CONFIG).is_file() or not any((folder / name).is_file() for name in HEAD_WEIGHTS):
         raise Unsupported(
-            f"`{folder}` holds an adapter without a prediction head, which answers nothing",
+            f"`{folder}` holds an adapter without a prediction head, which cannot answer",
             "save both: `model.save_adapter(DIR, NAME, with_head=True)`",
         )
     weights = foreign.read_weights(folder, HEAD_WEIGHTS)

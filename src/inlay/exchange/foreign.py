@@ -1,10 +1,11 @@
-"""What the readers and writers of other libraries' folders share: files, heads, adapters of unequal sizes, refusals.
+"""The common code for other libraries' folders: files, heads, adapters of unequal sizes, refusals.
 
-Pickled weights are read by torch's safe loader only, which builds tensors and nothing else. A tensor that no one asked
-for is an error: weights that Inlay cannot place would otherwise be dropped, and the answers be wrong without a word.
+Pickled weights are read by torch's safe loader only, which builds tensors and nothing else. A tensor that was not asked
+for is an error: if weights that Inlay has no place for were dropped, answers would be silently wrong.
 
-Other libraries let every layer have its own size, and any set of layers; a slot has one size and a rectangle of layers
-and places. Both come together exactly: zero columns change no answer, nor does an adapter that adds nothing.
+In other libraries every layer may have its own size, and any set of layers may be adapted; a slot has one size and the
+same places in all its layers. The conversion is exact: zero columns change no answer, nor does an adapter that adds
+nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from inlay.archives import open_archive
 from inlay.data import CLASSIFICATION, KINDS, find_fault, find_kind_of_head
-from inlay.errors import BadData, Unsupported, WrongBackbone
+from inlay.errors import BadConfig, BadData, Missing, Unsupported, WrongBackbone
 from inlay.model import (
     BOTTLENECK,
     CLASSIFIERS,
@@ -48,7 +49,7 @@ from inlay.store import DRAFT_PREFIX, sync_directory
 Linear = tuple[Tensor, Tensor]
 """weight [out, in] and bias [out]"""
 Neutral = Mapping[str, tuple[tuple[Any, ...], str]]
-"""setting -> the values at which it changes nothing, and its meaning otherwise"""
+"""setting -> the values at which it has no effect, and what other values mean"""
 HEAD_TYPES = {name: kind.head_type for name, kind in KINDS.items() if kind.head_type is not None}
 """kind -> AdapterHub's type of its head; a classification of one label is its regression"""
 
@@ -61,18 +62,18 @@ class Foreign:
     head: HeadSpec
     tensors: dict[str, Tensor]
     labels: tuple[str, ...]
-    """empty where the folder does not name them"""
+    """empty if the folder does not name them"""
     library: str
-    """which library wrote it, and its version where it says so"""
+    """the library that wrote it, with its version if known"""
     base: str
-    """the backbone the folder names"""
+    """the backbone that the folder names"""
     notes: tuple[str, ...] = ()
-    """decisions made on the way, to be shown"""
+    """decisions to show the user"""
 
 
 @dataclass(frozen=True)
 class TaskToExport:
-    """A version on its way into another library's folder."""
+    """A version to be written as another library's folder."""
 
     name: str
     method: ResolvedMethod
@@ -80,26 +81,26 @@ class TaskToExport:
     labels: tuple[str, ...]
     tensors: Mapping[str, Tensor]
     base: str
-    """the name that the other library loads the backbone from"""
+    """the name under which the other library loads the backbone"""
 
 
 @dataclass(frozen=True)
 class Folder:
-    """The files for another library, and the decisions made on the way."""
+    """The files for another library, and notes for the user."""
 
     files: dict[str, bytes]
     notes: tuple[str, ...] = ()
 
 
 class Weights:
-    """The tensors of one file, by name. `take` hands each out once; `finish` refuses if any is left."""
+    """The tensors of one file, by name. `take` gives each out once; `finish` refuses tensors that are left."""
 
     def __init__(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
         self.path = path
         self.left = dict(tensors)
 
     def take(self, name: str, *shape: int | None) -> Tensor:
-        """Return the tensor as float32; None in `shape` fits any length."""
+        """Return a tensor as float32, after checking its shape; None in `shape` fits any length."""
         if name not in self.left:
             raise BadData(
                 f"it lacks the tensor `{name}`, which its config asks for",
@@ -116,7 +117,7 @@ class Weights:
         return tensor.to(torch.float32)
 
     def finish(self, num_layers: int) -> None:
-        """Refuse tensors that nobody took."""
+        """Refuse tensors that were not taken."""
         if not self.left:
             return
         name = min(self.left)
@@ -129,15 +130,15 @@ class Weights:
 
 
 _MOST_JSON_BYTES = 10_000_000
-"""of a folder's settings: those of 100,000 labels take 3 MB"""
+"""most bytes of a folder's settings; with 100,000 labels they take 3 MB"""
 _MOST_ENTRIES_BYTES = 20_000_000
-"""of the list of entries of a zip of tensors: of 100,000 tensors it takes 10 MB"""
+"""most bytes of the list of entries of a zip of tensors; for 100,000 tensors it takes 10 MB"""
 _MOST_NAMING_BYTES = 5_000_000
-"""of what names the tensors and says where they lie, 200 bytes for each: every byte may become 100 in memory"""
+"""most bytes of the tensors' names and places, 200 for each tensor; every byte may become 100 in memory"""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a folder; anything else, or one larger than settings are, is `BadData`."""
+    """Read a JSON object of a folder; anything else, or a file too large for settings, is `BadData`."""
     try:
         if path.stat().st_size > _MOST_JSON_BYTES:
             raise BadData(f"settings of more than {_MOST_JSON_BYTES:,} bytes", "save the adapter again", path=path)
@@ -150,15 +151,16 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_number(tree: Mapping[str, Any], key: str, default: float) -> float:
+    """Return a number among settings; anything else is `BadData`."""
     value = tree.get(key, default)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not abs(value) < 1e300:  # nor NaN, nor what no float holds
-        raise BadData(f"`{key}` is `{str(value)[:40]}`, which is no number", "save the adapter again")
+    if not is_number or not abs(value) < 1e300:  # also NaN, and what a float cannot hold
+        raise BadData(f"`{key}` is `{str(value)[:40]}`, which is not a number", "save the adapter again")
     return float(value)
 
 
 def check_settings(config: Mapping[str, Any], neutral: Neutral, path: Path, advice: str) -> None:
-    """Refuse every setting that Inlay has no equal of; `path` is where it stands, and `advice` begins the hint."""
+    """Refuse settings that Inlay does not have; `path` is their file, and `advice` begins the hint."""
     for key, (values, meaning) in neutral.items():
         if key in config and config[key] not in values:
             raise Unsupported(
@@ -176,14 +178,14 @@ def read_weights(folder: Path, names: Sequence[str]) -> Weights:
     size_bytes = path.stat().st_size
     for name, tensor in tensors.items():
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
-            raise BadData(f"the tensor `{name}` is no plain one", "save plain tensors only", path=path)
-        # A pickle may declare any size, and show one number a trillion times.
+            raise BadData(f"the tensor `{name}` is not a plain one", "save plain tensors only", path=path)
+        # A pickle may declare any size, and repeat one number a trillion times.
         if tensor.numel() * tensor.element_size() > size_bytes:
             raise BadData(f"the tensor `{name}` is declared larger than the file", "copy or save it again", path=path)
         if not tensor.is_floating_point():
             raise BadData(f"the tensor `{name}` holds {tensor.dtype}", "save it as floating point", path=path)
         if not torch.isfinite(tensor).all():
-            raise BadData(f"the tensor `{name}` holds values that are no numbers", "train it again", path=path)
+            raise BadData(f"the tensor `{name}` holds values that are not finite", "train it again", path=path)
     return Weights(path, tensors)
 
 
@@ -194,7 +196,7 @@ def _load_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         with path.open("rb") as file:
             header_bytes = int.from_bytes(file.read(8), "little")
-        if header_bytes < path.stat().st_size:  # else it is no such file, as the loader says
+        if header_bytes < path.stat().st_size:  # else the loader refuses the file
             _check_naming_bytes(header_bytes, path)
         return load_file(path)
     except (SafetensorError, OSError) as error:
@@ -205,7 +207,7 @@ _UNREADABLE = (
     *(UnpicklingError, zipfile.BadZipFile, struct.error, RuntimeError, OSError, EOFError, MemoryError),
     *(ValueError, LookupError, AttributeError, TypeError, AssertionError),
 )
-"""the errors of torch's loader on bytes that are not a file of named tensors"""
+"""the errors of torch's loader for a file that is not one of named tensors"""
 
 
 def _load_pickled(path: Path) -> dict[str, Tensor]:
@@ -214,13 +216,13 @@ def _load_pickled(path: Path) -> dict[str, Tensor]:
             start = file.read(2)
         _check_declared(path)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, of pickle protocols it did not write
+            warnings.simplefilter("ignore")  # torch's, about pickle protocols that it does not write
             tensors = torch.load(path, map_location="cpu", weights_only=True)
     except PermissionError as error:
         raise BadData(f"it cannot be read: {error.strerror}", "make the file readable", path=path) from None
     except _UNREADABLE as error:
-        # Not torch's own words: they advise to load the file with its code.
-        # torch's own files begin as a zip, or as a pickle of protocol 2 or later.
+        # Not torch's own message, which advises to load the file with its code. torch's own files begin as a zip, or
+        # as a pickle of protocol 2 or later.
         if isinstance(error, UnpicklingError) and start.startswith((b"PK", b"\x80")):
             reason = "it holds more than plain tensors, so it was refused: nothing in it was run"
             raise BadData(reason, "save it with safetensors, or plain tensors only", path=path) from None
@@ -228,22 +230,22 @@ def _load_pickled(path: Path) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) for name, tensor in tensors.items()
     ):
-        raise BadData("it holds something else than named tensors", "save plain tensors only", path=path)
+        raise BadData("it holds something other than named tensors", "save plain tensors only", path=path)
     return tensors
 
 
 _PICKLED_MAGIC = 0x1950A86A20F9469CFC6C
-"""the number that torch's files of before 2020 begin with; it is no size"""
+"""the number with which torch's files from before 2020 begin; it is not a size"""
 
 
 def _check_declared(path: Path) -> None:
-    """Refuse a file that declares more than it holds, before torch makes room for it."""
+    """Refuse a file that declares more data than it holds, before torch allocates memory for it."""
     size_bytes = path.stat().st_size
     if zipfile.is_zipfile(path):
         with open_archive(path, _MOST_ENTRIES_BYTES) as archive:
             entries = archive.infolist()
         pickled = sum(item.file_size for item in entries if item.filename.endswith(".pkl"))
-        is_larger = sum(item.file_size for item in entries) > size_bytes  # torch packs nothing
+        is_larger = sum(item.file_size for item in entries) > size_bytes  # torch does not compress
     else:
         with path.open("rb") as file:
             start = io.BytesIO(file.read(_MOST_NAMING_BYTES))
@@ -259,13 +261,13 @@ def _check_declared(path: Path) -> None:
 
 def _check_naming_bytes(num_bytes: int, path: Path) -> None:
     if num_bytes > _MOST_NAMING_BYTES:
-        reason = f"more than {_MOST_NAMING_BYTES:,} bytes that are no tensors"
+        reason = f"more than {_MOST_NAMING_BYTES:,} bytes besides the tensors"
         raise BadData(reason, "save it again, with the adapter's tensors alone", path=path)
 
 
 def _first_values(file: BinaryIO) -> Iterator[Any]:
-    """Yield the arguments of the pickles that a file of torch's begins with: magic, version, machine, tensors, keys."""
-    with suppress(ValueError):  # the loader says what is wrong with it
+    """Yield the arguments of the pickles with which torch's old files begin: magic, version, machine, tensors, keys."""
+    with suppress(ValueError):  # the loader reports what is wrong
         for _ in range(5):
             for _, value, _ in genops(file):
                 yield value
@@ -281,7 +283,7 @@ class LowRank:
 
 
 def join_bottlenecks(parts: Mapping[str, Mapping[str, Tensor]]) -> tuple[int, dict[str, Tensor]]:
-    """Return the common size, and a slot's tensors; `parts` has each site's, by its key and the name in a block."""
+    """Pad adapters to a common size; return that, and a slot's tensors. `parts` has each site's tensors, by its key."""
     size = max(len(part["down_bias"]) for part in parts.values())
     tensors = {}
     for key, part in parts.items():
@@ -293,9 +295,9 @@ def join_bottlenecks(parts: Mapping[str, Mapping[str, Tensor]]) -> tuple[int, di
 
 
 def join_low_ranks(parts: Mapping[str, LowRank], ours: LoraPart = LORA) -> tuple[int, float, dict[str, Tensor]]:
-    """Return the common rank and scale, and a slot's tensors; `parts` has those of each linear layer, by its key.
+    """Pad updates to a common rank and scale; return these, and a slot's tensors. `parts` has one for each layer's key.
 
-    Where scales differ, the first that is not 0 stands for all and the ratio goes into the other layers' `up`.
+    If scales differ, the first one that is not 0 is used for all, and the ratio goes into the other layers' `up`.
     """
     size = max(part.down_DR.shape[1] for part in parts.values())
     scale = next((part.scale for part in parts.values() if part.scale), 1.0)
@@ -311,7 +313,7 @@ def join_low_ranks(parts: Mapping[str, LowRank], ours: LoraPart = LORA) -> tuple
 def complete(
     backbone: Backbone, method: ResolvedMethod, tensors: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], int]:
-    """Fill the method's places that the folder lacks with neutral tensors; return all tensors and how many are new."""
+    """Add neutral tensors for the method's places that the folder lacks; return all tensors and how many are new."""
     whole = dict(tensors)
     for spec in layout(backbone.anatomy, method):
         if spec.name not in whole and spec.start == "backbone":
@@ -322,16 +324,16 @@ def complete(
 
 
 def name_layers(layers: Iterable[int], num_layers: int) -> str:
-    """Write layers as `method.layers` has them."""
+    """Write layers in the form of `method.layers`."""
     found = sorted(set(layers))
     return "all" if found == list(range(num_layers)) else ",".join(map(str, found))
 
 
 def check_classifier(model_class: str, backbone: Backbone) -> None:
-    """Refuse the head of a model class that Inlay's heads cannot be."""
+    """Refuse the head of a model class if none of Inlay's heads equals it."""
     family = backbone.anatomy.family
     if not model_class.endswith("ForSequenceClassification"):
-        raise Unsupported(f"the head of a `{model_class}`", "Inlay reads those that classify whole texts")
+        raise Unsupported(f"the head of a `{model_class}`", "Inlay reads heads that classify whole texts")
     if isinstance(reason := CLASSIFIERS[family], str):
         raise Unsupported(
             f"transformers' own classifier of the family `{family}` has {reason}, which Inlay's heads do not have",
@@ -340,7 +342,7 @@ def check_classifier(model_class: str, backbone: Backbone) -> None:
 
 
 def take_classifier(weights: Weights, backbone: Backbone, prefix: str = "") -> tuple[HeadSpec, dict[str, Tensor]]:
-    """Take the head of transformers' own sequence classifier. One output is a number, several are classes."""
+    """Read the head of transformers' own sequence classifier. One output is a number, several are classes."""
     form, width = CLASSIFIERS[backbone.anatomy.family], backbone.hidden_size
     assert not isinstance(form, str), "checked before"
     out = _take_linear(weights, f"{prefix}{form.out}", None, width)
@@ -364,7 +366,7 @@ def take_classifier(weights: Weights, backbone: Backbone, prefix: str = "") -> t
 def take_flexible_head(
     config: Mapping[str, Any], weights: Weights, backbone: Backbone
 ) -> tuple[HeadSpec, dict[str, Tensor]]:
-    """Take the head of AdapterHub's model classes: dropout and a linear layer, or two with an activation between."""
+    """Read the head of AdapterHub's model classes: one linear layer, or two with an activation between."""
     inner, width = config["config"], backbone.hidden_size
     if not isinstance(inner, Mapping):
         raise BadData(f"the head's `config` is `{str(inner)[:40]}`, not settings", "save the adapter again")
@@ -388,11 +390,13 @@ def take_flexible_head(
 
 
 def _take_linear(weights: Weights, name: str, num_out: int | None, num_in: int) -> Linear:
+    """Take weight and bias of a linear layer."""
     weight = weights.take(f"{name}.weight", num_out, num_in)
     return weight, weights.take(f"{name}.bias", len(weight))
 
 
 def _join_head(head_type: str, pooling: str, out: Linear, hidden: Linear | None) -> tuple[HeadSpec, dict[str, Tensor]]:
+    """Return a head in Inlay's form, and its tensors."""
     kind = find_kind_of_head(head_type, len(out[0]))
     assert kind is not None
     tensors = {head_part.WEIGHT: out[0], head_part.BIAS: out[1]}
@@ -402,7 +406,7 @@ def _join_head(head_type: str, pooling: str, out: Linear, hidden: Linear | None)
 
 
 def read_labels(ids: Any, num_outputs: int) -> tuple[str, ...]:
-    """Read the labels of a `label2id`, in order; none where it names none."""
+    """Read the labels of a `label2id`, in the order of their outputs; none if it has none."""
     if not ids or num_outputs == 1:
         return ()
     if not isinstance(ids, Mapping) or not all(type(number) is int for number in ids.values()):
@@ -415,13 +419,13 @@ def read_labels(ids: Any, num_outputs: int) -> tuple[str, ...]:
 
 
 def fold_targets(task: TaskToExport) -> Linear:
-    """Fold the target's scale into the output layer: other libraries expect the number, not its standard score."""
+    """Fold the targets' scale into the output layer: other libraries expect the number, not its standard score."""
     std, mean = task.head.target_std, task.head.target_mean
     return task.tensors[head_part.WEIGHT] * std, task.tensors[head_part.BIAS] * std + mean
 
 
 def describe_decisions(head: HeadSpec) -> str:
-    """Describe for a README how logits become answers; "" where that is done the usual way."""
+    """Describe for a README how logits become answers; "" if that is done in the usual way."""
     said = ""
     if head.temperature != 1:
         divided = f"For probabilities Inlay divides the logits by its temperature, {head.temperature:.6g}"
@@ -436,13 +440,21 @@ def describe_decisions(head: HeadSpec) -> str:
 
 
 def dump_json(tree: Mapping[str, Any]) -> bytes:
-    """Write JSON as these libraries do."""
+    """Write JSON in the same layout as these libraries."""
     return json.dumps(tree, indent=2, sort_keys=True, ensure_ascii=False).encode() + b"\n"
+
+
+def check_target(folder: Path) -> None:
+    """Refuse to export into a folder that is not empty, or whose parent does not exist."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadConfig(f"`{folder}` already exists", "give a folder that does not exist, or an empty one")
+    if not folder.absolute().parent.is_dir():
+        raise Missing(f"no folder `{folder.parent}`", "make it first, or choose another place for the export")
 
 
 @contextmanager
 def drafted(folder: Path) -> Iterator[Path]:
-    """A folder to write into that gets its name at the end of the block: complete, or not at all."""
+    """Yield a draft folder, which is renamed to `folder` at the end of the block: it appears whole or not at all."""
     draft = folder.absolute().parent / f"{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
     try:
         draft.mkdir()
@@ -451,7 +463,7 @@ def drafted(folder: Path) -> Iterator[Path]:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         sync_directory(draft)
-        os.replace(draft, folder)  # an empty folder may stand there
+        os.replace(draft, folder)  # this also replaces an empty folder
         sync_directory(draft.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -459,15 +471,15 @@ def drafted(folder: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A part of a version that a format has no place for."""
+    """A part of a version that a format cannot express."""
 
     reason: str
     options: str | None = None
-    """options of `inlay train` that avoid it; None where none do"""
+    """options of `inlay train` that avoid it; None if there are none"""
 
 
 def refuse(obstacles: Sequence[Obstacle], *, presets: Sequence[str] = (), formats: Sequence[str] = ()) -> None:
-    """Refuse with every reason at once; the hint has the options, presets and formats that avoid them all."""
+    """Refuse with all reasons at once, if there are any; the hint names options, presets and formats without them."""
     if not obstacles:
         return
     first, *more = [obstacle.reason for obstacle in obstacles]

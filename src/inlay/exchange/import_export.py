@@ -1,7 +1,8 @@
-"""Imports a folder of another library as a version, and exports a version as such a folder.
+"""Import of another library's folder as a version, and export of a version as such a folder.
 
 A folder is recognised by its content, not by its name. An imported version has labels, a backbone's fingerprint and
-probes like any other, so it is listed, served and proved like any other; it has no scores, as nothing was judged.
+probes like any other, so it is listed, served and verified like any other; it has no scores, since nothing was
+evaluated.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from inlay.data import KINDS, METRICS, Split, find_fault, resolve_metric
 from inlay.errors import BadConfig, BadData, Missing, StoreDamaged, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
-from inlay.exchange.foreign import Folder, Foreign, TaskToExport, drafted, dump_json, read_json
+from inlay.exchange.foreign import Folder, Foreign, TaskToExport, check_target, drafted, dump_json, read_json
 from inlay.model import (
     BUILT_IN,
     Anatomy,
@@ -36,7 +37,7 @@ from inlay.store import Loaded, Manifest, Probe, Store, Version, legal_name
 from inlay.training import current_commit, describe_backbone, encode_rows
 
 OWN = "inlay.json"
-"""the file with the settings of a task that the other library has no word for"""
+"""the file for the settings of a task that the other library does not have"""
 
 PROBES = (
     "The meeting was moved to Thursday at ten.",
@@ -46,7 +47,7 @@ PROBES = (
     "Prices rose by three percent last year.",
     "He said that nothing had changed.",
 )
-"""neutral rows that an imported version answers on the canonical path, as it has no dev rows"""
+"""the probe rows of an imported version, which has no dev rows"""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Format:
     read: Callable[[Path, Backbone], Foreign]
     write: Callable[[TaskToExport, Anatomy], Folder]
     files: tuple[str, ...]
-    """the files of a folder"""
+    """the names of its files"""
     base: str
     """the key of its config that names the backbone"""
 
@@ -74,7 +75,7 @@ FORMATS = {
 
 @dataclass(frozen=True)
 class Wishes:
-    """The user's wishes about a folder; None leaves the choice to the folder."""
+    """What the user chose for an import; None leaves the choice to the folder."""
 
     name: str | None = None
     labels: tuple[str, ...] | None = None
@@ -93,7 +94,7 @@ class Imported:
 
 
 def find_format(folder: Path) -> str:
-    """Find which library wrote a folder: both call their config `adapter_config.json`, but PEFT's has a `peft_type`."""
+    """Return which library wrote a folder: both name their config `adapter_config.json`, but PEFT's has `peft_type`."""
     path = folder / adapterhub.CONFIG
     if not path.is_file():
         raise BadData(
@@ -110,9 +111,9 @@ def find_format(folder: Path) -> str:
 
 
 def named_backbone(folder: Path) -> str:
-    """Return the name of the backbone that a folder was trained on; Inlay's own name in an export of Inlay.
+    """Return the name of the backbone that a folder was trained on; an export of Inlay has Inlay's own name.
 
-    A hub backbone that Inlay carries gets Inlay's name, so no network is needed.
+    A hub backbone that comes with Inlay gets its name there, so no network is needed.
     """
     key = FORMATS[find_format(folder)].base
     base = _read_own(folder / OWN).get("backbone") or read_json(folder / adapterhub.CONFIG).get(key)
@@ -122,9 +123,9 @@ def named_backbone(folder: Path) -> str:
 
 
 def import_file(path: Path, name: str | None, store: Store, open_backbone: Callable[[str], Backbone]) -> Version:
-    """Add the version in a file that `Store.export` wrote, once it was built and proved on its backbone.
+    """Add the version in a file that `Store.export` wrote, after checking it on its backbone.
 
-    `open_backbone` opens the backbone that the file names, and decides whether it may.
+    `open_backbone` loads the backbone that the file names, or refuses to.
     """
 
     def check(loaded: Loaded, version: Version) -> None:
@@ -142,9 +143,10 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
     format_name = find_format(folder)
     if backbone.is_seq2seq:
         raise Unsupported(
-            f"an import to the backbone `{backbone.name}`, which writes its answers",
-            "its tasks have no head to come with: train it here, or name an encoder with `--backbone`",
+            f"an import for the backbone `{backbone.name}`, which writes its answers",
+            "its tasks have no head to import: train the task here, or name an encoder with `--backbone`",
         )
+    # 1. read the folder
     foreign = _read_foreign(folder, format_name, backbone)
     own = _read_own(folder / OWN)
     if own.get("fingerprint") not in (None, backbone.fingerprint):
@@ -153,6 +155,7 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
             f"`{backbone.name}` has `{backbone.fingerprint}`",
             "name the backbone it was trained on with `--backbone`",
         )
+    # 2. make the manifest and sidecar of the version
     manifest, notes = _describe(foreign, own, backbone, wishes)
     paths = [folder / file for file in FORMATS[format_name].files]
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
@@ -165,6 +168,7 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
         "commit": current_commit(),
         "environment": canonical_environment(),
     }
+    # 3. check the version on the backbone, and publish it
     try:
         check_whole(Loaded(manifest, foreign.tensors), Version(str(name), 1, ""), backbone)
     except StoreDamaged as error:
@@ -176,7 +180,7 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
 
 
 def _read_foreign(folder: Path, format_name: str, backbone: Backbone) -> Foreign:
-    """Read another library's folder; a setting of a type that no such library writes is an error that names it."""
+    """Read another library's folder; settings of unexpected types are an error that names them."""
     try:
         return FORMATS[format_name].read(folder, backbone)
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -198,12 +202,12 @@ _OWN_TYPES: dict[str, type] = {
 
 
 def _read_own(path: Path) -> dict[str, Any]:
-    """Read the settings that Inlay's own export noted about the task; none where another library wrote the folder."""
+    """Read the settings that Inlay's own export added; none if another library wrote the folder."""
     own = read_json(path) if path.is_file() else {}
     for key, kind in _OWN_TYPES.items():
-        if key in own and type(own[key]) is not kind:  # True is no number
+        if key in own and type(own[key]) is not kind:  # not isinstance: True is not a number here
             raise BadData(
-                f"`{key}` is `{str(own[key])[:40]}`", "delete the file: the folder can do without it", path=path
+                f"`{key}` is `{str(own[key])[:40]}`", "delete the file: the folder is complete without it", path=path
             )
     if not 0 < own.get("temperature", 1.0) < math.inf:
         raise BadData(f"`temperature` is `{own['temperature']}`", "it must be above 0, or left out", path=path)
@@ -224,7 +228,7 @@ def _describe(
     length = wishes.max_length or own.get("max_length") or find_head(head.kind).max_length
     spec, length = SlotSpec(foreign.method, head), min(length, backbone.max_length)
     has_pairs = bool(own.get("pairs"))
-    # The probes: neutral rows, each with the next one where the task reads pairs, and their canonical answers.
+    # The probes and their canonical answers; if the task reads pairs, each row has the next one as its second text.
     pairs = [*PROBES[1:], PROBES[0]] if has_pairs else None
     plain = canonical_backbone(backbone)
     rows = encode_rows(plain, Split(list(PROBES), pairs, None, []), length)
@@ -256,7 +260,7 @@ def _describe(
 
 
 def _choose_head(head: HeadSpec, own: dict[str, Any], wishes: Wishes) -> HeadSpec:
-    """The folder's head, of the kind that is wished, with the temperature and thresholds of Inlay's own export."""
+    """Return the folder's head, with the kind that the user chose, and the decisions of Inlay's own export."""
     kind = wishes.kind or own.get("kind") or head.kind
     is_number = head.num_outputs == 1
     fitting = [name for name, each in KINDS.items() if each.head_type is not None and each.is_number == is_number]
@@ -264,7 +268,7 @@ def _choose_head(head: HeadSpec, own: dict[str, Any], wishes: Wishes) -> HeadSpe
         raise BadConfig(f"kind `{kind}` for a head of {head.num_outputs} outputs", f"use {' or '.join(fitting)}")
     temperature = own.get("temperature", head.temperature)
     cuts = own.get("thresholds")
-    if cuts is None or kind != own.get("kind"):  # thresholds are of the kind they were tuned for
+    if cuts is None or kind != own.get("kind"):  # thresholds only fit the kind that they were tuned for
         return dataclasses.replace(head, kind=kind, temperature=temperature, thresholds=None)
     expected = 1 if KINDS[kind].is_classifier else head.num_outputs
     if len(cuts) != expected or not all(type(cut) in (int, float) and abs(cut) < 1e300 for cut in cuts):
@@ -275,7 +279,7 @@ def _choose_head(head: HeadSpec, own: dict[str, Any], wishes: Wishes) -> HeadSpe
 def _choose_labels(
     foreign: Foreign, own: dict[str, Any], wishes: Wishes, kind: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the user's labels, or the folder's, or transformers' own LABEL_0 …"""
+    """Return the user's labels, or the folder's, or LABEL_0 … as in transformers; and a note on guessed ones."""
     if KINDS[kind].is_number:
         return (), ()
     labels = wishes.labels or tuple(own.get("labels") or ()) or foreign.labels
@@ -290,7 +294,8 @@ def _choose_labels(
 
 
 def export_folder(reference: str, store: Store, backbone: Backbone, format_name: str, target: Path) -> Folder:
-    """Write a version as a folder of another library; `target` must not be there yet, or be empty."""
+    """Write a version as a folder of another library; `target` must not exist yet, or be empty."""
+    # 1. load the version, and let the format write its files
     version = store.resolve(reference)
     loaded = store.load(version)
     manifest = loaded.manifest
@@ -311,10 +316,8 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
         "fingerprint": backbone.fingerprint,
         "digest": version.digest,
     }
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BadConfig(f"`{target}` is there already", "give a folder that does not exist, or an empty one")
-    if not target.parent.is_dir():
-        raise Missing(f"no folder `{target.parent}`", "make it first, or choose another place for the export")
+    # 2. write them, and the settings that only Inlay has
+    check_target(target)
     try:
         with drafted(target) as draft:
             for name, content in {**folder.files, OWN: dump_json(own)}.items():
@@ -323,5 +326,5 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
         raise Missing(f"cannot write `{target}`: {error.strerror}", "choose another place for the export") from None
     notes = list(folder.notes)
     if (spec.head.target_mean, spec.head.target_std) != (0.0, 1.0):
-        notes.append("the scale of the numbers is in the head's weights")
+        notes.append("the scale of the targets is folded into the head's weights")
     return Folder(folder.files, tuple(notes))

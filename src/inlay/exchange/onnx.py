@@ -1,16 +1,16 @@
-"""Exports many tasks as one ONNX graph, with the task id as an input, and everything needed to use it.
+"""Export of many tasks as one ONNX graph, with the task id as an input, and everything needed to use it.
 
-The folder holds `model.onnx` (and `model.onnx.data` where the weights do not fit into one protobuf), `tasks.json`,
-the tokenizer and a README with a working example; nothing in it needs Inlay, torch or transformers. It appears under
-its name only when it is whole and every version's probes, answered by it in onnxruntime, agree with what was published.
+The folder has `model.onnx` (and `model.onnx.data` if the weights do not fit into one protobuf), `tasks.json`, the
+tokenizer and a README with a working example; nothing in it needs Inlay, torch or transformers. It gets its name only
+when it is whole, and when onnxruntime's answers to every version's probes agree with what was published.
 
-Traced with torch's own exporter (`dynamo=True`): it refuses what depends on the traced batch or length, where the older
-TorchScript one would write it down as a constant and say nothing.
+The graph is traced with torch's own exporter (`dynamo=True`), which refuses code that depends on the traced batch or
+length; the older TorchScript exporter would silently write such values as constants.
 
 In Inlay rows are sorted by slot and a banked operation is a product per segment. A traced graph has no segments: here
-every row gathers its own slot's parameters by task id, and a banked operation is one batched product, whatever the
-mix (the parts have it so). Where slots differ in kind (pooling, a layer before the head), every kind that occurs is
-computed and each row keeps its own. A gather also keeps slots apart: NaN in one cannot reach the rows of another.
+every row gathers its own slot's parameters by task id, and a banked operation is one batched product, whatever the mix
+(each part has this form too). Where slots differ in kind (pooling, a layer before the head), every kind that occurs is
+computed and each row selects its own. A gather also keeps slots apart: NaN in one cannot reach the rows of another.
 
 Shape letters: S slots, B rows, T tokens of a row, D width, K layers, L labels.
 """
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from inlay.data import KINDS, Split, encode_split
 from inlay.errors import BadConfig, InlayError, Missing, Unsupported
-from inlay.exchange.foreign import drafted
+from inlay.exchange.foreign import check_target, drafted
 from inlay.model import (
     Backbone,
     Bank,
@@ -57,14 +57,14 @@ from inlay.store import Manifest, Store, Version
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 """The packages of the extra `[onnx]`."""
 INLINE_LIMIT_BYTES = 1536 * 1024**2
-"""Weights beyond this go into a file of their own: a protobuf ends at 2 GiB, and the graph itself takes room too."""
+"""Larger weights go into a separate file: a protobuf has at most 2 GiB, and the graph itself needs some of it."""
 TOLERANCE = 1e-4
-"""largest difference of a probe's answer in onnxruntime, as a share of its largest logit (of 1, if that is larger)"""
+"""largest difference of a probe's answer in onnxruntime, relative to its largest logit, or to 1 if that is larger"""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The export: its files, and the distance of its answers to the probes from the published ones."""
+    """The export: its folder, and the largest difference of its answers to the probes from the published ones."""
 
     folder: Path
     versions: tuple[Version, ...]
@@ -87,29 +87,29 @@ class GraphTask:
 def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, folder: Path) -> Exported:
     """Write the versions as one graph into a new `folder`; their order gives the task ids, from 0.
 
-    Raises before it writes anything if a version cannot be expressed or belongs to another backbone.
+    Raises before writing if a version cannot be exported or belongs to another backbone.
     """
-    # 1. refuse to begin without the extra, or where the folder has no place
+    # 1. refuse without the extra, or if the folder cannot be created
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise Missing(f"`{missing[0]}` is not installed", "install Inlay's extra: `pip install 'inlay[onnx]'`")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadConfig(f"`{folder}` is there already and is not an empty folder", "name a new folder for the export")
-    if not folder.absolute().parent.is_dir():
-        raise Missing(f"no folder `{folder.parent}`", "make it first, or choose another place for the export")
+    check_target(folder)
     # 2. a bank in which every task has the slot of its id
     backbone = canonical_backbone(backbone)
     tasks = _load(store, references, backbone)
     bank = Bank(backbone, len(tasks))
     for slot, task in enumerate(tasks):
         bank.put(slot, task.spec, task.tensors)
-    # 3. the folder, which stays only if the graph answers the probes as they were published
+    # 3. the folder, which is kept only if the graph answers the probes as published
     try:
         with drafted(folder) as draft:
             about = _describe(tasks, backbone)
             with backbone.turn():
                 opset = _write_graph(TaskGraph(bank).eval(), backbone, list(about["inputs"]), draft / "model.onnx")
-            _write_tokenizer(backbone, draft)
+            backbone.tokenizer.save_pretrained(draft)
+            tokenizer = json.loads((draft / "tokenizer.json").read_text(encoding="utf8"))
+            tokenizer |= {"truncation": None, "padding": None}  # each task has its own max_length
+            (draft / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf8")
             about["opset"] = opset
             (draft / "tasks.json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf8")
             (draft / "README.txt").write_text(_README, encoding="utf8")
@@ -121,6 +121,7 @@ def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, fol
 
 
 def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[GraphTask]:
+    """Load the versions; refuse those that the graph cannot have."""
     tasks: list[GraphTask] = []
     for reference in references:
         version = store.resolve(reference)
@@ -137,11 +138,11 @@ def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[G
 
 
 def check_spec(reference: str, spec: SlotSpec) -> None:
-    """Refuse a version that a graph of mixed tasks cannot hold."""
+    """Refuse a version that a graph of several tasks cannot express."""
     if spec.is_finetuned:
         raise Unsupported(
             f"`{reference}` has its own copy of the backbone's weights (method `{spec.method.name}`)",
-            "such a task shares no graph with others: leave it out, or train it with another method",
+            "such a task cannot share a graph with others: leave it out, or train it with another method",
         )
     for part in find_method(spec.method.name).parts:
         if part.graph_obstacle is not None:
@@ -149,7 +150,7 @@ def check_spec(reference: str, spec: SlotSpec) -> None:
             raise Unsupported(f"`{reference}` {reason} (method `{spec.method.name}`)", hint)
     if spec.head.is_written:
         raise Unsupported(
-            f"`{reference}` stands on a backbone that writes its answers, token by token",
+            f"`{reference}` has a backbone that writes its answers, token by token",
             "an ONNX graph has one pass: leave it out, or train the task on an encoder",
         )
     if KINDS[spec.head.kind].onnx is None:
@@ -161,9 +162,9 @@ def check_spec(reference: str, spec: SlotSpec) -> None:
 
 
 def _describe(tasks: Sequence[GraphTask], backbone: Backbone) -> dict[str, Any]:
-    """The content of `tasks.json`, by which a program asks the graph and reads its answers; the opset comes later."""
+    """Return the content of `tasks.json`, which a program needs to use the graph; the opset is added later."""
     inputs = dict.fromkeys(("input_ids", "attention_mask"), "[batch, tokens] int64")
-    # Token types are an input where the tokenizer makes them and the backbone reads them.
+    # Token types are an input if the tokenizer makes them and the backbone reads them.
     if backbone.takes_token_types and "token_type_ids" in backbone.tokenizer.model_input_names:
         inputs["token_type_ids"] = "[batch, tokens] int64"
     inputs["task"] = "[batch] int64: each row's task id"
@@ -208,7 +209,8 @@ def _describe_task(task: GraphTask) -> dict[str, Any]:
 
 def _write_graph(graph: TaskGraph, backbone: Backbone, names: Sequence[str], path: Path) -> int:
     """Trace and write the graph with these inputs; return its opset."""
-    # Sizes other than 0 and 1, which the exporter takes for constants; one padded row, so that the mask is no constant.
+    # 1. example inputs: no sizes of 0 or 1, which the exporter would take for constants; one padded row, so that the
+    # mask is not constant
     rows = [Row([backbone.pad_id + 1] * length, 0, [0] * length) for length in (5, 9, 9)]
     batch = collate(rows, backbone.pad_id)
     values = {
@@ -218,11 +220,26 @@ def _write_graph(graph: TaskGraph, backbone: Backbone, names: Sequence[str], pat
         "task": torch.zeros(len(rows), dtype=torch.int64),
         "second": torch.tensor([1, 1, 2]),
     }
+    # 2. trace with these inputs, whose sizes may vary
     axes = {name: {0: "batch"} if name in ("task", "second") else {0: "batch", 1: "tokens"} for name in names}
     size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in graph.state_dict().values())
     with _quiet(), torch.no_grad():
-        program = _trace(graph, {name: values[name] for name in names}, axes)
-        # Drop the exporter's notes at every node: stack traces, with the paths of this machine in them.
+        try:
+            program: Any = torch.onnx.export(
+                graph,
+                kwargs={name: values[name] for name in names},
+                dynamic_shapes=axes,
+                output_names=["logits", "num_outputs"],
+                dynamo=True,
+                verbose=False,
+            )
+        except torch.onnx.OnnxExporterError as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise Unsupported(
+                f"torch's ONNX exporter cannot trace this backbone: {reason}",
+                "another version of torch or transformers may be able to",
+            ) from error
+        # 3. drop the exporter's notes at every node: stack traces, with paths of this machine.
         for node in program.model.graph.all_nodes():
             node.metadata_props.clear()
             node.doc_string = None
@@ -230,28 +247,6 @@ def _write_graph(graph: TaskGraph, backbone: Backbone, names: Sequence[str], pat
                 value.metadata_props.clear()
         program.save(path, external_data=size_bytes > INLINE_LIMIT_BYTES)
     return int(program.model.opset_imports[""])
-
-
-def _trace(graph: TaskGraph, inputs: dict[str, Any], axes: dict[str, dict[int, str]]) -> Any:
-    outputs = ["logits", "num_outputs"]
-    try:
-        return torch.onnx.export(
-            graph, kwargs=inputs, dynamic_shapes=axes, output_names=outputs, dynamo=True, verbose=False
-        )
-    except torch.onnx.OnnxExporterError as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise Unsupported(
-            f"torch's ONNX exporter cannot trace this backbone: {reason}",
-            "it may be able to in another version of torch or transformers",
-        ) from error
-
-
-def _write_tokenizer(backbone: Backbone, folder: Path) -> None:
-    backbone.tokenizer.save_pretrained(folder)
-    path = folder / "tokenizer.json"
-    content = json.loads(path.read_text(encoding="utf8"))
-    content |= {"truncation": None, "padding": None}  # whatever its file says; a task has its own max_length
-    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf8")
 
 
 def _check_probes(tasks: Sequence[GraphTask], backbone: Backbone, folder: Path) -> tuple[int, float]:
@@ -271,7 +266,7 @@ def _check_probes(tasks: Sequence[GraphTask], backbone: Backbone, folder: Path) 
         if not difference <= TOLERANCE * max(1.0, float(np.abs(wanted).max())):
             raise Unsupported(
                 f"the graph's answers to the probes of `{task.version.reference}` differ by {difference:.1e}",
-                "run `inlay verify`; if that finds nothing, onnxruntime or the exporter is at fault: report it",
+                "run `inlay verify`; if that finds nothing, the error is in onnxruntime or the exporter: report it",
             )
         num_probes, largest = num_probes + len(probes), max(largest, difference)
     return num_probes, largest
@@ -311,7 +306,7 @@ def answer(session: Any, rows: Sequence[Row], pad_id: int) -> np.ndarray:
 
 
 class TaskGraph(nn.Module):
-    """Backbone, slots and heads of a bank without free slots, with the task id as an input: from ids to logits."""
+    """A module from token ids and task ids to logits, made of a bank's backbone, slots and heads."""
 
     def __init__(self, bank: Bank) -> None:
         super().__init__()
@@ -333,9 +328,9 @@ class TaskGraph(nn.Module):
         token_type_ids: Tensor | None = None,
         second: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The logits [B, L] of each row by its own task, and how many of them are its own [B].
+        """Return the logits [B, L] of each row for its own task, and how many of them are its own [B].
 
-        A pair that is read apart is two rows; `second` has the place of the second text [B] at the first one's row.
+        A pair that is read apart is two rows; `second` [B] has the second text's row at the first text's.
         """
         stacks = {name: self.get_buffer(buffer) for name, buffer in self._buffer_names.items()}
         slots = [(spec.method, frozenset[int]()) for spec in self._specs]
@@ -351,7 +346,7 @@ class TaskGraph(nn.Module):
         return self._answer(pooled_BD, other_BD, stacks, gather), num_outputs_B
 
     def _pool(self, layers: Sequence[Tensor], mask_BT: Tensor, stacks: Mapping[str, Tensor], gather: Gather) -> Tensor:
-        """Return the vector each row's head reads: its own features, pooling and layer before the head."""
+        """Return the vector that each row's head reads: with its own features, pooling and hidden layer."""
 
         def features(kind: str) -> Tensor:
             if kind == "last":
@@ -375,7 +370,7 @@ class TaskGraph(nn.Module):
     def _answer(
         self, pooled_BD: Tensor, other_BD: Tensor | None, stacks: Mapping[str, Tensor], gather: Gather
     ) -> Tensor:
-        """Logits as wide as the widest head: −∞ beyond a row's own, numbers on their target's scale."""
+        """Return logits as wide as the widest head: −∞ beyond a row's own, numbers on their targets' scale."""
         weight_BLD, bias_BL = gather.own(stacks[head_part.WEIGHT]), gather.own(stacks[head_part.BIAS])
         logits_BL = (weight_BLD @ pooled_BD.unsqueeze(-1)).squeeze(-1) + bias_BL
         if other_BD is not None:
@@ -389,7 +384,7 @@ class TaskGraph(nn.Module):
             logits_BL = logits_BL * gather.value(deviations, logits_BL) + gather.value(means, logits_BL)
         num_outputs_B1 = gather.value([head.num_outputs for head in self._heads], logits_BL)
         is_own_BL = torch.arange(logits_BL.shape[-1]) < num_outputs_B1
-        # A gather takes −1 for the last task, and a GPU's anything: rows of no task must not look answered.
+        # A gather takes −1 for the last task, and on a GPU any id: rows with an unknown id must not look answered.
         missing_B1 = ((gather.slots_B < 0) | (gather.slots_B >= len(self._heads))).unsqueeze(-1)
         return logits_BL.masked_fill(~is_own_BL, -torch.inf).masked_fill(missing_B1, torch.nan)
 

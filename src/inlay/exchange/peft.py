@@ -1,8 +1,8 @@
-"""PEFT's folders: LoRA, DoRA, IA3 and LN tuning of `peft` 0.21, with the head of `modules_to_save`.
+"""Reading and writing of PEFT's folders: LoRA, DoRA, IA3 and LN tuning of `peft` 0.21, with the classifier's head.
 
-`adapter_config.json` says which method, `adapter_model.safetensors` (or `.bin`) holds the weights under the model's own
-module names. Which modules are adapted is read off the tensors, so lists, patterns and `all-linear` need no matching;
-their settings are read where they change the maths: alpha, patterns of alpha, rsLoRA.
+`adapter_config.json` names the method, `adapter_model.safetensors` (or `.bin`) has the weights under the model's own
+module names. The tensors show which modules are adapted, so lists, patterns and `all-linear` need no matching; of the
+settings only those are read that change the maths: alpha, patterns of alpha, rsLoRA.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from inlay.settings import MethodConfig
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 VERSION = "0.21.2"
-"""version of the library that this file was written against"""
+"""version of the library that this file is made for"""
 ROOT = "base_model.model."
 _MAGNITUDE = "lora_magnitude_vector"  # DoRA's
 
@@ -99,7 +99,7 @@ class _PeftLocator:
     def __init__(self, anatomy: Anatomy, weights: foreign.Weights) -> None:
         self.anatomy, self.weights = anatomy, weights
         family = find_family(anatomy.family)
-        # A bare encoder's names begin with its stack, or with `embeddings`; a classifier's with the family's prefix.
+        # Names in a bare encoder begin with its stack, or with `embeddings`; in a classifier with the family's prefix.
         starts = {f"{family.prefix}.": f"{family.prefix}.", f"{family.stack}.": "", "embeddings.": ""}
         known = [prefix for start, prefix in starts.items() for name in weights.left if name.startswith(ROOT + start)]
         if not known:
@@ -111,6 +111,7 @@ class _PeftLocator:
         self.prefix = known[0]
 
     def name(self, path: str, item: str) -> str:
+        """Return the name of a tensor at a module."""
         return f"{ROOT}{self.prefix}{path}.{item}"
 
     def has(self, path: str, item: str) -> bool:
@@ -132,12 +133,14 @@ class _PeftLocator:
 
 
 def _method_of(name: str, sites: list[LinearSite], anatomy: Anatomy) -> MethodConfig:
+    """Return the settings of the method `name` at these linear layers."""
     names = tuple(dict.fromkeys(site.name for site in sorted(sites, key=lambda site: site.layer)))
     layers = foreign.name_layers([site.layer for site in sites], anatomy.num_layers)
     return MethodConfig(name=name, linears=names, layers=layers)
 
 
 def _read_lora(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+    """Read LoRA or DoRA as a method and a slot's tensors."""
     parts, sites = {}, locate.linears("lora_A.weight")
     for site in sites:
         down = locate.take(site.path, "lora_A.weight", None, site.in_width)
@@ -151,18 +154,20 @@ def _read_lora(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[Resolve
 
 
 def _find_scale(config: Mapping[str, Any], path: str, rank: int) -> float:
-    """alpha / r, or alpha / √r in rsLoRA, with the alpha of the first pattern that ends as the module's name does."""
+    """Return alpha / r, or alpha / √r in rsLoRA, with the alpha of the first pattern that fits the module's name."""
     patterns = config.get("alpha_pattern") or {}
     try:
         matching = [key for key in patterns if re.match(rf"(.*\.)?({key})$", path)]
     except (re.error, TypeError):
-        raise BadData(f"`alpha_pattern` is `{patterns}`, no patterns of names", "save the adapter again") from None
+        reason = f"`alpha_pattern` is `{patterns}`, which are not patterns of names"
+        raise BadData(reason, "save the adapter again") from None
     default = foreign.read_number(config, "lora_alpha", 8)
     alpha = foreign.read_number(patterns, matching[0], default) if matching else default
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _read_ia3(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+    """Read (IA)³ as a method and a slot's tensors."""
     tensors, sites = {}, locate.linears("ia3_l")
     for site in sites:
         is_input = len(locate.weights.left[locate.name(site.path, "ia3_l")]) == 1
@@ -177,6 +182,7 @@ def _read_ia3(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[Resolved
 
 
 def _read_norms(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:
+    """Read trained layer norms as a method and a slot's tensors."""
     tensors, item = {}, "ln_tuning_layers"
     for norm in locate.anatomy.norms:
         if locate.has(norm.path, f"{item}.weight"):
@@ -197,16 +203,17 @@ _READERS: dict[str, Callable[[Mapping[str, Any], _PeftLocator], tuple[ResolvedMe
 def _read_head(
     config: Mapping[str, Any], weights: foreign.Weights, backbone: Backbone
 ) -> tuple[HeadSpec, dict[str, Tensor]]:
+    """Read the classifier that was saved with the adapter."""
     if not any(name.startswith(f"{ROOT}classifier.") for name in weights.left):
         raise Unsupported(
-            f"`{weights.path}` holds an adapter without a classifier, which answers nothing",
+            f"`{weights.path}` holds an adapter without a classifier, which cannot answer",
             "train it with task_type='SEQ_CLS', which saves the classifier too",
         )
-    # A token classifier's head has the same name and shape, and would be read as one of whole texts.
+    # The head of a token classifier has the same name and shape, and must not be read as one for whole texts.
     model_class = str((config.get("auto_mapping") or {}).get("base_model_class"))
     if config.get("task_type") != "SEQ_CLS" and not model_class.endswith("ForSequenceClassification"):
         raise Unsupported(
-            f"the `task_type` `{config.get('task_type')}`, which does not say that the head classifies whole texts",
+            f"the `task_type` `{config.get('task_type')}`, which does not show that the head classifies whole texts",
             "train it with task_type='SEQ_CLS'; if it does, set that in the folder's adapter_config.json",
         )
     foreign.check_classifier("AutoModelForSequenceClassification", backbone)
@@ -228,7 +235,7 @@ Labels in order: {labels}
 
 
 def write(task: foreign.TaskToExport, anatomy: Anatomy) -> foreign.Folder:
-    """Return the folder's files; a version that PEFT cannot express is refused with the reason and a way out."""
+    """Return the folder's files; refuse a version that PEFT cannot express, with the reason and what to do."""
     from safetensors.torch import save
 
     _refuse_obstacles(task, anatomy)
@@ -254,7 +261,7 @@ def write(task: foreign.TaskToExport, anatomy: Anatomy) -> foreign.Folder:
 
 
 def _refuse_obstacles(task: foreign.TaskToExport, anatomy: Anatomy) -> None:
-    """Refuse a version with all its obstacles, and name AdapterHub's format where that can express it."""
+    """Refuse a version that PEFT cannot express, with all reasons, and name AdapterHub's format if that can."""
     method = task.method
     obstacles: list[foreign.Obstacle] = []
     if method.name not in _WRITERS:
@@ -271,7 +278,7 @@ def _refuse_obstacles(task: foreign.TaskToExport, anatomy: Anatomy) -> None:
 
 
 def _head_obstacles(head: HeadSpec, anatomy: Anatomy) -> list[foreign.Obstacle]:
-    """List why a head cannot be exported: it must be one that transformers' own classifier has."""
+    """List why a head cannot be exported: it must be like that of transformers' own classifier."""
     form, keeps = CLASSIFIERS[anatomy.family], "PEFT keeps the head of transformers' own classifier"
     if isinstance(form, str):
         return [foreign.Obstacle(f"{keeps}, which in the family `{anatomy.family}` has {form}")]
@@ -282,7 +289,7 @@ def _head_obstacles(head: HeadSpec, anatomy: Anatomy) -> list[foreign.Obstacle]:
     if head.pooling != pooling:
         reads = "the first token" if pooling == "cls" else "the pooler"
         reason = f"{keeps}, which reads {reads}; this one has pooling `{head.pooling}`"
-        # A pooler that is trained with the task will do, also where the backbone's own was never trained.
+        # A pooler trained with the task will do, also if the backbone's own was never trained.
         found.append(foreign.Obstacle(reason, "--set train.hidden=pooler" if pooling == "pooler" else "--pooling cls"))
     if form.hidden and head.hidden == "none":
         reason = f"{keeps}, which in the family `{anatomy.family}` has a tanh layer; this one has none"
@@ -301,6 +308,7 @@ Written = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def _write_lora(task: foreign.TaskToExport, anatomy: Anatomy) -> Written:
+    """Return config and weights of LoRA or DoRA."""
     method, prefix = task.method, find_family(anatomy.family).prefix
     rank, scale = int(method.size or 0), 1.0 if method.scale is None else method.scale
     alpha, weights = scale * rank, {}

@@ -1,6 +1,6 @@
-"""A version as a folder that `load_adapter` of the `adapters` library reads.
+"""Writing of a version as a folder that `load_adapter` of the `adapters` library reads.
 
-`load_adapter(DIR)` looks for `pytorch_adapter.bin`, so that is written: plain tensors, which its safe loader takes.
+`load_adapter(DIR)` looks for `pytorch_adapter.bin`, so that is written: plain tensors, which its safe loader accepts.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _NEEDS: dict[str, tuple[Any, str]] = {
 
 
 def write(task: foreign.TaskToExport, anatomy: Anatomy) -> foreign.Folder:
-    """Return the folder's files; a version that AdapterHub cannot express is refused with the reason and a way out."""
+    """Return the folder's files; refuse a version that AdapterHub cannot express, with the reason and what to do."""
     _refuse_obstacles(task, anatomy)
     name = task.name.replace(".", "-")  # names of torch modules have no dots
     config, weights, notes = WRITERS[task.method.name](task, anatomy, name)
@@ -107,7 +107,7 @@ The adapter and its prediction head are called `{name}`. Layer norms are those o
 
 
 def _refuse_obstacles(task: foreign.TaskToExport, anatomy: Anatomy) -> None:
-    """Refuse a version with all its obstacles, and name the preset that avoids them where there is one."""
+    """Refuse a version that AdapterHub cannot express, with all reasons, and a preset that avoids them."""
     if anatomy.family not in adapterhub.MODEL_CLASSES:
         reason = f"AdapterHub has no models of the family `{anatomy.family}`"
         foreign.refuse([foreign.Obstacle(reason)], formats=("inlay",) if anatomy.has_decoder else ("inlay", "onnx"))
@@ -122,6 +122,7 @@ def _refuse_obstacles(task: foreign.TaskToExport, anatomy: Anatomy) -> None:
 
 
 def _method_obstacles(method: ResolvedMethod) -> list[foreign.Obstacle]:
+    """List why a method cannot be exported."""
     if method.name not in WRITERS:
         return [foreign.Obstacle(f"AdapterHub has no method like `{method.name}`: it has {', '.join(WRITERS)}")]
     found = [
@@ -140,6 +141,7 @@ def _method_obstacles(method: ResolvedMethod) -> list[foreign.Obstacle]:
 
 
 def _head_obstacles(head: HeadSpec) -> list[foreign.Obstacle]:
+    """List why a head cannot be exported."""
     if head.kind not in foreign.HEAD_TYPES:
         reason = f"AdapterHub has no head of the kind `{head.kind}`: it can be {', '.join(foreign.HEAD_TYPES)}"
         return [foreign.Obstacle(reason)]
@@ -184,12 +186,12 @@ def _write_bottleneck(task: foreign.TaskToExport, anatomy: Anatomy, name: str) -
         "scaling": float(1.0 if method.scale is None else method.scale),
         "leave_out": _left_out(task, anatomy),
     }
-    shared = "adapters that are one in Inlay are copies here: AdapterHub shares none"
+    shared = "adapters that layers share in Inlay are copies here: AdapterHub cannot share them"
     return config, weights, [] if method.sharing == "none" else [shared]
 
 
 def _find_factor(width: int, size: int) -> float:
-    """Return the reduction factor that gives `size` in the library, which takes the floor of width / factor."""
+    """Return the reduction factor that gives `size` in the library, which rounds width / factor down."""
     if width % size == 0:
         return width // size
     factor = width / size
@@ -206,11 +208,11 @@ _LINEARS = {
     "lora": (*adapterhub.ATTENTION_LINEARS, *adapterhub.WIDE_LINEARS),
     "ia3": (*adapterhub.ATTENTION_LINEARS, "expand"),
 }
-"""method -> the linear layers it can change there"""
+"""method -> the linear layers that it can change in AdapterHub"""
 
 
 def _linear_config(task: foreign.TaskToExport, anatomy: Anatomy) -> dict[str, Any]:
-    """Return the flags that say which linear layers are changed."""
+    """Return the settings of LoRA and (IA)³ that say which linear layers are changed."""
     letters, linears = adapterhub.ATTENTION_LINEARS, task.method.linears
     attention = [letters[linear] for linear in linears if linear in letters]
     return {
@@ -250,10 +252,11 @@ WRITERS = {
     "lora": _write_lora,
     "ia3": _write_ia3,
 }
-"""the methods of ours that it has too"""
+"""our method -> the function that writes it; AdapterHub has no others of ours"""
 
 
 def _write_head(task: foreign.TaskToExport, name: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the head's config and weights."""
     head = task.head
     out_weight, out_bias = foreign.fold_targets(task)
     layers, last = (1, 1) if head.hidden == "none" else (2, 4)

@@ -1,15 +1,15 @@
 """The files of a store on object storage (S3, Google, Azure, or a folder as `file://`), through obstore.
 
-Object storage has no locks. What takes their place:
+Object storage has no locks. These rules replace them:
 
-- A reference is created only if nothing has its key (conditional creation), so a number is given once.
-- Removing a version adds `<N>.removed`, and only then deletes `<N>.json`. A writer that takes the number after all,
-  because it listed the task long ago, sees the `.removed` and takes the next one.
-- Content lies under a new key each time it is published, `objects/ab/<digest>/<random>.safetensors`. `gc` deletes keys
-  older than a day that no version needs, by the storage's own clock. A writer refers to content only within half a day
-  of its own upload. So no key that a writer is about to refer to is ever deleted.
+- A reference is created only if its key does not exist (conditional creation), so a number is given once.
+- Removing a version adds `<N>.removed`, and only then deletes `<N>.json`. A writer that listed the task before, and so
+  takes the number again, finds the `.removed` and takes the next number.
+- Content gets a new key each time it is published, `objects/ab/<digest>/<random>.safetensors`. `gc` deletes keys older
+  than a day that no version needs, by the storage's own clock. A writer refers to content only within half a day of its
+  own upload. So a key that a writer is about to refer to is never deleted.
 
-Everything that was read is kept in a folder of this machine and compared with its digest: it cannot change.
+What was read is kept in a folder of this machine; content is compared with its digest when it is read again.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from inlay.store.folder import Unneeded
 from inlay.store.format import Version
 from inlay.store.object_storage import ObjectStorage
 
-_KEPT_S = 24 * 3600.0  # how long content that no version needs is kept: longer than any writer takes
-_REMEMBERED_S = 1.0  # how long a list of a task's versions is believed
+_KEPT_S = 24 * 3600.0  # how long content that no version needs is kept: longer than publishing ever takes
+_REMEMBERED_S = 1.0  # how long a list of a task's versions is used again
 _READERS = 16  # references fetched at a time
 _OBJECT_KEY = re.compile(r"objects/[0-9a-f]{2}/([0-9a-f]{64})/[0-9a-f]{16}\.safetensors")
 _ENTRY_KEY = re.compile(r"tasks/([^/]+)/([^/]+)")
 
 
 def local_folder(address: str) -> Path:
-    """Return the folder of this machine for the runs of a store elsewhere, and for what was read of it."""
+    """Return the folder of this machine for the runs of a store on object storage, and for what was read from it."""
     home = os.environ.get("INLAY_LOCAL") or "~/.inlay"
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", address.partition("://")[2]).strip("-")[:40]
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]
@@ -48,29 +48,29 @@ def local_folder(address: str) -> Path:
 
 
 class BucketFiles:
-    """The files under one address. Nothing is asked of the storage before the first use."""
+    """The files under one address. The first request is made on first use."""
 
     def __init__(self, address: str, root: Path) -> None:
         self.address, self._cache = address, root / "cache"
         self.storage = ObjectStorage(address)
-        self._entries: dict[str, tuple[float, list[str]]] = {}  # of a task, and when they were listed
+        self._entries: dict[str, tuple[float, list[str]]] = {}  # task -> when its files were listed, and their names
         self._uploaded: dict[str, float] = {}  # digest -> when this process uploaded it
         self._last_upload = "", b""
 
     def is_there(self) -> bool:
-        """Tell whether anything may have been written."""
+        """Return whether anything may have been written."""
         return True
 
     def place_of_reference(self, name: str, number: int) -> str:
-        """Return where the reference of a version lies."""
+        """Return the address of a version's reference."""
         return f"{self.address}/{_reference_key(name, number)}"
 
     def place_of_object(self, digest: str) -> str:
-        """Return where a version's content lies."""
+        """Return the address of a version's content."""
         return f"{self.address}/objects/{digest[:2]}/{digest}"
 
     def list_names(self) -> list[str]:
-        """Return the tasks' names, sorted, and fetch what their references say, many at a time."""
+        """Return the tasks' names, sorted, and fetch their references, many at a time."""
         found: dict[str, list[str]] = {}
         for key in self._keys("tasks/"):
             if (match := _ENTRY_KEY.fullmatch(key)) and form.is_name(match[1]):
@@ -84,12 +84,17 @@ class BucketFiles:
             if entry.removesuffix(".json").isdigit() and f"{entry.removesuffix('.json')}.removed" not in entries
             if not (self._cache / _reference_key(name, int(entry.removesuffix(".json")))).is_file()
         ]
+
+        def fetch(item: tuple[str, int]) -> None:
+            with suppress(FileNotFoundError, InlayError):  # reading it later raises the error again
+                self.read_reference(*item)
+
         with ThreadPoolExecutor(_READERS) as pool:
-            list(pool.map(lambda item: self._fetch_quietly(*item), missing))
+            list(pool.map(fetch, missing))
         return sorted(found)
 
     def list_entries(self, name: str, *, fresh: bool = False) -> list[str]:
-        """Return the names of a task's files: `3.json`, or `3.removed`. `fresh` asks for what was asked just now."""
+        """Return the names of a task's files: `3.json`, or `3.removed`. `fresh` lists them again in any case."""
         listed, entries = self._entries.get(name, (-_REMEMBERED_S, []))
         if not fresh and time.monotonic() - listed < _REMEMBERED_S:
             return list(entries)
@@ -98,7 +103,7 @@ class BucketFiles:
         return list(entries)
 
     def stamp(self, name: str) -> int | None:
-        """Return a number that changes every second: a new version may be noticed that much later."""
+        """Return a number that changes every second: a new version may be noticed a second late."""
         return int(time.monotonic() / _REMEMBERED_S)
 
     def read_reference(self, name: str, number: int) -> bytes:
@@ -111,7 +116,7 @@ class BucketFiles:
         return content
 
     def add_reference(self, version: Version, content: bytes) -> None:
-        """Give a number to a version whose content was added; FileExistsError if another has it, or had it."""
+        """Add a reference to content that was added before; FileExistsError if the number is, or was, in use."""
         self.storage.prove_conditions()
         name, number = version.name, version.number
         if time.monotonic() - self._uploaded[version.digest] > _KEPT_S / 2:
@@ -124,28 +129,28 @@ class BucketFiles:
         if not self._keys(f"{_object_prefix(version.digest)}/"):  # another task with this content was erased meanwhile
             self.add_object(*self._last_upload)
 
-    def retire_reference(self, name: str, number: int) -> None:
-        """Make a version's number one that was removed."""
-        self.spend_number(name, number)
+    def remove_reference(self, name: str, number: int) -> None:
+        """Remove a version's reference, so that its number is never used again."""
+        self.mark_removed(name, number)
         self.delete(self.place_of_reference(name, number))
 
-    def spend_number(self, name: str, number: int) -> None:
-        """Make a number one that was removed, whether a version has it or not."""
+    def mark_removed(self, name: str, number: int) -> None:
+        """Mark a number as removed, whether a version has it or not."""
         self._entries.pop(name, None)
         self.storage.put(_reference_key(name, number).removesuffix(".json") + ".removed", b"")
 
     def find_object(self, digest: str, *, fresh: bool = False) -> Path:
         """Return a file of this machine with a version's content; FileNotFoundError if the storage has none.
 
-        Of several keys the first whose content has the digest is taken. Content that has another is returned as it is:
-        whoever reads it compares. `fresh` ignores what is kept here.
+        Of several keys the first whose content has the right digest is taken. If none has, damaged content is returned:
+        the caller compares digests. `fresh` ignores the copy on this machine.
         """
         path = self._kept_object(digest)
         if not fresh and path.is_file() and _sha256(path.read_bytes()) == digest:
             return path
         content = None
         for key in self._keys(f"{_object_prefix(digest)}/"):
-            with suppress(FileNotFoundError):  # deleted since: `gc` keeps one of them
+            with suppress(FileNotFoundError):  # deleted since; `gc` keeps one of the keys
                 content = self.storage.get(key)
                 if _sha256(content) == digest:
                     write_atomically(path, content)
@@ -157,7 +162,7 @@ class BucketFiles:
         return damaged
 
     def add_object(self, digest: str, content: bytes) -> None:
-        """Keep a version's content, under a key of its own."""
+        """Write a version's content under a new key."""
         self.storage.prove_conditions()
         self._uploaded[digest] = time.monotonic()
         self._last_upload = digest, content
@@ -165,9 +170,9 @@ class BucketFiles:
         write_atomically(self._kept_object(digest), content)
 
     def erase_object(self, digest: str, list_live: Callable[[], Collection[str]]) -> None:
-        """Delete content at once, without the day that `gc` waits; put it back if a version came to need it meanwhile.
+        """Delete content at once, without the day that `gc` waits; restore it if a version needs it meanwhile.
 
-        Whoever publishes it looks for it after its reference is there, so one of the two puts it back.
+        A writer that publishes the same content looks for it after adding its reference, so one of the two restores it.
         """
         content = None
         with suppress(FileNotFoundError):
@@ -178,32 +183,32 @@ class BucketFiles:
             self.add_object(digest, content)
 
     def forget_gone(self, live: Collection[str]) -> int:
-        """Delete what is kept on this machine of versions that are gone; return the number of files."""
-        there = set(self._keys("tasks/"))
-        left = [
-            path
-            for path in self._cache.rglob("*")
-            if path.is_file()
-            and (path.stem not in live if path.suffix == ".safetensors" else not self._is_there(path, there))
-        ]
-        for path in left:
-            path.unlink(missing_ok=True)
-        return len(left)
-
-    def _is_there(self, path: Path, keys: Collection[str]) -> bool:
-        return path.name.startswith(DRAFT_PREFIX) or path.relative_to(self._cache).as_posix() in keys
+        """Delete the copies on this machine of versions that are gone; return the number of files."""
+        keys = set(self._keys("tasks/"))
+        num_deleted = 0
+        for path in list(self._cache.rglob("*")):
+            if not path.is_file():
+                continue
+            if path.suffix == ".safetensors":
+                is_needed = path.stem in live
+            else:
+                is_needed = path.name.startswith(DRAFT_PREFIX) or path.relative_to(self._cache).as_posix() in keys
+            if not is_needed:
+                path.unlink(missing_ok=True)
+                num_deleted += 1
+        return num_deleted
 
     def read_note(self, key: str) -> bytes:
-        """Return a sidecar or what is known of a backbone; FileNotFoundError if there is none."""
+        """Return a sidecar, or the record of a backbone; FileNotFoundError if there is none."""
         return self.storage.get(key)
 
     def add_note(self, key: str, content: bytes) -> None:
-        """Keep a sidecar, unless there is one."""
+        """Write a sidecar, unless there is one."""
         with suppress(FileExistsError):
             self.storage.put_new(key, content)
 
     def change_note(self, key: str, content: bytes) -> None:
-        """Keep what is known of a backbone, in place of what was known."""
+        """Write the record of a backbone, replacing an earlier one."""
         self.storage.put(key, content)
 
     @contextmanager
@@ -212,7 +217,7 @@ class BucketFiles:
         yield
 
     def list_unneeded(self, live: Collection[str]) -> list[Unneeded]:
-        """Return what no version needs and is a day old, and all but the newest key of what some version needs."""
+        """Return what no version needs and is a day old. Of several keys with the same needed content one is needed."""
         now = self._read_clock()
         old = timedelta(seconds=_KEPT_S)
         unneeded: list[Unneeded] = []
@@ -235,7 +240,7 @@ class BucketFiles:
         self.storage.delete(key)
         (self._cache / key).unlink(missing_ok=True)
         if match := _OBJECT_KEY.fullmatch(key):
-            self._kept_object(match[1]).unlink(missing_ok=True)  # fetched again, if another key has it
+            self._kept_object(match[1]).unlink(missing_ok=True)  # fetched again if another key has the same content
 
     def _kept_object(self, digest: str) -> Path:
         return self._cache / "objects" / digest[:2] / f"{digest}.safetensors"
@@ -243,12 +248,8 @@ class BucketFiles:
     def _keys(self, prefix: str) -> list[str]:
         return [each.key for each in self.storage.list(prefix)]
 
-    def _fetch_quietly(self, name: str, number: int) -> None:
-        with suppress(FileNotFoundError, InlayError):  # whoever reads it will hear
-            self.read_reference(name, number)
-
     def _read_clock(self) -> datetime:
-        """Return the storage's time: that of this machine may be wrong."""
+        """Return the storage's time; this machine's clock may be wrong."""
         self.storage.put("clock", b"")
         return next(each.changed for each in self.storage.list("clock") if each.key == "clock")
 

@@ -1,4 +1,4 @@
-"""A store's versions copied into another, whether folders or object storage: names, numbers and bytes stay the same."""
+"""Copying of versions from one store to another, in folders or object storage: names, numbers and bytes are kept."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from inlay.store.store import Store
 
 @dataclass(frozen=True)
 class CopyReport:
-    """What `copy_store` did."""
+    """The result of `copy_store`."""
 
     num_versions: int
     num_there: int
-    """versions that the target had already"""
+    """versions that the target already had"""
     num_bytes: int
     damaged: tuple[str, ...]
     """versions of the source that could not be copied, with the reason"""
@@ -31,11 +31,12 @@ def copy_store(
     names: Collection[str] | None = None,
     tell: Callable[[Version], None] = lambda version: None,
 ) -> CopyReport:
-    """Copy every version of `source`, or those of the tasks `names`, and prove each copy; `tell` hears of each.
+    """Copy every version of `source`, or those of the tasks `names`, and check each copy; `tell` is called for each.
 
-    Numbers that were removed are taken along, so that none is given twice. Where both stores have a number with
-    different content nothing is copied. Copying may be stopped and begun again.
+    Numbers that were removed are marked in the target too, so that none is used twice. If both stores have a number
+    with different content, nothing is copied. A copy that was stopped can be repeated.
     """
+    # 1. list what there is to copy, and refuse conflicts
     damaged: list[str] = []
     tasks = [
         (name, source.versions(name, lambda version, error: damaged.append(f"{version.reference}: {error}")))
@@ -44,6 +45,7 @@ def copy_store(
     ]
     versions = [info.version for _, infos in tasks for info in infos]
     wanted = [version for version in versions if _is_missing(version, target)]
+    # 2. copy what the target lacks
     num_copied = num_bytes = 0
     for version in wanted:
         try:
@@ -53,14 +55,15 @@ def copy_store(
             continue
         num_copied += 1
         tell(version)
+    # 3. mark the numbers of removed versions
     for name, _ in tasks:
         for number in set(source.numbers(name)[1]) - set(target.numbers(name)[1]):
-            target.files.spend_number(name, number)
+            target.files.mark_removed(name, number)
     return CopyReport(num_copied, len(versions) - len(wanted), num_bytes, tuple(damaged))
 
 
 def _is_missing(version: Version, target: Store) -> bool:
-    """Tell whether the target lacks a version; refuse one whose number is another's there."""
+    """Return whether the target lacks a version; refuse a version whose number is another version there."""
     numbers, removed = target.numbers(version.name)
     if version.number in removed:
         raise BadConfig(f"`{version.reference}` was removed from `{target.place}`", "copy into another store")
@@ -88,7 +91,7 @@ def _copy(version: Version, source: Store, target: Store) -> int:
             target.files.add_note(
                 f"sidecars/{version.digest}.json", json.dumps(sidecar, sort_keys=True, indent=1).encode()
             )
-        with suppress(FileExistsError):  # begun before, and stopped
+        with suppress(FileExistsError):  # an earlier copy was stopped here
             target.files.add_reference(version, reference)
     target.check(version)
     return len(content)

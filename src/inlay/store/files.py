@@ -1,8 +1,8 @@
-"""Files that are whole or absent, whatever happens to the process or the machine; and locks between processes.
+"""Atomic writing of files, and locks between processes.
 
 Everything written here goes to a draft in the target's own folder, is synced, and only then gets its name; the folder
-is synced too. A crash leaves at most a stray `.draft-…`, which `Store.gc` clears. Permissions follow the umask. A full
-disk is an error that says how much room was needed, and leaves what was there before.
+is synced too. A crash leaves at most a stray `.draft-…`, which `Store.gc` deletes. Permissions follow the umask. A full
+disk is an error that says how much room was needed; the file that was there before stays.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from inlay.locks import lock_file, unlock_file
 
 DRAFT_PREFIX = ".draft-"
 PATIENCE_SECONDS = {True: 120.0, False: 600.0}
-"""longest wait for a lock, by whether it is exclusive: what waits to publish has trained before"""
+"""longest wait for a lock, by whether it is exclusive; publishing shares it, and waits longer for its trained run"""
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks at a lock
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two attempts to take a lock
 
 
 def write_atomically(path: Path, content: bytes | Sequence[bytes | memoryview]) -> None:
-    """Write `path`, replacing what was there: a reader sees the old bytes or the new, never a mixture.
+    """Write `path`, replacing what was there: a reader sees the old bytes or the new ones, never a mixture.
 
-    Content too large to be in memory twice is given in parts.
+    Content that is too large to be joined in memory is given in parts.
     """
     parts = [content] if isinstance(content, bytes) else content
     write_stream(path, parts, sum(map(len, parts)))
 
 
 def write_stream(path: Path, pieces: Iterable[bytes | memoryview], num_bytes: int) -> None:
-    """Write `path` from pieces that are in memory one at a time, as `write_atomically` does; they make `num_bytes`."""
+    """Write `path` as `write_atomically` does, from pieces of `num_bytes` in all that are in memory one at a time."""
     with _draft_of(path, pieces, num_bytes) as draft:
         os.replace(draft, path)
     sync_directory(path.parent)
@@ -43,14 +43,14 @@ def write_stream(path: Path, pieces: Iterable[bytes | memoryview], num_bytes: in
 
 def write_once(path: Path, content: bytes) -> None:
     """Create `path` whole, or raise FileExistsError: of several processes exactly one succeeds."""
-    # Not an exclusive open: that claims the name before the bytes are there, and a crash between leaves half a file.
+    # Not an exclusive open: that takes the name before the bytes are written, and a crash would leave half a file.
     with _draft_of(path, [content], len(content)) as draft:
         os.link(draft, path)
     sync_directory(path.parent)
 
 
 def is_abandoned(draft: Path) -> bool:
-    """Tell whether nobody writes a draft any more: its writer holds a lock on it, whatever the clocks say."""
+    """Return whether the writer of a draft is gone: a live writer holds a lock on it."""
     with draft.open("rb") as file:
         try:
             lock_file(file, is_shared=True)
@@ -70,7 +70,7 @@ def make_directory(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a folder survive a power cut; syncing a file alone does not keep its name."""
+    """Sync a folder, so that names in it survive a power cut; syncing a file alone does not keep its name."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -80,7 +80,7 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def telling_full_disk(path: Path, num_bytes: int) -> Iterator[None]:
-    """Turn a full disk under the block into an error that says what `path` takes and how much is free there."""
+    """Turn a full disk inside the block into an error that says what `path` needs and how much is free there."""
     try:
         yield
     except OSError as error:
@@ -100,8 +100,8 @@ def telling_full_disk(path: Path, num_bytes: int) -> Iterator[None]:
 def locked(path: Path, *, exclusive: bool, in_turn: bool = False) -> Iterator[None]:
     """Hold the lock file `path`, shared with others or exclusively. A process that dies releases it.
 
-    `in_turn` is for a lock that is shared by many: then those who come later wait behind one who waits to be alone. It
-    must not be taken twice by one thread. Who waits for too long gets an error that names the holders.
+    `in_turn` is for a lock that many share: later processes then wait behind one that waits for exclusive use. One
+    thread must not take such a lock twice. Waiting too long is an error that names the holders.
     """
     until = time.monotonic() + PATIENCE_SECONDS[exclusive]
     main = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -122,7 +122,7 @@ def locked(path: Path, *, exclusive: bool, in_turn: bool = False) -> Iterator[No
 
 
 def _wait_for(descriptor: int, until: float, paths: Sequence[Path], *, is_shared: bool = False) -> None:
-    """Take a lock as soon as it is free; refuse after `until`, naming who holds one of `paths`."""
+    """Take a lock as soon as it is free; after `until`, raise an error that names the holders of `paths`."""
     pause = _FIRST_PAUSE
     while True:
         try:
@@ -135,18 +135,18 @@ def _wait_for(descriptor: int, until: float, paths: Sequence[Path], *, is_shared
         pause = min(_LONGEST_PAUSE, 1.5 * pause)
     held = ", ".join(dict.fromkeys(holder for path in paths for holder in _list_holders(path)))
     raise StoreBusy(
-        f"`{paths[0]}` is held by {held or 'another process, perhaps of another machine'}, for longer than anybody "
+        f"`{paths[0]}` is held by {held or 'another process, perhaps of another machine'}, for longer than a process "
         "waits for it",
         "let that process finish, or end it, and run the same command again: nothing was changed",
     )
 
 
 def _list_holders(path: Path) -> Iterator[str]:
-    """Yield the processes of this machine that hold a lock file, as far as the system tells."""
+    """Yield the processes of this machine that hold a lock file, as far as /proc shows them."""
     with suppress(OSError):
         number = str(path.stat().st_ino)
         for line in Path("/proc/locks").read_text().splitlines():
-            words = line.split()  # of one who waits the second is `->`
+            words = line.split()  # for a waiting process the second word is `->`
             if words[1] != "FLOCK" or words[5].rpartition(":")[2] != number:
                 continue
             command = ""
@@ -162,11 +162,12 @@ def _release(descriptor: int) -> None:
 
 @contextmanager
 def _draft_of(path: Path, pieces: Iterable[bytes | memoryview], num_bytes: int) -> Iterator[str]:
+    """Write pieces to a draft beside `path`, and sync it; the block gives it its name, else it is deleted."""
     make_directory(path.parent)
     draft = f"{path.parent}/{DRAFT_PREFIX}{os.getpid()}-{os.urandom(8).hex()}"
     with telling_full_disk(path, num_bytes):
         try:
-            # Not tempfile: it makes private files, and a shared store must stay readable. Here the umask decides.
+            # Not tempfile, which makes private files: a shared store must stay readable. Here the umask decides.
             with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
                 with suppress(OSError):  # some file systems have no locks
                     lock_file(file, waits=True)  # until it has its name: see `is_abandoned`

@@ -1,6 +1,6 @@
-"""The files of a store that is a folder: where they lie, and how writers of many processes take turns.
+"""The files of a store in a folder: their paths, and the lock between processes that write.
 
-docs/store-format.md has the folders. `bucket.py` does the same for object storage.
+docs/store-format.md describes the folders. `bucket.py` has the same methods for object storage.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from inlay.store.files import (
 
 ELSEWHERE = "choose another store with `--store DIR` or $INLAY_HOME"
 _STALE_SECONDS = 3600
-_SETTLED_NS = 5_000_000_000  # longer than the resolution of any file system's timestamps
+_SETTLED_NS = 5_000_000_000  # longer than the resolution of any file system's times
 
 
 class Unneeded(NamedTuple):
@@ -40,22 +40,22 @@ class Unneeded(NamedTuple):
 
 
 class FolderFiles:
-    """The files under one folder, which appears with the first write."""
+    """The files under one folder, which is created by the first write."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._listed: tuple[int, list[str]] | None = None  # the tasks' names, and when they last changed
 
     def is_there(self) -> bool:
-        """Tell whether anything was ever written."""
+        """Return whether anything was ever written."""
         return self.root.exists()
 
     def place_of_reference(self, name: str, number: int) -> str:
-        """Return where the reference of a version lies."""
+        """Return the path of a version's reference."""
         return f"{self.root}/tasks/{name}/{number}.json"
 
     def place_of_object(self, digest: str) -> str:
-        """Return where a version's content lies."""
+        """Return the path of a version's content."""
         return str(self._object_path(digest))
 
     def list_names(self) -> list[str]:
@@ -66,7 +66,7 @@ class FolderFiles:
                 return list(self._listed[1])
             with os.scandir(self.root / "tasks") as entries:
                 names = sorted(entry.name for entry in entries if form.is_name(entry.name) and entry.is_dir())
-            if time.time_ns() - changed_ns > _SETTLED_NS:  # else another change might get the same time
+            if time.time_ns() - changed_ns > _SETTLED_NS:  # else a later change might get the same time
                 self._listed = (changed_ns, names)
             return list(names)
         except FileNotFoundError:
@@ -98,22 +98,22 @@ class FolderFiles:
             return file.read()
 
     def add_reference(self, version: form.Version, content: bytes) -> None:
-        """Give a number to a version whose content was added; FileExistsError if another has it."""
+        """Add a reference to content that was added before; FileExistsError if the number is in use."""
         path = Path(self.place_of_reference(version.name, version.number))
         try:
             make_directory(path.parent)
-        except FileExistsError as error:  # something else has the folder's name: that is no number that is taken
+        except FileExistsError as error:  # a file has the folder's name; that does not mean that the number is in use
             raise NotADirectoryError(error.errno, error.strerror, str(path.parent)) from None
         write_once(path, content)
 
-    def retire_reference(self, name: str, number: int) -> None:
-        """Make a version's number one that was removed."""
+    def remove_reference(self, name: str, number: int) -> None:
+        """Remove a version's reference, so that its number is never used again."""
         path = Path(self.place_of_reference(name, number))
         os.rename(path, path.with_suffix(".removed"))
         sync_directory(path.parent)
 
-    def spend_number(self, name: str, number: int) -> None:
-        """Make a number one that was removed, although no version here had it."""
+    def mark_removed(self, name: str, number: int) -> None:
+        """Mark a number as removed, although no version here had it."""
         with suppress(FileExistsError):
             write_once(Path(self.place_of_reference(name, number)).with_suffix(".removed"), b"")
 
@@ -122,29 +122,29 @@ class FolderFiles:
         return self._object_path(digest)
 
     def add_object(self, digest: str, content: bytes) -> None:
-        """Keep a version's content."""
+        """Write a version's content."""
         path = self._object_path(digest)
         if path.exists() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
-            sync_directory(path.parent)  # whoever wrote it may have died before doing so
+            sync_directory(path.parent)  # its writer may have died before doing so
         else:
-            write_atomically(path, content)  # also mends a damaged object: the name says what the bytes must be
+            write_atomically(path, content)  # this also repairs a damaged object
 
     def read_note(self, key: str) -> bytes:
-        """Return a sidecar or what is known of a backbone; FileNotFoundError if there is none."""
+        """Return a sidecar, or the record of a backbone; FileNotFoundError if there is none."""
         return (self.root / key).read_bytes()
 
     def add_note(self, key: str, content: bytes) -> None:
-        """Keep a sidecar, unless there is one."""
+        """Write a sidecar, unless there is one."""
         with suppress(FileExistsError):
             write_once(self.root / key, content)
 
     def change_note(self, key: str, content: bytes) -> None:
-        """Keep what is known of a backbone, in place of what was known."""
+        """Write the record of a backbone, replacing an earlier one."""
         write_atomically(self.root / key, content)
 
     @contextmanager
     def turn(self, *, exclusive: bool) -> Iterator[None]:
-        """Hold the store's lock: shared by those who add, alone for who takes away."""
+        """Hold the store's lock: shared to add files, exclusive to remove them."""
         with writing(self.root, ELSEWHERE):
             make_directory(self.root)
             with locked(self.root / "lock", exclusive=exclusive, in_turn=True):
@@ -153,7 +153,7 @@ class FolderFiles:
     def list_unneeded(self, live: Collection[str]) -> list[Unneeded]:
         """Return the files that no version needs, given the digests of all versions.
 
-        Only for who holds the lock alone: between a publisher's object and its reference, the object looks unneeded.
+        The caller must hold the lock exclusively: a new object looks unneeded until its reference is written.
         """
         objects = _named_otherwise((self.root / "objects").glob("??/*.safetensors"), live)
         sidecars = _named_otherwise((self.root / "sidecars").glob("*.json"), live)
@@ -168,14 +168,15 @@ class FolderFiles:
         return self.root / "objects" / digest[:2] / f"{digest}.safetensors"
 
     def _stray_drafts(self) -> list[Path]:
-        # Writers below these folders hold the lock, so while we hold it exclusively, no draft has a writer.
+        """Return the drafts that crashes left."""
+        # Writers to these folders hold the lock, so while we hold it exclusively, no draft has a writer.
         strays = [
             path
             for folder in ("objects", "tasks", "sidecars", "backbones")
             for path in _drafts_under(self.root / folder)
         ]
-        # Runs are written without the lock, perhaps from another machine. Their writers hold the drafts themselves;
-        # those of an older Inlay do not, so only what is old as well is taken for left.
+        # Runs are written without the store's lock, perhaps from another machine. Their writers lock the drafts
+        # themselves; those of an older Inlay do not, so a draft must also be old.
         for path in (*_drafts_under(self.root / "runs"), *_drafts_under(self.root / "budgets")):
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > _STALE_SECONDS and is_abandoned(path):
@@ -185,7 +186,7 @@ class FolderFiles:
 
 @contextmanager
 def writing(target: Path, hint: str) -> Iterator[None]:
-    """Turn an operating system's refusal under the block into an error that names what was to be written."""
+    """Turn an error of the operating system inside the block into one that names what was to be written."""
     try:
         yield
     except OSError as error:
@@ -193,7 +194,7 @@ def writing(target: Path, hint: str) -> Iterator[None]:
 
 
 def _named_otherwise(paths: Iterator[Path], live: Collection[str]) -> list[Path]:
-    """Return the files named by a digest that nothing refers to; files that are not ours are left alone."""
+    """Return the files named by a digest that no version has; files with other names are not ours."""
     return sorted(path for path in paths if form.is_digest(path.stem) and path.stem not in live)
 
 

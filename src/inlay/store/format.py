@@ -1,8 +1,8 @@
-"""A stored version as bytes: the manifest, the object that carries it, the reference, the export.
+"""A stored version as bytes: the manifest, the object with it and the tensors, the reference, the export.
 
-Nothing here touches the store's folders. Reading is strict: an unknown, missing or mistyped key is damage, not a
-default. The same content always gives the same bytes, so that their sha256 can be the version's identity. torch is
-imported only by the two functions that turn tensors into bytes and back.
+Nothing here reads or writes the store's folders. Reading is strict: an unknown, missing or mistyped key is damage. The
+same content always gives the same bytes, so that their sha256 can be the version's identity. torch is imported only by
+the two functions that turn tensors into bytes and back.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FORMAT = 1
-REFERENCE_FORMAT = 2  # 1 did not say which version it was the reference of, and had no seal
-_TWO = 2  # classes, which one threshold divides
+REFERENCE_FORMAT = 2  # format 1 had neither the version's name and number nor a seal
+_TWO = 2  # classes, which have one threshold
 HASHED = "hashed_probes"
 """the entry of a manifest's `extra` with probes whose rows are not kept: `row`, a hash, and `logits`"""
-_MAX_JSON_BYTES = 100_000_000  # what safetensors allows a header; anything larger is damage or malice
-_MAX_ENTRIES_BYTES = 100_000  # of an export's list of entries, which has three
+_MAX_JSON_BYTES = 100_000_000  # safetensors allows no larger header
+_MAX_ENTRIES_BYTES = 100_000  # of an export's list of entries, of which there are three
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _SELECTOR = re.compile(r"best|[1-9][0-9]{0,8}")
 
@@ -53,15 +53,15 @@ class Version:
 
     @property
     def reference(self) -> str:
-        """Return the name a user gives this version: `sst2@3`."""
+        """The name that users give this version: `sst2@3`."""
         return f"{self.name}@{self.number}"
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A row and the answer the version gave on the canonical path when it was published.
+    """A row and the answer that the version gave on the canonical path when it was published.
 
-    Logits of a head that reads tokens lie flat: window after window, token after token, label after label.
+    Logits of a head that reads tokens are flat: window after window, token after token, label after label.
     """
 
     text: str
@@ -69,17 +69,17 @@ class Probe:
     logits: tuple[float, ...]
 
     def hash_row(self, salt: str) -> str:
-        """Return what a hashed probe keeps of its row: with the row at hand it can be found again, not read."""
+        """Return a hash of the row: it identifies a row that one has, but the row cannot be read from it."""
         return hashlib.sha256(_dump([salt, self.text, self.pair]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything of a version but its tensors. The digest covers all of it, so it has no times, hosts or paths."""
+    """Everything of a version except its tensors. The digest covers it, so it has no times, hosts or paths."""
 
     kind: str  # of task: a key of `inlay.data.kinds.KINDS`
     labels: tuple[str, ...]
-    metric: str  # the one that picked the best epoch, and picks `NAME@best`
+    metric: str  # picked the best epoch, and picks `NAME@best`
     method: dict[str, Any]  # method settings, `name` and `size` among them
     head: dict[str, Any]  # kind, num_labels, pooling; for regress the targets' mean and standard deviation
     max_length: int
@@ -96,7 +96,7 @@ class Manifest:
     format: int = FORMAT
 
     def __post_init__(self) -> None:
-        # Plain JSON values, and copies: what was read equals what was written, and the caller's dicts may change.
+        # Copies, as plain JSON values: so a manifest equals itself read back, and the caller's dicts may change.
         for name in ("method", "head", "backbone", "config", "extra"):
             object.__setattr__(self, name, json.loads(_dump(getattr(self, name))))
         metrics = {split: {name: float(value) for name, value in row.items()} for split, row in self.metrics.items()}
@@ -130,7 +130,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Summary:
-    """The part of a manifest that a list of tasks shows, kept in the reference so that no object need be opened."""
+    """The part of a manifest that lists show, kept in the reference so that no object needs to be opened."""
 
     kind: str
     num_labels: int
@@ -151,15 +151,15 @@ class Summary:
         return cls(num_labels=len(manifest.labels), **shared)
 
     def to_tree(self) -> dict[str, Any]:
-        """Return it as JSON data."""
+        """Return the summary as JSON data."""
         return {**vars(self), "metrics": _write_metrics(self.metrics)}
 
     def matches(self, manifest: Manifest) -> bool:
-        """Tell whether it is what a manifest says."""
+        """Return whether this is the summary of a manifest."""
         return _dump(self.to_tree()) == _dump(Summary.of(manifest).to_tree())
 
     def score(self, metric: str) -> float | None:
-        """Return the dev value of a metric, or None if there is none to compare."""
+        """Return the dev value of a metric; None if there is none, or it is not finite."""
         value = self.metrics.get("dev", {}).get(metric)
         return value if value is not None and math.isfinite(value) else None
 
@@ -174,7 +174,7 @@ class VersionInfo:
     summary: Summary
 
     def to_json(self) -> str:
-        """Return the content of a reference file, sealed: whatever of it changes, the seal does not fit any more."""
+        """Return the content of a reference file, with a seal: a hash of the rest, which reveals any change."""
         tree = {
             "format": REFERENCE_FORMAT,
             "name": self.version.name,
@@ -188,12 +188,12 @@ class VersionInfo:
 
     @classmethod
     def from_json(cls, text: bytes, where: str, name: str, number: int) -> VersionInfo:
-        """Read the reference file of `name` and `number`; refuse one that is another version's, or was changed."""
+        """Read the reference file of `name` and `number`; refuse that of another version, or a changed one."""
         tree = parse_json(text, where)
         _check_format(tree, where, REFERENCE_FORMAT)
         if tree["format"] > 1:
             if tree.pop("seal", None) != _seal(tree):
-                raise StoreDamaged(f"{where}: this is not what was written: it does not fit its seal")
+                raise StoreDamaged(f"{where}: this is not what was written: its seal does not match")
             owner = (tree.pop("name", None), tree.pop("number", None))
             if owner != (name, number):
                 raise StoreDamaged(f"{where}: this is the reference of `{owner[0]}@{owner[1]}`")
@@ -206,19 +206,19 @@ class VersionInfo:
 
 @dataclass(frozen=True)
 class TaskInfo:
-    """A task in the ledger, with its versions, oldest first; there is at least one."""
+    """A task of the store, with its versions, oldest first; there is at least one."""
 
     name: str
     versions: tuple[VersionInfo, ...]
 
     @property
     def latest(self) -> VersionInfo:
-        """Return the version that `NAME` alone means."""
+        """The version that `NAME` alone means."""
         return self.versions[-1]
 
     @property
     def best(self) -> VersionInfo | None:
-        """Return the version that `NAME@best` means; None if no version has a dev score to compare.
+        """The version that `NAME@best` means; None if no version has a dev score to compare.
 
         It is the first with the best dev value of the latest version's metric, among versions with the same dev rows.
         """
@@ -234,6 +234,8 @@ class TaskInfo:
 
 @dataclass(frozen=True)
 class _Reference:
+    """The fields of a reference file, without name, number and seal."""
+
     format: int
     digest: str
     published_at: str
@@ -242,7 +244,7 @@ class _Reference:
 
 
 def is_name(text: str) -> bool:
-    """Return whether a text can name a task. Such a text is safe as a file name on any file system."""
+    """Return whether a text can name a task. Such a name is a safe file name on any file system."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -276,7 +278,7 @@ def parse_reference(reference: str) -> tuple[str, str | None]:
 
 
 def encode_object(tensors: Mapping[str, Tensor], manifest: Manifest) -> bytes:
-    """Return a version's content: the same tensors and manifest give the same bytes, in whatever order they come."""
+    """Return a version's content. The same tensors, in any order, and manifest give the same bytes."""
     import torch
     from safetensors.torch import save
 
@@ -284,7 +286,7 @@ def encode_object(tensors: Mapping[str, Tensor], manifest: Manifest) -> bytes:
     for name in sorted(tensors):
         if tensors[name].dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise TypeError(f"`{name}` is {tensors[name].dtype}; only what float32 holds exactly can be stored")
-        # A clone: rows of one stacked bank share their memory, which safetensors refuses.
+        # A copy: slots of one stacked tensor share memory, which safetensors refuses.
         plain[name] = tensors[name].detach().to("cpu", torch.float32, copy=True).contiguous()
     # One metadata key: safetensors does not keep the order of several, and the digest must not depend on it.
     return save(plain, {"manifest": manifest.to_json()})
@@ -307,7 +309,7 @@ def decode_tensors(content: bytes, where: str) -> dict[str, Tensor]:
 
 
 def read_manifest(file: BinaryIO, size_bytes: int, where: str) -> Manifest:
-    """Read the manifest of an object of `size_bytes` from its header alone. The digest is not checked here."""
+    """Read the manifest of an object of `size_bytes` from its header alone, without checking the digest."""
     length = int.from_bytes(file.read(8), "little")
     if not 2 <= length <= min(size_bytes - 8, _MAX_JSON_BYTES):
         raise StoreDamaged(f"{where}: not a safetensors file: its header cannot be {length} bytes long")
@@ -318,7 +320,7 @@ def read_manifest(file: BinaryIO, size_bytes: int, where: str) -> Manifest:
 
 
 def check_object(content: bytes, where: str) -> Manifest:
-    """Check that bytes from outside are an object, and return its manifest. Needs no torch."""
+    """Check that bytes from outside are an object, and return its manifest, without torch."""
     from safetensors import SafetensorError, deserialize
 
     manifest = read_manifest(io.BytesIO(content), len(content), where)
@@ -334,7 +336,7 @@ def check_object(content: bytes, where: str) -> Manifest:
 
 @dataclass(frozen=True)
 class Export:
-    """A task as one file: a zip of uncompressed entries, none of which is ever unpacked to a path."""
+    """A task as one file: a zip of uncompressed entries, which are never unpacked to paths."""
 
     name: str
     digest: str
@@ -355,7 +357,7 @@ class Export:
 
 
 def read_export(path: Path) -> Export:
-    """Read the export in a file; a file that is not exactly an export is refused as `BadData`, with the reason."""
+    """Read an exported file; any other file is refused as `BadData`, with the reason."""
     try:
         with open_archive(path, _MAX_ENTRIES_BYTES) as archive:
             _check_entries(archive, path)
@@ -374,6 +376,7 @@ def read_export(path: Path) -> Export:
 
 
 def _check_entries(archive: zipfile.ZipFile, path: Path) -> None:
+    """Refuse an archive whose entries are not those of an export, or claim impossible sizes."""
     required, optional = {"task.json", "object.safetensors"}, {"sidecar.json"}
     names = archive.namelist()
     if len(names) != len(set(names)) or not required <= set(names) <= required | optional:
@@ -396,9 +399,10 @@ def _dump(value: Any) -> str:
 
 
 def _seal(tree: Mapping[str, Any]) -> str:
+    """Return the sha256 of a tree; "" if it cannot be written as JSON."""
     try:
         return hashlib.sha256(_dump(tree).encode()).hexdigest()
-    except (ValueError, RecursionError):  # a number beyond floats, or nesting beyond reason: nothing that was written
+    except (ValueError, RecursionError):  # a number too large for a float, or deep nesting: Inlay did not write this
         return ""
 
 
@@ -427,6 +431,7 @@ _JSON_TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _read_fields(kind: type[T], tree: Mapping[str, Any], where: str) -> T:
+    """Make a dataclass from JSON data with exactly its fields, of the right types."""
     annotations = kind.__annotations__
     if tree.keys() != annotations.keys():
         names = ", ".join(f"`{name}`" for name in sorted(tree.keys() ^ annotations.keys()))
@@ -444,7 +449,7 @@ def _read_fields(kind: type[T], tree: Mapping[str, Any], where: str) -> T:
     values = {**tree, "metrics": _read_metrics(tree["metrics"], where)} if "metrics" in annotations else tree
     try:
         return kind(**values)
-    except (ValueError, RecursionError) as error:  # a number beyond floats, or nesting beyond reason
+    except (ValueError, RecursionError) as error:  # a number too large for a float, or deep nesting
         raise StoreDamaged(f"{where}: {error}") from None
 
 
@@ -459,7 +464,7 @@ def _read_probe(tree: Any, where: str) -> Probe:
 
 
 def _write_metrics(metrics: dict[str, dict[str, float]]) -> dict[str, dict[str, float | None]]:
-    # JSON has no NaN; a metric that is not a number (a correlation of a constant) must not stop a version.
+    # JSON has no NaN; a metric that is NaN (the correlation of a constant) must not prevent publishing.
     return {
         split: {name: value if math.isfinite(value) else None for name, value in row.items()}
         for split, row in metrics.items()

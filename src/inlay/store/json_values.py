@@ -1,6 +1,6 @@
-"""JSON that the store reads: numbers that are numbers, and values that commands can rely on.
+"""Strict reading of the store's JSON files: finite numbers, and values of the right types.
 
-Whatever is not what it should be is `StoreDamaged`, with the file and the value: it may be bit rot, or be crafted.
+Anything else is `StoreDamaged`, with the file and the value: the file may be damaged by chance or on purpose.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Any
 
 from inlay.errors import StoreDamaged
 
-_MAX_DIGITS = 20  # of a whole number: what every counter holds
+_MAX_DIGITS = 20  # of a whole number: enough for every counter
 MOST_VALUES = 2_000_000
-"""values of a JSON text, at most: a value of three bytes takes seventy in memory, and is read more than once. The
-answers of 8 probes with 512 tokens and 480 tags each are as many"""
+"""most values of a JSON text: a value of three bytes takes seventy in memory, and is read more than once. So many are
+the answers of 8 probes with 512 tokens and 480 tags each"""
 _NUMBER, _MAYBE_NUMBER = (int, float), (int, float, type(None))
-# What commands rely on inside a manifest's objects. `?` ends a key that may be missing, `*` is any key; keys that are
-# not here may be there too. What a method's and a head's values mean is known, and checked, where a slot is built.
+# The types that commands rely on inside a manifest's objects. A key that ends with `?` may be missing, `*` is any key;
+# other keys are allowed. The values of a method and a head are checked further when a slot is built from them.
 _NESTED: dict[str, Any] = {
     "backbone": {
         "name": (str,),
@@ -56,7 +56,11 @@ _NESTED: dict[str, Any] = {
 
 def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
     """Parse a JSON object; anything else is `StoreDamaged`."""
-    check_num_values(text, where)
+    # Too many values are refused before parsing, which would take a lot of memory.
+    content = text if isinstance(text, bytes) else text.encode(errors="replace")
+    num_values = sum(content.count(mark) for mark in (b",", b"[", b"{"))
+    if num_values > MOST_VALUES:
+        raise StoreDamaged(f"{where}: about {num_values:,} JSON values, more than {MOST_VALUES:,}")
     try:
         tree = json.loads(text, parse_int=_parse_int, parse_float=_parse_float, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -64,14 +68,6 @@ def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise StoreDamaged(f"{where}: not a JSON object")
     return tree
-
-
-def check_num_values(text: str | bytes, where: str) -> None:
-    """Refuse a JSON text that may hold more values than anything that was meant, before it is parsed."""
-    content = text if isinstance(text, bytes) else text.encode(errors="replace")
-    num_values = sum(content.count(mark) for mark in (b",", b"[", b"{"))
-    if num_values > MOST_VALUES:
-        raise StoreDamaged(f"{where}: about {num_values:,} JSON values, more than {MOST_VALUES:,}")
 
 
 def _parse_int(text: str) -> int:
@@ -82,40 +78,36 @@ def _parse_int(text: str) -> int:
 
 def _parse_float(text: str) -> float:
     if math.isinf(value := float(text)):
-        raise ValueError(f"the number {text[:20]} is beyond floats")
+        raise ValueError(f"the number {text[:20]} is too large for a float")
     return value
 
 
 def _refuse_constant(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def is_nested(name: str) -> bool:
-    """Return whether `check_nested` knows what lies under a name."""
+    """Return whether `check_nested` knows the types of the object under a name."""
     return name in _NESTED
 
 
 def check_nested(value: Any, name: str, where: str, wanted: Any = None) -> None:
-    """Refuse a JSON value that is not as `_NESTED` has it under this name (or as `wanted`, inside of one)."""
+    """Refuse a JSON value that does not have the types that `_NESTED` has for its name, or `wanted` for a part."""
     wanted = _NESTED[name] if wanted is None else wanted
     options = wanted if isinstance(wanted, tuple) else (wanted,)
     if type(value) in options:
         return
-    # Not a plain value: then it must be the list or the object that is among the options.
+    # Not a plain value: then a list or an object must be among the options.
     inner = next((option for option in options if type(option) is type(value)), None)
     if isinstance(inner, list):
         for item in value:
             check_nested(item, name, where, inner[0])
     elif isinstance(inner, dict):
-        _check_object(value, name, where, inner)
+        for key, part in inner.items():
+            plain = key.removesuffix("?")
+            if key == plain != "*" and key not in value:
+                raise StoreDamaged(f"{where}: `{name}` lacks `{key}`")
+            for own in value if key == "*" else {plain} & value.keys():
+                check_nested(value[own], f"{name}.{own}", where, part)
     else:
         raise StoreDamaged(f"{where}: `{name}` is `{str(value)[:80]}`, which it cannot be")
-
-
-def _check_object(value: dict[str, Any], name: str, where: str, wanted: dict[str, Any]) -> None:
-    for key, inner in wanted.items():
-        plain = key.removesuffix("?")
-        if key == plain != "*" and key not in value:
-            raise StoreDamaged(f"{where}: `{name}` lacks `{key}`")
-        for own in value if key == "*" else {plain} & value.keys():
-            check_nested(value[own], f"{name}.{own}", where, inner)

@@ -1,7 +1,7 @@
-"""Object storage (S3, Google, Azure, or a folder as `file://`), asked through obstore, with retries and clear errors.
+"""Object storage (S3, Google, Azure, or a folder as `file://`), used through obstore, with retries and clear errors.
 
-What always holds: a key has its whole content or is not there; a request that fails for the moment is sent again after
-a pause that doubles, a few times; what cannot succeed is an error that says what to do.
+What always holds: a key has its whole content or does not exist; a request that fails for the moment is repeated a few
+times, each time after twice the pause; what cannot succeed is an error that says what to do.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class StoredKey:
 
 
 class ObjectStorage:
-    """The keys under one address. Nothing is asked of the storage before the first use."""
+    """The keys under one address. The first request is made on first use."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._opened: ObjectStore | None = None
-        self._is_proved = False  # that the storage creates conditionally
+        self._is_proved = False  # whether conditional creation was seen to work
 
     def prove_conditions(self) -> None:
-        """Refuse storage that overwrites what is there when asked to create only, before anything depends on it."""
+        """Refuse storage that overwrites an existing key when it should only create one."""
         if self._is_proved:
             return
         layout = f'{{"layout": {LAYOUT}}}'.encode()
         was_refused = False
-        for _ in range(2):  # the first creates it, unless another did; the second must be refused
+        for _ in range(2):  # the first creates the key, unless it exists; the second must be refused
             try:
                 self.put_new(_LAYOUT_KEY, layout)
                 was_refused = False
@@ -76,7 +76,7 @@ class ObjectStorage:
 
     def list(self, prefix: str) -> list[StoredKey]:
         """Return the keys that begin with a prefix, with sizes and times."""
-        # Storage lists whole steps of a path: what follows the last slash is compared here.
+        # Storage lists whole folders: what follows the last slash is compared here.
         folder = prefix.rpartition("/")[0]
 
         def ask(storage: ObjectStore) -> list[StoredKey]:
@@ -86,16 +86,14 @@ class ObjectStorage:
         try:
             return [each for each in self._ask(ask, prefix) if each.key.startswith(prefix)]
         except FileNotFoundError:
-            raise StoreUnreachable(
-                f"there is no bucket at `{self.address}`", "create it, or correct the name"
-            ) from None
+            raise StoreUnreachable(f"no bucket at `{self.address}`", "create it, or correct the name") from None
 
     def get(self, key: str) -> bytes:
-        """Return the content of a key; FileNotFoundError if there is none."""
+        """Return the content of a key; FileNotFoundError if it does not exist."""
         return bytes(self._ask(lambda storage: _obstore().get(storage, key).bytes(), key))
 
     def get_file(self, key: str, path: Path) -> None:
-        """Write the content of a key to a file, whole or not at all; FileNotFoundError if there is none."""
+        """Write the content of a key to a file, whole or not at all; FileNotFoundError if it does not exist."""
 
         def ask(storage: ObjectStore) -> None:
             found = _obstore().get(storage, key)
@@ -104,7 +102,7 @@ class ObjectStorage:
         self._ask(ask, key)
 
     def has(self, key: str) -> bool:
-        """Tell whether a key is there."""
+        """Return whether a key exists."""
         try:
             self._ask(lambda storage: _obstore().head(storage, key), key)
         except FileNotFoundError:
@@ -112,38 +110,40 @@ class ObjectStorage:
         return True
 
     def stream(self, key: str) -> Iterator[bytes]:
-        """Yield the content of a key in pieces. A connection that breaks in the middle is an error of its own."""
+        """Yield the content of a key in pieces. A connection that breaks in the middle is not retried."""
         found = self._ask(lambda storage: _obstore().get(storage, key), key)
         yield from map(bytes, found.stream())
 
     def put(self, key: str, content: bytes) -> None:
-        """Give a key this content, in place of what it had."""
+        """Write the content of a key, replacing what it had."""
         self._ask(lambda storage: _obstore().put(storage, key, content, use_multipart=False), key)
 
     def put_file(self, key: str, path: Path) -> None:
-        """Give a key the content of a file; a large one is sent in parts, and appears once all are there."""
+        """Write a file to a key; a large file is sent in parts, and the key appears once all are there."""
         self._ask(lambda storage: _obstore().put(storage, key, path), key)
 
     def put_new(self, key: str, content: bytes) -> None:
-        """Create a key; FileExistsError if it is there. After an answer that was lost, that may be this call's own."""
+        """Create a key; FileExistsError if it exists. After a lost answer, this call itself may have created it."""
         self._ask(lambda storage: _obstore().put(storage, key, content, mode="create", use_multipart=False), key)
 
     def delete(self, key: str) -> None:
-        """Delete a key; one that is not there is no error."""
+        """Delete a key, if it exists."""
         with suppress(FileNotFoundError):
             self._ask(lambda storage: _obstore().delete(storage, key), key)
 
     def _ask(self, ask: Callable[[ObjectStore], T], key: str) -> T:
-        """Ask the storage, again after a pause where it fails for the moment; say what to do where it refuses.
+        """Send a request, with retries if it fails for the moment; say what to do if the storage refuses.
 
-        A request whose answer was lost may have been done: every caller takes "it is there already" for that, too.
+        A request whose answer was lost may have been done: every caller must expect a FileExistsError for that reason.
         """
         failures = _obstore().exceptions
         for attempt in range(_ATTEMPTS):
             try:
                 return ask(self._open())
             except failures.AlreadyExistsError as error:
-                if not _is_conflict(error):
+                # A 409 may also mean that two requests for the key came at the same time, and this one created
+                # nothing; `BlobAlreadyExists` is Azure's word for a key that exists.
+                if "status code: 409" not in str(error) or "BlobAlreadyExists" in str(error):
                     raise FileExistsError(f"{self.address}/{key}") from None
                 last = error
             except (failures.PermissionDeniedError, failures.UnauthenticatedError) as error:
@@ -152,7 +152,7 @@ class ObjectStorage:
             except (failures.BaseError, FileNotFoundError) as error:
                 if _NO_BUCKET.search(str(error)):
                     raise StoreUnreachable(f"no bucket at `{self.address}`", "create it, or correct its name") from None
-                if isinstance(error, FileNotFoundError):  # a key that is not there
+                if isinstance(error, FileNotFoundError):  # the key does not exist
                     raise
                 last = error
             if attempt + 1 < _ATTEMPTS:
@@ -169,8 +169,11 @@ class ObjectStorage:
                 if self.address.startswith("file:"):
                     self._opened = from_url(self.address, mkdir=True)
                 else:
-                    # Failures of a moment are tried again here, by one rule for all of them.
-                    self._opened = from_url(self.address, client_options=_client_options(), retry_config=_NO_RETRIES)
+                    # `_ask` retries. Without TLS only to an endpoint that the user named.
+                    endpoint = os.environ.get("AWS_ENDPOINT_URL", "") or os.environ.get("AWS_ENDPOINT", "")
+                    allow_http = endpoint.startswith("http://")
+                    options: Any = {"timeout": "60s", "connect_timeout": "5s", "allow_http": allow_http}
+                    self._opened = from_url(self.address, client_options=options, retry_config=_NO_RETRIES)
             except (failures.BaseError, ValueError) as error:
                 raise StoreUnreachable(
                     f"cannot open `{self.address}`: {_first_line(error)}",
@@ -188,17 +191,6 @@ def _obstore() -> ModuleType:
             "stores on object storage need obstore, which is not installed", "`pip install 'inlay[s3]'`"
         ) from None
     return obstore
-
-
-def _client_options() -> dict[str, Any]:
-    """Return how long to wait, and whether an endpoint without TLS was named by the user."""
-    endpoint = os.environ.get("AWS_ENDPOINT_URL", "") or os.environ.get("AWS_ENDPOINT", "")
-    return {"timeout": "60s", "connect_timeout": "5s", "allow_http": endpoint.startswith("http://")}
-
-
-def _is_conflict(error: Exception) -> bool:
-    """Tell whether storage was asked for one key twice at the same time (409), and created nothing for this one."""
-    return "status code: 409" in str(error) and "BlobAlreadyExists" not in str(error)  # Azure's word for "it is there"
 
 
 def _first_line(error: Exception) -> str:

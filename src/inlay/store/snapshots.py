@@ -1,7 +1,7 @@
-"""Snapshots of a folder on object storage, so that another machine can go on with what one has begun.
+"""Snapshots of a folder on object storage, so that another machine can continue a run.
 
-A snapshot is a list of the folder's files with their digests; the list is written last, and replaced whole. So whoever
-restores gets the folder as it was at one moment, whatever happened to the machine that wrote it.
+A snapshot is a list of the folder's files with their digests; the list is written last, and replaced as a whole. So a
+restored folder is as it was at one moment, whatever happened to the machine that wrote it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from inlay.store.files import DRAFT_PREFIX, make_directory, sync_directory
 from inlay.store.object_storage import ObjectStorage
 
 _LIST = "list.json"
-_READS = 3  # of a list whose files went away meanwhile: a newer one is there
+_READS = 3  # attempts to restore: while files are read, a newer snapshot may replace them
 
 
 class FolderSnapshots:
@@ -25,16 +25,17 @@ class FolderSnapshots:
 
     def __init__(self, storage: ObjectStorage, prefix: str) -> None:
         self._storage, self._prefix = storage, prefix.rstrip("/")
-        self._digests: dict[tuple[str, int, int, int], str] = {}  # of files as they were found: they are not read twice
-        self._there: set[str] | None = None  # digests that lie on the storage
+        self._digests: dict[tuple[str, int, int, int], str] = {}  # path, inode, size and time of a file -> its digest
+        self._there: set[str] | None = None  # digests of the files on the storage
 
     def is_there(self) -> bool:
         """Tell whether there is a snapshot."""
         return self._read_list() is not None
 
     def save(self, folder: Path) -> None:
-        """Keep the folder as it is now. Nobody may write in it meanwhile."""
-        files = {str(path.relative_to(folder)): self._digest_of(path) for path in _list_files(folder)}
+        """Save the folder as it is now. No one may write to it meanwhile."""
+        paths = (path for path in sorted(folder.rglob("*")) if not path.name.startswith(DRAFT_PREFIX))
+        files = {str(path.relative_to(folder)): self._digest_of(path) for path in paths if path.is_file()}
         if self._there is None:
             self._there = set(self._list_digests())
         for name, digest in files.items():
@@ -48,9 +49,9 @@ class FolderSnapshots:
         self._there = set(files.values())
 
     def restore(self, folder: Path) -> bool:
-        """Make the new folder as it was when it was last kept; False if it never was. It is there whole or not at all.
+        """Create the folder as it was when last saved, whole or not at all; return False if it never was saved.
 
-        StoreDamaged if a file of it is not what was kept.
+        StoreDamaged if one of its files is not what was saved.
         """
         draft = folder.with_name(f"{DRAFT_PREFIX}{folder.name}-{os.getpid()}")
         for attempt in range(_READS):
@@ -61,7 +62,12 @@ class FolderSnapshots:
             try:
                 make_directory(draft)
                 for name, digest in files.items():
-                    self._fetch(digest, draft / name)
+                    self._storage.get_file(f"{self._prefix}/files/{digest}", draft / name)
+                    with (draft / name).open("rb") as file:
+                        if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                            raise StoreDamaged(
+                                f"`{Path(name).name}` of the snapshot `{self._prefix}` is not what was saved"
+                            )
                 os.rename(draft, folder)
                 sync_directory(folder.parent)
                 return True
@@ -73,7 +79,7 @@ class FolderSnapshots:
         raise AssertionError
 
     def drop(self) -> None:
-        """Delete the snapshot: its list first, so that nobody restores half of it."""
+        """Delete the snapshot: its list first, so that no one restores half of it."""
         self._storage.delete(f"{self._prefix}/{_LIST}")
         for digest in self._list_digests():
             self._storage.delete(f"{self._prefix}/files/{digest}")
@@ -94,20 +100,11 @@ class FolderSnapshots:
     def _list_digests(self) -> list[str]:
         return [each.key.rpartition("/")[2] for each in self._storage.list(f"{self._prefix}/files/")]
 
-    def _fetch(self, digest: str, path: Path) -> None:
-        self._storage.get_file(f"{self._prefix}/files/{digest}", path)
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                raise StoreDamaged(f"`{path.name}` of the snapshot `{self._prefix}` is not what was kept")
-
     def _digest_of(self, path: Path) -> str:
+        """Return the sha256 of a file; an unchanged file is not read again."""
         about = path.stat()
         key = (str(path), about.st_ino, about.st_size, about.st_mtime_ns)
         if key not in self._digests:
             with path.open("rb") as file:
                 self._digests[key] = hashlib.file_digest(file, "sha256").hexdigest()
         return self._digests[key]
-
-
-def _list_files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(DRAFT_PREFIX))

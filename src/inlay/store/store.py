@@ -1,9 +1,9 @@
 """The store: immutable versions in a folder or on object storage, which many processes may use at once.
 
 An object holds one version's tensors and manifest and is named by the sha256 of its bytes; a reference gives it a task
-name and a number. What always holds: a reference appears only after the object it names is whole and synced; no
-object or reference is ever rewritten with other content; a number is never given twice, even after a removal.
-Where the bytes lie is `folder.py` and `bucket.py`; docs/store-format.md has both.
+name and a number. What always holds: a reference appears only after its object is whole and synced; no object or
+reference is ever overwritten with other content; a number is never used twice, even after a removal. `folder.py` and
+`bucket.py` know where the files are; docs/store-format.md describes both.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from inlay.store.object_storage import ObjectStorage
 
 OnDamage = Callable[[Version, InlayError], None]
-"""Called with a version whose reference cannot be read, its digest unknown, and why."""
+"""Called with a version whose reference cannot be read (so its digest is empty), and the error."""
 _ENTRY = re.compile(r"([1-9][0-9]{0,8})\.(json|removed)")
-_ADDRESS = re.compile(r"(s3|gs|az|file):/{1,3}(.*)", re.DOTALL)  # one slash is left where a `Path` was made of it
+_ADDRESS = re.compile(r"(s3|gs|az|file):/{1,3}(.*)", re.DOTALL)  # a `Path` of an address has one slash only
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A version's content read back, exactly as published."""
+    """The content of a version, exactly as published."""
 
     manifest: Manifest
     tensors: dict[str, Tensor]
@@ -64,8 +64,8 @@ class GcReport:
 class Store:
     """The versions under one folder, or one address of object storage such as `s3://bucket/prefix`.
 
-    Making a Store touches nothing; the folder appears with the first write. `root` is a folder of this machine in any
-    case: runs are trained there, and what came from object storage is kept there too.
+    Making a Store writes nothing; the folder is created by the first write. `root` is always a folder of this machine:
+    runs are trained there, and what was read from object storage is kept there too.
 
     >>> store = inlay.Store()
     >>> [task.name for task in store.ledger()]
@@ -91,12 +91,12 @@ class Store:
 
     @property
     def is_remote(self) -> bool:
-        """Tell whether versions lie on object storage, and `root` has only what this machine needs."""
+        """Whether versions are on object storage; then `root` has only runs and copies."""
         return self.place != str(self.root)
 
     @property
     def storage(self) -> ObjectStorage | None:
-        """The object storage that versions lie on; None for a folder."""
+        """The object storage of the versions; None for a folder."""
         return None if isinstance(self.files, FolderFiles) else self.files.storage
 
     def names(self) -> list[str]:
@@ -113,11 +113,11 @@ class Store:
 
     @staticmethod
     def legal_name(text: str) -> str:
-        """Return the legal task name nearest to a text, such as a file's name."""
+        """Return a legal task name that is like a text, such as a file's name."""
         return form.legal_name(text)
 
     def run_folder(self, run_id: str) -> Path:
-        """Return the folder where training keeps a run. The store only names it."""
+        """Return the folder for a run, which training creates and fills."""
         if not form.is_name(run_id):
             raise UnknownName("run", run_id, (), hint="the id of a run has 16 hexadecimal digits")
         return self.root / "runs" / run_id
@@ -131,31 +131,32 @@ class Store:
     ) -> Version:
         """Add one immutable version. Publishing the same content again returns the same version.
 
-        The sidecar (time, host, seconds, commit, machine) is kept beside the version, outside its digest; where
-        the content already has one, the first stays.
+        The sidecar (time, host, seconds, commit, machine) is kept beside the version, outside its digest; if the
+        content already has a sidecar, that stays.
         """
         form.check_name(name)
         content = form.encode_object(tensors, manifest)
-        form.read_manifest(io.BytesIO(content), len(content), f"the manifest of `{name}`")  # or nobody could read it
+        # A manifest that could not be read again is refused.
+        form.read_manifest(io.BytesIO(content), len(content), f"the manifest of `{name}`")
         return self._add(name, content, manifest, sidecar)
 
     def resolve(self, reference: str) -> Version:
         """Return the version that `NAME` (the latest), `NAME@3` or `NAME@best` means now.
 
-        `best` has the best dev value of the latest version's metric, among versions measured on the same dev rows. Of
-        equals it is the earliest, so that a version stays the best until it is beaten.
+        `best` has the best dev value of the latest version's metric, among versions with the same dev rows. Of equals
+        it is the earliest, so that a version stays the best until another one beats it.
         """
         name, selector = form.parse_reference(reference)
         number = self._pick(name, selector)
         info = self._info(name, number)
-        if info is None:  # removed while we looked
+        if info is None:  # removed just now
             raise self._unknown_version(name, number)
         return info.version
 
     def stamp(self, reference: str) -> int | None:
-        """Return a number that changes whenever the meaning of a reference may have; None if it is too early to tell.
+        """Return a number that changes whenever the meaning of a reference may change; None if it is not known yet.
 
-        It is the time of the last change, so it is None for as long as another change might still get the same time.
+        It is the time of the last change, so it is None as long as another change might still get the same time.
         """
         name = reference.partition("@")[0]
         return self.files.stamp(name) if form.is_name(name) else None
@@ -163,7 +164,7 @@ class Store:
     def versions(self, name: str, on_damage: OnDamage | None = None) -> list[VersionInfo]:
         """Return the versions of a task, oldest first.
 
-        A reference that cannot be read is an error, or left out if `on_damage` is there to hear of it.
+        A reference that cannot be read is an error, or with `on_damage` is left out and passed to that.
         """
         numbers, _ = self.numbers(name)
         infos = self._readable(name, numbers, on_damage)
@@ -172,9 +173,9 @@ class Store:
         return infos
 
     def ledger(self, on_damage: OnDamage | None = None) -> list[TaskInfo]:
-        """Return every task with its versions, by name. It opens only references, so a thousand tasks list at once.
+        """Return every task with its versions, by name. Only references are read, so listing a thousand tasks is fast.
 
-        A reference that cannot be read is an error, or left out if `on_damage` is there to hear of it.
+        A reference that cannot be read is an error, or with `on_damage` is left out and passed to that.
         """
         tasks = []
         for name in self.files.list_names():
@@ -184,13 +185,13 @@ class Store:
         return tasks
 
     def manifest(self, version: Version) -> Manifest:
-        """Read a version's manifest from the head of its object. Needs no torch, and checks no digest."""
+        """Read a version's manifest from the head of its object, without torch and without checking the digest."""
         with self._explained(version), self.files.find_object(version.digest).open("rb") as file:
             place = self.files.place_of_object(version.digest)
             return form.read_manifest(file, os.fstat(file.fileno()).st_size, place)
 
     def sidecar(self, version: Version) -> dict[str, Any] | None:
-        """Return what is known of how a version was made (time, host, commit, machine), or None."""
+        """Return how a version was made (time, host, commit, machine), or None if that is not known."""
         key = _sidecar_key(version.digest)
         try:
             tree = parse_json(self.files.read_note(key), f"{self.place}/{key}")
@@ -199,12 +200,12 @@ class Store:
         except FileNotFoundError:
             return None
         except StoreDamaged as error:
-            raise StoreDamaged(error.message, "delete the file: the version stands without it") from None
+            raise StoreDamaged(error.message, "delete the file: the version is complete without it") from None
 
     def load(self, version: Version, *, check: bool = True, manifest: Manifest | None = None) -> Loaded:
         """Return a version's manifest and tensors.
 
-        `check=False` skips comparing the bytes with the digest; a `manifest` that was read before is not parsed again.
+        `check=False` skips comparing the bytes with the digest; with `manifest`, read before, it is not parsed again.
         """
         with self._explained(version):
             content = self.files.find_object(version.digest).read_bytes()
@@ -216,7 +217,7 @@ class Store:
             return Loaded(manifest, form.decode_tensors(content, place))
 
     def check(self, version: Version) -> None:
-        """Reread a version's bytes and reference, and raise `StoreDamaged` if they are not what was published."""
+        """Read a version's bytes and reference again; raise `StoreDamaged` if they are not what was published."""
         place = self.files.place_of_object(version.digest)
         with self._explained(version), self.files.find_object(version.digest, fresh=True).open("rb") as file:
             _check_digest(hashlib.file_digest(file, "sha256").hexdigest(), version.digest, place)
@@ -227,30 +228,30 @@ class Store:
         if (info.version.digest, info.size_bytes) != (version.digest, size_bytes) or not info.summary.matches(manifest):
             place = self.files.place_of_reference(version.name, version.number)
             hint = f"restore the file from a copy, or drop it: `inlay remove {version.reference}`"
-            raise StoreDamaged(f"{place}: it says of `{version.reference}` what its object does not", hint)
+            raise StoreDamaged(f"{place}: it does not agree with the object of `{version.reference}`", hint)
 
     def remove(self, reference: str) -> list[Version]:
-        """Drop one version (`NAME@3`) or all of a task (`NAME`). Bytes stay until `gc`; numbers are not used again."""
+        """Remove one version (`NAME@3`) or all of a task (`NAME`). Bytes stay until `gc`; no number is reused."""
         name, selector = form.parse_reference(reference)
         if selector is None and not self.numbers(name)[0]:
             raise self._unknown_task(name)
         removed = []
-        # Exclusively: a publisher that listed the numbers before a removal might give the removed one again.
+        # Exclusively: a publisher that listed the numbers before a removal might use the removed number again.
         with self.files.turn(exclusive=True):
             for number in self.numbers(name)[0] if selector is None else [self._pick(name, selector)]:
                 removed.append(self._readable_or_blank(name, number))
-                self.files.retire_reference(name, number)
+                self.files.remove_reference(name, number)
         return removed
 
     def erase(self, name: str) -> int:
-        """Remove a task with all its bytes that no other needs, at once; return how many versions it had.
+        """Remove a task with all its bytes that no other task needs, at once; return how many versions it had.
 
-        It may be stopped and begun again: what is gone is no error.
+        An erasure that was stopped can be repeated.
         """
         numbers, files = self.numbers(name)[0], self.files
         if not isinstance(files, FolderFiles):
             mine = {self._readable_or_blank(name, number).digest for number in numbers} - {""}
-            for digest in mine - self._live_digests(besides=name):  # while their references still tell of them
+            for digest in mine - self._live_digests(besides=name):  # before their references are removed
                 files.erase_object(digest, lambda: self._live_digests(besides=name))
         if numbers:
             self.remove(name)
@@ -258,24 +259,25 @@ class Store:
         return len(numbers)
 
     def forget_gone(self) -> int:
-        """Delete what is kept on this machine of versions on object storage that are gone; return how many files."""
+        """Delete the copies on this machine of versions that are gone from object storage; return how many files."""
         return 0 if isinstance(self.files, FolderFiles) else self.files.forget_gone(self._live_digests())
 
     def _live_digests(self, besides: str = "") -> set[str]:
+        """Return the digests of all versions, except those of the task `besides`."""
         tasks = (task for task in self.ledger(lambda version, error: None) if task.name != besides)
         return {info.version.digest for task in tasks for info in task.versions}
 
     def removed_versions(self, name: str) -> list[VersionInfo]:
-        """Return what the references of a task's removed versions still say, where they lie in a folder."""
+        """Return what is left of the references of a task's removed versions, in a store in a folder."""
         found = []
         for number in self.numbers(name)[1]:
             where = self.files.place_of_reference(name, number).removesuffix(".json") + ".removed"
-            with suppress(StoreDamaged, OSError):  # on object storage, and of copies, only the number is kept
+            with suppress(StoreDamaged, OSError):  # on object storage, and in copies, only the number is kept
                 found.append(VersionInfo.from_json(Path(where).read_bytes(), where, name, number))
         return found
 
     def gc(self, *, dry_run: bool = False) -> GcReport:
-        """Delete the files that no reference needs: objects, sidecars, and the drafts that crashes left."""
+        """Delete the files that no version needs: objects, sidecars, and the drafts that crashes left."""
         if not self.files.is_there():
             return GcReport(0, 0, 0, 0, (), dry_run)
         with self.files.turn(exclusive=True):
@@ -288,7 +290,7 @@ class Store:
         return GcReport(num["object"], num["sidecar"], num["draft"], freed_bytes, places, dry_run)
 
     def register_backbone(self, name: str, here: str | None = None) -> None:
-        """Keep that the user named a backbone: versions that name it may have it loaded, as `here` (or the same)."""
+        """Record that the user named a backbone: versions with that backbone may load it, under `here` or its name."""
         content = json.dumps({"format": 1, "here": here or name, "name": name}, sort_keys=True).encode()
         key, known = _backbone_key(name), None
         with suppress(FileNotFoundError):
@@ -298,9 +300,9 @@ class Store:
                 self.files.change_note(key, content)
 
     def find_backbone(self, name: str) -> str | None:
-        """Return what a backbone that the user named is called here; None if only stored data name it."""
+        """Return the name by which to load a backbone that the user once named; None if only stored data name it."""
         key = _backbone_key(name)
-        with suppress(FileNotFoundError, StoreDamaged):  # damage is as if it had not been named: it is asked for again
+        with suppress(FileNotFoundError, StoreDamaged):  # a damaged record counts as none: the user is asked again
             known = parse_json(self.files.read_note(key), f"{self.place}/{key}")
             if known.get("name") == name and isinstance(known.get("here"), str):
                 return str(known["here"])
@@ -326,10 +328,11 @@ class Store:
     ) -> Version:
         """Add the version in an exported file, under its own name or another; a damaged file is refused.
 
-        If the name already has a version of this content, that version is returned. `check` is given what would be
-        added, and refuses what only its backbone can tell, as `inlay.exchange.import_file` does.
+        If the name already has a version with this content, that version is returned. `check` is called before the
+        version is added, and may refuse it, as `inlay.exchange.import_file` does with what the backbone shows.
         """
         path = Path(path)
+        # 1. read and check the file
         try:
             export = form.read_export(path)
             manifest = form.check_object(export.content, "object.safetensors")
@@ -340,10 +343,12 @@ class Store:
             raise Missing(f"cannot read `{path}`: {error.strerror}", hint) from None
         if hashlib.sha256(export.content).hexdigest() != export.digest:
             raise BadData("its bytes are not those that were exported", "copy or export it again", path=path)
+        # 2. check the name
         if name is None and not form.is_name(export.name):
             raise BadData(f"its task has an illegal name, `{export.name}`", "import it with `--name NAME`", path=path)
         name = export.name if name is None else name
         form.check_name(name)
+        # 3. let the caller check the version
         if check is not None:
             try:
                 loaded = Loaded(manifest, form.decode_tensors(export.content, "object.safetensors"))
@@ -353,30 +358,28 @@ class Store:
         return self._add(name, export.content, manifest, export.sidecar)
 
     def _add(self, name: str, content: bytes, manifest: Manifest, sidecar: Mapping[str, Any] | None) -> Version:
+        """Write a version's object and sidecar, then a reference with the next number; or return an equal version."""
         digest = hashlib.sha256(content).hexdigest()
         notes = None if sidecar is None else json.dumps(sidecar, sort_keys=True, indent=1).encode()
         with self.files.turn(exclusive=False):
             self.files.add_object(digest, content)
             if notes is not None:
                 self.files.add_note(_sidecar_key(digest), notes)
-            return self._refer(name, digest, len(content), Summary.of(manifest))
-
-    def _refer(self, name: str, digest: str, size_bytes: int, summary: Summary) -> Version:
-        published_at = datetime.now(UTC).isoformat(timespec="seconds")
-        while True:
-            numbers, removed = self.numbers(name)
-            for number in numbers:
-                version = self._readable_or_blank(name, number)
-                if version.digest == digest:
+            published_at = datetime.now(UTC).isoformat(timespec="seconds")
+            while True:
+                numbers, removed = self.numbers(name)
+                for number in numbers:
+                    version = self._readable_or_blank(name, number)
+                    if version.digest == digest:
+                        return version
+                version = Version(name, max([0, *numbers, *removed]) + 1, digest)
+                info = VersionInfo(version, published_at, len(content), Summary.of(manifest))
+                with suppress(FileExistsError):  # another process took the number: list them again
+                    self.files.add_reference(version, info.to_json().encode())
                     return version
-            version = Version(name, max([0, *numbers, *removed]) + 1, digest)
-            info = VersionInfo(version, published_at, size_bytes, summary)
-            with suppress(FileExistsError):  # another process took the number: look again
-                self.files.add_reference(version, info.to_json().encode())
-                return version
 
     def _pick(self, name: str, selector: str | None) -> int:
-        """Return the number a selector means, without opening references if possible."""
+        """Return the number that a selector means; references are read only for `best`."""
         numbers, _ = self.numbers(name)
         if not numbers and (selector is None or selector == "best"):
             raise self._unknown_task(name)
@@ -396,9 +399,9 @@ class Store:
         return task.best.version.number
 
     def numbers(self, name: str, *, fresh: bool = False) -> tuple[list[int], list[int]]:
-        """Return the numbers a name has, and those it had, in order. An illegal name has none.
+        """Return the numbers of a task's versions, and those of removed ones, in order. An illegal name has none.
 
-        On object storage a list is believed for a moment; `fresh` asks anew.
+        On object storage a list is used again for a moment; `fresh` makes a new one.
         """
         found: dict[str, list[int]] = {"json": [], "removed": []}
         if form.is_name(name):
@@ -414,12 +417,12 @@ class Store:
         except FileNotFoundError:
             return None
         except (StoreDamaged, OSError) as error:
-            hint = f"restore the file from a copy, or drop it: `inlay remove {name}@{number}`; other versions stand"
+            hint = f"restore the file from a copy, or drop it: `inlay remove {name}@{number}`; other versions are fine"
             message = f"{where}: cannot be read: {error.strerror}" if isinstance(error, OSError) else error.message
             raise StoreDamaged(message, hint) from None
 
     def _readable(self, name: str, numbers: Sequence[int], on_damage: OnDamage | None) -> list[VersionInfo]:
-        """Read the references that can be read; the others are raised, or handed to `on_damage`."""
+        """Read references; one that cannot be read is raised, or passed to `on_damage`."""
         infos = []
         for number in numbers:
             try:
@@ -432,24 +435,26 @@ class Store:
         return infos
 
     def _readable_or_blank(self, name: str, number: int) -> Version:
-        """Return a version, with an empty digest if its reference is damaged: damage must not block others."""
+        """Return a version; if its reference is damaged, with an empty digest, so that no other version is blocked."""
         with suppress(StoreDamaged):
             if info := self._info(name, number):
                 return info.version
         return Version(name, number, "")
 
     def _unknown_task(self, name: str) -> InlayError:
+        """Return the error for a task that is not in the store, with similar names."""
         names, near, hint = self.files.list_names(), form.legal_name(name), None
         if near in names and self.numbers(near)[0]:
             hint = f"did you mean `{near}`?"
         elif self.numbers(name)[1]:
             hint = "all its versions were removed; train or import it again"
-        # Only as many tasks are opened as the error shows: there may be thousands, and as many requests that ask.
+        # Only as many tasks are looked at as the error shows: there may be thousands.
         likely = dict.fromkeys([*find_close(name, names, 3), *names])
         names = list(itertools.islice((known for known in likely if self.numbers(known)[0]), 21))
         return UnknownName("task", name, names, hint=hint)
 
     def _unknown_version(self, name: str, number: int) -> InlayError:
+        """Return the error for a version that is not in the store, with the numbers that are."""
         numbers, removed = self.numbers(name)
         if not numbers and number not in removed:
             return self._unknown_task(name)
@@ -459,7 +464,7 @@ class Store:
 
     @contextmanager
     def _explained(self, version: Version) -> Iterator[None]:
-        """Add to an error the hint what to do about an object that cannot be read."""
+        """Add a hint to an error about an object that cannot be read."""
         hint = f"restore it from a copy, or `inlay remove {version.reference}` and train or import it again"
         place = self.files.place_of_object(version.digest)
         try:

@@ -1,8 +1,8 @@
-"""The style of the figures of studies: one colour per kind of tuning, and pictures as bytes.
+"""The common style and parts of the figures of studies, and figures rendered as bytes.
 
-Colours are Okabe and Ito's, which colour-blind readers tell apart, and every series has a marker of its own besides.
-Ours is filled, what was published is hollow, and a point of a single seed, which has no error, is pale. Lines break
-where a planned point is missing. Legends stand outside of the data. The same records give the same bytes.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, and every series also has its own marker. Our
+values are filled, published ones are hollow, and a point of a single seed, which has no error, is pale. Lines have a
+gap where a planned point is missing. Legends are outside the axes. The same records give the same bytes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A finished figure: `name` is the name of its files, `caption` describes it."""
+    """A finished figure; its files are named `name`."""
 
     name: str
     caption: str
@@ -126,7 +126,7 @@ def task_marks(tasks: Sequence[str]) -> dict[str, Mark]:
 
 
 def marks_for(keys: Sequence[str]) -> dict[str, Mark]:
-    """Choose a mark for each row; kinds with a mark of their own have it in every figure."""
+    """Choose a mark for each row; a kind of row in MARKS has the same mark in every figure."""
     free = iter(OTHERS * (1 + len(keys) // len(OTHERS)))
     marks: dict[str, Mark] = {}
     for key in keys:
@@ -140,7 +140,7 @@ def marks_for(keys: Sequence[str]) -> dict[str, Mark]:
 @contextmanager
 def paper_style(name: str) -> Iterator[None]:
     """Set Matplotlib's style for the block; `name` makes the ids inside an SVG unique."""
-    import matplotlib  # half a second to import, and only where something is drawn
+    import matplotlib  # takes half a second to import
 
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"inlay-{name}"}):
         yield
@@ -187,7 +187,7 @@ Place = tuple[float, MeanWithError]
 
 
 def draw_series(axes: Any, places: Sequence[Place | None], mark: Mark) -> list[MeanWithError]:
-    """Draw points with their errors and a line through them, broken at missing planned points (None).
+    """Draw points with their errors and a line through them, with gaps at missing planned points (None).
 
     Returns the values that were drawn.
     """
@@ -200,7 +200,7 @@ def draw_series(axes: Any, places: Sequence[Place | None], mark: Mark) -> list[M
 
 
 def split_runs(items: Iterable[T | None]) -> list[list[T]]:
-    """Split items into the stretches between missing ones."""
+    """Split items into the parts between missing ones (None)."""
     parts: list[list[T]] = [[]]
     for item in items:
         if item is None:
@@ -211,7 +211,7 @@ def split_runs(items: Iterable[T | None]) -> list[list[T]]:
 
 
 def tell_lone(shown: Iterable[MeanWithError]) -> str:
-    """Return the caption's sentence about points of one seed; it begins with a space."""
+    """Return a sentence for the caption about points of one seed, with a space before it; empty if there are none."""
     lone = [y.sem is None for y in shown]
     if not any(lone):
         return ""
@@ -232,7 +232,8 @@ def legend(
 ) -> None:
     """Draw a legend below the axes, in as many columns as fit.
 
-    After `entries` it has one for points of a single seed, if any of those `shown` is, and one named `hollow`.
+    After `entries` comes one for points of a single seed, if any of the values `shown` has no error, and one labelled
+    `hollow`, if given.
     """
     from matplotlib.lines import Line2D
 
@@ -255,10 +256,10 @@ def legend(
 def _fit_columns(lengths: Sequence[int], width: float) -> int:
     """Return the largest number of columns whose widest labels fit side by side; entries fill column by column."""
     for columns in range(len(lengths), 1, -1):
-        few, rest = divmod(len(lengths), columns)  # as Matplotlib fills them: the first columns have one more
+        few, rest = divmod(len(lengths), columns)  # Matplotlib gives the first columns one entry more
         ends = [few * place + min(place, rest) for place in range(columns + 1)]
         widest = [max(lengths[first:last]) for first, last in itertools.pairwise(ends)]
-        # 8 point letters are some 0.07 inches wide; marker and gap take half an inch.
+        # An 8 point letter is about 0.07 inches wide; marker and gap take half an inch.
         if sum(0.07 * length + 0.5 for length in widest) <= width:
             return columns
     return 1
@@ -267,7 +268,7 @@ def _fit_columns(lengths: Sequence[int], width: float) -> int:
 def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]], *, size: float = 7) -> None:
     """Write each point's name near it, without covering a point, an error bar or another name.
 
-    A name that finds room only further off is led to its point by a thin line.
+    If there is room only further off, a thin line connects the name with its point.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -1,4 +1,4 @@
-"""An explanation as one HTML page that needs no other file: the text with its words coloured, the checks, the rows."""
+"""An explanation as one self-contained HTML page: the text with coloured words, the checks, the nearest rows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def draw_explanation(found: Explanation) -> str:
 
 
 def _colour(found: Explanation, side: str, text: str) -> str:
-    """Return a text with every word on a ground whose strength is its share of the largest effect."""
+    """Return a text with every word coloured by its effect, relative to the largest effect."""
     largest = max((abs(word.change) for word in found.words), default=0.0) or 1.0
     pieces, last = [], 0
     for word in (item for item in found.words if item.side == side):

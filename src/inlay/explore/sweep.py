@@ -1,4 +1,4 @@
-"""Sweeps: a grid of settings becomes runs, and their results become a ranking."""
+"""Sweeps: makes runs from a grid of settings, and a ranking from their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankedRun:
-    """One run of a sweep. `values` are its settings on the axes, by config key."""
+    """One run of a sweep; `values` are its settings on the axes, by config key."""
 
     run_id: str
     values: dict[str, Any]
@@ -32,7 +32,7 @@ class RankedRun:
 
 @dataclass(frozen=True)
 class RankedSetting:
-    """One point of the grid, over its seeds. Runs that diverged have no score and are counted in `num_runs` only."""
+    """One point of the grid with all its seeds; diverged runs have no score and only count in `num_runs`."""
 
     values: dict[str, Any]
     num_runs: int
@@ -60,7 +60,7 @@ class Ranking:
 
 
 def parse_axes(given: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """Config key -> the values of a comma list such as `1e-4,3e-4`; keys that were not given are left out."""
+    """Split comma lists such as `1e-4,3e-4` into values, by config key; keys without a list are left out."""
     axes = {}
     for key, text in given.items():
         if text is None:
@@ -72,9 +72,9 @@ def parse_axes(given: Mapping[str, str | None]) -> dict[str, list[str]]:
 
 
 def make_grid(config: RunConfig, axes: Mapping[str, Sequence[Any]], num_seeds: int = 1) -> list[RunConfig]:
-    """Every combination of the axes' values, `num_seeds` times each, with seeds counted up from the config's own.
+    """Return every combination of the axes' values with `num_seeds` seeds, counted up from the config's own seed.
 
-    Values may be texts; they are checked as `--set` checks them. Seeds of one setting come one after the other.
+    Values may be texts, which are checked as `--set` checks them. The seeds of one setting follow each other.
     """
     grid = []
     for values in itertools.product(*axes.values()):
@@ -85,7 +85,7 @@ def make_grid(config: RunConfig, axes: Mapping[str, Sequence[Any]], num_seeds: i
 
 
 def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) -> Ranking:
-    """Rank runs by dev score, and settings by their mean; ties keep their order. Refuse a sweep that all diverged."""
+    """Rank runs by dev score, and settings by their mean; ties keep their order. Raise `Diverged` if all runs did."""
     from inlay.data import METRICS
 
     task = runs[0].task
@@ -105,7 +105,7 @@ def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) ->
 
 
 def _rank_run(run: Run, result: Result, axes: Sequence[str]) -> RankedRun:
-    # A run that diverged after a good epoch is not a candidate: its settings are not stable.
+    # A run that diverged after a good epoch has no score, as its settings are not stable.
     score = None if result.status == "diverged" else result.dev_metric
     values = {}
     for key in axes:

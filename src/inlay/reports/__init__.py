@@ -1,4 +1,4 @@
-"""The reports room: what a version answered to its dev rows, as scores, pages and model cards; runs and their folders.
+"""The reports room: a version's answers to its dev rows as scores, pages and model cards; runs and their folders.
 
 Names are imported when they are first used: what only reads needs no torch.
 """

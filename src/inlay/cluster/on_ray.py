@@ -108,7 +108,8 @@ def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RayS
     """Start a task for each group, write their results, and raise the first error once all have ended."""
     train_group = ray.remote(num_cpus=where.num_cpus, num_gpus=where.num_gpus, max_retries=RETRIES)(_train_group)
     relay = start_relay(ray)
-    pending, failures = {train_group.remote(group, order, relay): group for group in groups}, []
+    pending = {train_group.remote(group, order, relay): group for group in groups}
+    failures: list[InlayError] = []
     try:
         while pending:
             ready, _ = ray.wait(list(pending), timeout=_POLL_S)
@@ -119,7 +120,12 @@ def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RayS
                 try:
                     done = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    failures.append(_explain(error, group))
+                    named = ", ".join(run.id for run in group[:3]) + (" …" if len(group) > 3 else "")
+                    lost = f"the group of {len(group)} runs ({named}) was lost {RETRIES + 1} times"
+                    hint = (
+                        "the same command trains what is left; ask for more memory with `--ray-cpus`, or see Ray's log"
+                    )
+                    failures.append(LostProcess(f"{lost}: {describe_loss(error)}", hint))
                     continue
                 write_files(order.folder, done.files)
                 if done.error is not None:
@@ -215,14 +221,6 @@ def count_places(ray: Any, where: RaySettings) -> int:
             "ask for less with `--ray-cpus` and `--ray-gpus`",
         )
     return fitting
-
-
-def _explain(error: Exception, group: list[AnyRun]) -> InlayError:
-    runs = ", ".join(run.id for run in group[:3]) + (" …" if len(group) > 3 else "")
-    return LostProcess(
-        f"the group of {len(group)} runs ({runs}) was lost {RETRIES + 1} times: {describe_loss(error)}",
-        "the same command trains what is left; ask for more memory with `--ray-cpus`, or look at Ray's log",
-    )
 
 
 def describe_loss(error: Exception) -> str:

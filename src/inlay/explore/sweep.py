@@ -91,10 +91,21 @@ def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) ->
     task = runs[0].task
     sign = 1 if METRICS[task.metric].higher_is_better else -1
     found = {result.run_id: result for result in results}
-    ranked = [_rank_run(run, found[run.id], axes) for run in runs]
+    # 1. the runs, in groups of one setting
+    ranked: list[RankedRun] = []
     groups: dict[tuple[Any, ...], list[RankedRun]] = {}
-    for item in ranked:
-        groups.setdefault(tuple(item.values.values()), []).append(item)
+    for run in runs:
+        result, values = found[run.id], {}
+        for key in axes:
+            section, _, name = key.partition(".")
+            values[key] = getattr(getattr(run.config, section), name)
+        # A run that diverged after a good epoch has no score, as its settings are not stable.
+        dev = None if result.status == "diverged" else result.dev_metric
+        seed = run.config.train.seed
+        item = RankedRun(run.id, values, seed, dev, result.best_epoch, result.status, result.message)
+        ranked.append(item)
+        groups.setdefault(tuple(values.values()), []).append(item)
+    # 2. the best first
     settings = [_summarise(items, sign) for items in groups.values()]
     ranked.sort(key=lambda item: _order(item.dev_metric, sign))
     if ranked[0].dev_metric is None:
@@ -102,17 +113,6 @@ def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) ->
     settings.sort(key=lambda item: _order(item.mean, sign))
     num_seeds = max(len(items) for items in groups.values())
     return Ranking(task.metric, tuple(axes), num_seeds, tuple(ranked), tuple(settings))
-
-
-def _rank_run(run: Run, result: Result, axes: Sequence[str]) -> RankedRun:
-    # A run that diverged after a good epoch has no score, as its settings are not stable.
-    score = None if result.status == "diverged" else result.dev_metric
-    values = {}
-    for key in axes:
-        section, _, name = key.partition(".")
-        values[key] = getattr(getattr(run.config, section), name)
-    seed = run.config.train.seed
-    return RankedRun(run.id, values, seed, score, result.best_epoch, result.status, result.message)
 
 
 def _summarise(items: Sequence[RankedRun], sign: int) -> RankedSetting:

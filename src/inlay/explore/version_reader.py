@@ -22,7 +22,7 @@ from inlay.data import (
 )
 from inlay.errors import BadData, InlayError, Missing
 from inlay.explore.starting_points import StartCandidate, pooled_vectors
-from inlay.model import Backbone, Bank, Outcome, Output, collect_outputs, find_head, infer, infer_vectors, make_rows
+from inlay.model import Backbone, Bank, Output, collect_outputs, find_head, infer, infer_vectors, make_rows
 from inlay.serving import Answer, check_backbone, describe_answer, find_reading, read_slot
 from inlay.settings import DataConfig, read_toml
 from inlay.store import Manifest, Store, Version
@@ -72,14 +72,12 @@ class VersionReader:
             on_rows(len(part))
         return found
 
-    def read_outcome(self, output: Output) -> Outcome:
-        """Return the answer that a row's outputs stand for."""
-        return find_head(self.spec.head.kind).answer(output, self.spec.head, self.manifest.labels)
-
     def describe(self, outputs: Sequence[Output]) -> list[dict[str, Any]]:
         """Return the answers that outputs stand for, as `inlay predict --json` prints them."""
-        reference = self.version.reference
-        return [describe_answer(Answer(reference, reference, self.read_outcome(output))) for output in outputs]
+        reference, head = self.version.reference, self.spec.head
+        answer = find_head(head.kind).answer
+        outcomes = [answer(output, head, self.manifest.labels) for output in outputs]
+        return [describe_answer(Answer(reference, reference, outcome)) for outcome in outcomes]
 
     def vectors(self, rows: Split, on_rows: OnRows = lambda _: None) -> np.ndarray:
         """Return the task's vector of every row [n, D]: the one its head reads, or a mean of hidden states."""

@@ -1,6 +1,6 @@
 """The reports room: a version's answers to its dev rows as scores, pages and model cards; runs and their folders.
 
-Names are imported when they are first used: what only reads needs no torch.
+Names are imported when they are first used, and most of them need no torch.
 """
 
 from __future__ import annotations

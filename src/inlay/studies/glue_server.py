@@ -90,7 +90,7 @@ def _glue_name(task: str) -> str:
 
 
 def _has_test(plan: StudyPlan, task: str, root: str | None) -> bool:
-    """Tell whether the test file of a GLUE set is at hand."""
+    """Tell whether a task is a GLUE set whose test file is here."""
     name = _glue_name(task)
     try:
         return name in SUBMISSION and "test" in _open(name, plan.study.data_config(task, root)).sides

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from inlay.studies.judge.bounds import CHANCE, MeanWithError, deviations, moderate, negated, reach, show
 from inlay.studies.judge.coverage import match_rows
 from inlay.studies.judge.extra_data import judge_embeddings, judge_init, judge_moved, judge_spans
-from inlay.studies.judge.pairs import Paired, describe_ends, find_gaps, pair
+from inlay.studies.judge.row_differences import Paired, describe_ends, find_gaps, pair
 from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, find_number, has_joint_runs, name_task
 from inlay.studies.judge.scored_study import (
     ScoredStudy,
@@ -212,14 +212,13 @@ def judge_some_above(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
     paired = compare(scored, *claim.rows)
     if paired is None:
         return lacking(*claim.needs)
-    found, *more = (
-        dict(zip(side.by_task, moderate(list(side.by_task.values())), strict=True))
-        for side in (paired, paired.equal)
-        if side is not None
-    )
+    sides = []
+    for side in (paired, paired.equal):
+        if side is not None:
+            sides.append(dict(zip(side.by_task, moderate(list(side.by_task.values())), strict=True)))
+    found = sides[0]
     if any(item.sem is None for item in found.values()):
         return lacking("two seeds a task")
-    sides = [found, *more]
     tests = {task: bracket([above(side[task], 0.0) for side in sides if task in side]) for task in found}
     best = min(tests, key=lambda task: tests[task].new.confirm)
     text = (
@@ -320,7 +319,8 @@ def judge_series_below(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
         # Compare only where the two curves overlap: the other row has at least a quarter of these parameters.
         if smaller and most_parameters(scored, smaller[-1]) >= limit / 4:
             paired = pair(scored.rows[key], scored.rows[smaller[-1]], tasks)
-            gaps += [paired] if paired else []
+            if paired:
+                gaps.append(paired)
             used.append(smaller[-1])
     if not gaps:
         return lacking(*claim.needs)

@@ -280,9 +280,10 @@ def rank_settings(
 
     def worth(name: str) -> tuple[float, int]:
         seeds = candidates[name]
-        means = [statistics.fmean(seeds.values())]
-        means += [statistics.fmean(seeds[seed] for seed in shared)] if shared else []
-        return min(means), len(seeds)
+        mean = statistics.fmean(seeds.values())
+        if shared:
+            mean = min(mean, statistics.fmean(seeds[seed] for seed in shared))
+        return mean, len(seeds)
 
     return [settings[name] for name in sorted(candidates, key=worth, reverse=True)]
 

@@ -6,7 +6,8 @@ seeds and the scored rows (`bounds.py`). A verdict is about new rows; where it d
 scored, the sentence says so. A condition of several parts is confirmed if every part is (the weakest part decides) and
 broken if one part is (Bonferroni over the parts). A single seed has no known error, so a claim that rests on one is
 open; so is a claim whose rows lack planned runs. Where one row had more settings to choose from than the other, a
-verdict must hold both for the difference as chosen and for the difference with equally many settings (`pairs.py`).
+verdict must hold both for the difference as chosen and for the difference with equally many settings
+(`row_differences.py`).
 
 Each single verdict may be wrong once in twenty times, so in a long table some are. `hold_together` tells which verdicts
 stand as a family: the chance that even one of those is wrong is at most one in twenty (Holm).
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from inlay.studies.judge.bounds import CHANCE, MeanWithError, negated, reach, show, tail
-from inlay.studies.judge.pairs import Paired, pair
+from inlay.studies.judge.row_differences import Paired, pair
 from inlay.studies.judge.scored_study import ScoredStudy, averaged_tasks
 
 CONFIRMED, REFUTED, OPEN = "confirmed", "not confirmed", "open"
@@ -158,8 +159,7 @@ class ClaimVerdict:
     status: str
     sentence: str
     rows: tuple[str, ...] = ()
-    """the rows it rests on (`*` stands for any end of a name); the claim is open while planned runs of them are
-    missing"""
+    """the rows it rests on; the claim is open while planned runs of them are missing; `*` matches any end of a name"""
     tasks: tuple[str, ...] | None = None
     """the tasks it rests on; None: all that count in a mean"""
     chance: float | None = None

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inlay.studies.judge.bounds import MeanWithError, estimate
-from inlay.studies.judge.pairs import pair
+from inlay.studies.judge.row_differences import pair
 from inlay.studies.judge.row_specs import METRICS, RowSpec, has_joint_runs, name_column, name_task
 from inlay.studies.judge.scored_study import ScoredStudy, list_series, mean_tasks, planned_numbers
 from inlay.studies.judge.scores import mean_of, network_of
@@ -126,7 +126,8 @@ def draw_sizes(scored: ScoredStudy) -> chart.Drawing | None:
             axes.set_xlabel("adapter size m")
             axes.margins(x=0.1)
         entries: list[chart.Entry] = [("mean", mark, False)]
-        entries += [("mean, published (BERT-large, 8 tasks)", mark, True)] if has_published else []
+        if has_published:
+            entries.append(("mean, published (BERT-large, 8 tasks)", mark, True))
         entries += [(name_task(task), own, False) for task, own in marks.items()]
         chart.legend(figure, entries, shown)
         caption = f"Dev {metric} against adapter size, ± one s.e.m.: the mean over tasks (left) and each task (right)."
@@ -214,7 +215,9 @@ def draw_learning(scored: ScoredStudy) -> chart.Drawing | None:
     tasks = [task for task in scored.tasks if any(len(own.get(task, ())) > 1 for own in curves.values())]
     if not tasks:
         return None
-    panels = [[task] for task in tasks] + [tasks] * (len(tasks) > 1)
+    panels = [[task] for task in tasks]
+    if len(tasks) > 1:
+        panels.append(tasks)
     num_lines = -(-len(panels) // _COLUMNS)
     # The axis begins at 0 and has ticks at scored steps, at some of them if there are many.
     steps = sorted({step for found in curves.values() for curve in found.values() for step in curve})

@@ -11,7 +11,7 @@ from typing import Any
 from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.extra_data import Ablation, read_ablations, read_embeddings, read_steps
-from inlay.studies.judge.pairs import pair
+from inlay.studies.judge.row_differences import pair
 from inlay.studies.judge.row_specs import group_tasks, name_column, name_task
 from inlay.studies.judge.scored_study import ScoredStudy, mean_tasks, needs_backbone
 from inlay.studies.report import chart
@@ -27,7 +27,10 @@ def draw_figures(scored: ScoredStudy) -> list[chart.Drawing]:
         if kind not in FIGURES:
             raise UnknownName("kind of figure", kind, FIGURES)
         made = FIGURES[kind](scored)
-        found += made if isinstance(made, list) else [made] if made else []
+        if isinstance(made, list):
+            found += made
+        elif made is not None:
+            found.append(made)
     return found
 
 
@@ -41,7 +44,8 @@ def draw_differences(scored: ScoredStudy) -> list[chart.Drawing]:
     for group, tasks in groups.items():
         name = f"{scored.study.name}-{group}" if len(groups) > 1 else scored.study.name
         drawing = _draw_differences(scored.narrowed(tasks), name)
-        drawings += [drawing] if drawing else []
+        if drawing is not None:
+            drawings.append(drawing)
     return drawings
 
 
@@ -228,7 +232,7 @@ def _draw_bar(axes: Any, x: float, value: MeanWithError, width: float, mark: cha
     axes.annotate(text, spot, xytext=(0, 2), textcoords="offset points", ha="center", fontsize=7.5, zorder=5)
 
 
-# What records keep beside scores
+# Figures of the extra data of records
 
 
 def draw_ablation(scored: ScoredStudy) -> chart.Drawing | None:
@@ -299,11 +303,12 @@ def draw_embeddings(scored: ScoredStudy) -> chart.Drawing | None:
             "The learnt embeddings of tasks along their two main directions (principal components), for each seed, and "
             "the share of their spread that is seen."
         )
-        below = (
-            " Below: the same of what training added to the draw by chance that each began with, and how far it moved "
-            "them, as a share of the draw's length. While that is little, the panels above show the draw."
-        )
-        return chart.finish(figure, name, caption + below * has_starts)
+        if has_starts:
+            caption += (
+                " Below: the same of what training added to the draw by chance that each began with, and how far it "
+                "moved them, as a share of the draw's length. While that is little, the panels above show the draw."
+            )
+        return chart.finish(figure, name, caption)
 
 
 def _draw_points(axes: Any, tasks: Sequence[str], vectors: Any, title: str) -> None:

@@ -30,7 +30,7 @@ from inlay.studies.report.page import Block, Folded, Heading, Picture, Points, T
 from inlay.studies.report.tables import ReportTable, other_metric_tables, settings_table, study_tables
 from inlay.studies.run.records import FINISHED, Record, short_name
 from inlay.studies.run.records import read_study as read_results
-from inlay.studies.spec.differences import list_differences
+from inlay.studies.spec.profile_differences import list_differences
 from inlay.studies.spec.report_spec import Claim, ReportSpec
 from inlay.studies.spec.study import Study, read_study, study_folders
 
@@ -174,7 +174,8 @@ def _claim_blocks(
         ]
         known = {item.claim.study for item in found if item.verdict.status != NONE}
         absent = dict.fromkeys(f"`{item.claim.study}`" for item in found if item.claim.study not in known)
-        items += [f"not run: {', '.join(absent)}"] if absent else []
+        if absent:
+            items.append(f"not run: {', '.join(absent)}")
         yield Folded(f"the numbers, {group[0]} ({group[1]})", (Points(tuple(items)),))
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import ABSENT, estimate, show
 from inlay.studies.judge.extra_data import lower_part, read_ablations, read_steps
-from inlay.studies.judge.pairs import averaged_rows, describe_ends, own_mean, pair, published_gap
 from inlay.studies.judge.published import PublishedTable, split_columns
+from inlay.studies.judge.row_differences import averaged_rows, describe_ends, own_mean, pair, published_gap
 from inlay.studies.judge.row_specs import (
     WIDE,
     group_tasks,
@@ -83,10 +83,15 @@ def _score_table(scored: ScoredStudy, group: str) -> ReportTable:
     layout = _Layout(averaged, compared, counted, reference, means, differences)
     # 2. the columns
     columns = ["", *(name_column(task, scored.metric(task)) for task in scored.tasks)]
-    columns += [f"mean of {len(averaged)}"] * (len(averaged) > 1)
-    columns += [f"mean of {len(compared)} published"] * (len(compared) > 1)
-    columns += [name for tasks in differences for name in (_name_difference(scored, layout, tasks), "pairs")]
-    columns += ["trained", "% of backbone"] + [f"total, {len(counted)} tasks"] * (len(counted) > 1)
+    if len(averaged) > 1:
+        columns.append(f"mean of {len(averaged)}")
+    if len(compared) > 1:
+        columns.append(f"mean of {len(compared)} published")
+    for tasks in differences:
+        columns += [_name_difference(scored, layout, tasks), "pairs"]
+    columns += ["trained", "% of backbone"]
+    if len(counted) > 1:
+        columns.append(f"total, {len(counted)} tasks")
     # 3. the lines; published rows that match none of ours come last
     lines, is_published = [], set()
     unmatched = [row.arm for table in scored.published.tables for row in table.rows if row.arm not in scored.rows]
@@ -211,7 +216,9 @@ def _notes(scored: ScoredStudy, layout: _Layout) -> list[str]:
     if uncounted:
         notes.append(f"not in trained parameters, their share and total: {', '.join(uncounted)}")
     untested = [name_task(task) for task in scored.tasks if scored.split == "test" and not scored.is_tested(task)]
-    return notes + [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
+    if untested:
+        notes.append(f"no labelled test rows, so dev: {', '.join(untested)}")
+    return notes
 
 
 def _chosen_for(scored: ScoredStudy) -> str:
@@ -374,12 +381,14 @@ def settings_table(scored: ScoredStudy) -> ReportTable:
         tried = sorted({cell.num_settings for cell in row.values()})
         lines.append((scored.label(key), "–".join(map(str, dict.fromkeys((tried[0], tried[-1])))), *cells))
     columns = ("chosen on dev", "of", *map(name_task, scored.tasks))
-    waits = any(cell.num_waiting for row in scored.rows.values() for cell in row.values())
-    note = (
-        "`of`: settings that were compared, fewest and most of a task; others have one seed where these have more, or "
-        "a run that diverged"
-    )
-    table = ReportTable("settings", columns, tuple(lines), (*(note,) * waits, *describe_ends(scored, scored.rows)))
+    notes = describe_ends(scored, scored.rows)
+    if any(cell.num_waiting for row in scored.rows.values() for cell in row.values()):
+        note = (
+            "`of`: settings that were compared, fewest and most of a task; others have one seed where these have more, "
+            "or a run that diverged"
+        )
+        notes.insert(0, note)
+    table = ReportTable("settings", columns, tuple(lines), tuple(notes))
     return table.turned() if len(scored.tasks) > WIDE else table
 
 

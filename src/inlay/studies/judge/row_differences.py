@@ -64,27 +64,19 @@ def _pair(row: Row, other: Row, numbers: Mapping[str, int | None]) -> Paired | N
     differences: dict[str, dict[int, float]] = {}
     errors: dict[str, float | None] = {}
     for task, number in numbers.items():
-        cells = (row[task], other[task])
-        sides = [_draw_settings(cell, number) for cell in cells]
-        scores = [
-            {
-                seed: sum(chance * item.scores[seed] for chance, item in side)
-                for seed in side[0][1].scores
-                if all(seed in item.scores for _, item in side)
-            }
-            for side in sides
-        ]
+        first, second = row[task], other[task]
+        sides = [_draw_settings(first, number), _draw_settings(second, number)]
+        ours, theirs = (_expect_scores(side) for side in sides)
         # A cell that no seed changes takes the other's seeds.
-        drawn = [own for cell, own in zip(cells, scores, strict=True) if not cell.is_fixed]
-        seeds = drawn[0] if drawn else scores[0]
-        first, second = (
-            dict.fromkeys(seeds, statistics.fmean(own.values())) if cell.is_fixed else own
-            for cell, own in zip(cells, scores, strict=True)
-        )
-        found = {seed: first[seed] - second[seed] for seed in first if seed in second}
+        seeds = theirs if first.is_fixed and not second.is_fixed else ours
+        if first.is_fixed:
+            ours = dict.fromkeys(seeds, statistics.fmean(ours.values()))
+        if second.is_fixed:
+            theirs = dict.fromkeys(seeds, statistics.fmean(theirs.values()))
+        found = {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
         if found:
             differences[task] = found
-            errors[task] = _paired_row_error(*cells, sides, list(found))
+            errors[task] = _paired_row_error(first, second, sides, list(found))
     if not differences:
         return None
     networks = {task: row[task].networks | other[task].networks for task in differences}
@@ -107,6 +99,15 @@ def _draw_settings(cell: Cell, number: int | None) -> list[tuple[float, Candidat
     count = len(cell.candidates)
     chances = [math.comb(count - 1 - i, number - 1) / math.comb(count, number) for i in range(count)]
     return [(chance, item) for chance, item in zip(chances, cell.candidates, strict=True) if chance]
+
+
+def _expect_scores(settings: Sequence[tuple[float, Candidate]]) -> dict[int, float]:
+    """Return the expected score of settings that are drawn with these chances, for each seed that all have."""
+    scores = {}
+    for seed in settings[0][1].scores:
+        if all(seed in item.scores for _, item in settings):
+            scores[seed] = sum(chance * item.scores[seed] for chance, item in settings)
+    return scores
 
 
 def _paired_row_error(
@@ -197,11 +198,13 @@ def averaged_rows(scored: ScoredStudy, table: PublishedTable) -> tuple[dict[str,
     split = split_columns(table.mean_of)
     known = [column for column in split if column[0] in tasks]
     found = {key: column_row(row, known) for key, row in scored.rows.items()}
-    absent = dict.fromkeys(name_task(task) for task, _ in split if task not in tasks)
-    note = f"the published kind of average, every printed column once; ours lacks {', '.join(absent)}, which the "
-    note += "published one has: only differences compare"
     kept = {key: row for key, row in found.items() if row}
-    return kept, f"avg of {len(known)} columns", (note,) * bool(absent)
+    absent = dict.fromkeys(name_task(task) for task, _ in split if task not in tasks)
+    notes: tuple[str, ...] = ()
+    if absent:
+        note = f"the published kind of average, every printed column once; ours lacks {', '.join(absent)}, which the "
+        notes = (note + "published one has: only differences compare",)
+    return kept, f"avg of {len(known)} columns", notes
 
 
 def describe_ends(scored: ScoredStudy, keys: Collection[str], tasks: Collection[str] | None = None) -> list[str]:

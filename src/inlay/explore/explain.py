@@ -132,8 +132,7 @@ def explain_answer(
         words = _occlude(reader, row, sides, number, whole)
         if not words:
             notes.append("a single word cannot be left out: `--by gradients` can explain it")
-    grouped = sum(" " in word.text for word in words)
-    if grouped:
+    if any(" " in word.text for word in words):
         notes.append("neighbouring words are taken together, as there are many")
     labels = reader.manifest.labels
     return Explanation(

@@ -24,7 +24,7 @@ from inlay.errors import InlayError, Unsupported
 from inlay.explore.even_samples import find_firsts, order_evenly
 from inlay.model import OWN_WEIGHTS, TOKEN_BUDGET, Backbone, Bank, Row, SlotSpec, batches_by_length, collate, make_rows
 from inlay.notebook import show_html
-from inlay.store import Store, Version
+from inlay.store import Store
 from inlay.training import linear_kinds
 
 _SLOTS = 16  # candidates in one bank
@@ -92,13 +92,7 @@ def suggest(
     if kind.output_targets is None:
         raise Unsupported(f"a suggestion for a `{task.kind}` task", f"it knows: {linear_kinds()}")
     # 1. the candidates, and a sample of the rows
-    if references is not None:
-        versions = [store.resolve(reference) for reference in references]
-    else:
-        latest = [item.latest for item in store.ledger(lambda version, error: None)]  # without damaged versions
-        fingerprint = backbone.fingerprint
-        versions = [info.version for info in latest if info.summary.backbone["fingerprint"] == fingerprint]
-    candidates, refused = _load(versions, backbone, store, task.digest)
+    candidates, refused = _load_candidates(store, backbone, references, task.digest)
     rows = sample_rows(task, settings.num_rows)
     part = task.train.take(rows)
     whole = Reading(WHOLE_ROW, min(settings.max_length, backbone.max_length))
@@ -233,10 +227,16 @@ def predict_left_out(vectors: np.ndarray, targets: np.ndarray) -> tuple[np.ndarr
     return best, 1 - least / spread if spread else 0.0
 
 
-def _load(
-    versions: Sequence[Version], backbone: Backbone, store: Store, data_digest: str
+def _load_candidates(
+    store: Store, backbone: Backbone, references: Sequence[str] | None, data_digest: str
 ) -> tuple[list[StartCandidate], dict[str, str]]:
-    """Load versions as candidates; also return the reasons for those that cannot be starts."""
+    """Load the candidates; also return the reasons for versions that cannot be starts."""
+    if references is not None:
+        versions = [store.resolve(reference) for reference in references]
+    else:
+        latest = [task.latest for task in store.ledger(lambda version, error: None)]  # without damaged versions
+        fingerprint = backbone.fingerprint
+        versions = [info.version for info in latest if info.summary.backbone["fingerprint"] == fingerprint]
     found, refused = [], {}
     for version in versions:
         try:

@@ -30,31 +30,26 @@ if TYPE_CHECKING:
     from inlay.explore.sweep import Ranking, make_grid, parse_axes, rank
     from inlay.explore.unlabelled import draw_rows, spread_numbers, take_shares
     from inlay.explore.version_reader import VersionReader, find_training_rows, split_of
-    from inlay.explore.word_effects import MOST_WORDS, WordEffect, leave_out, measure_effects, place_words
+    from inlay.explore.word_effects import MOST_WORDS, leave_out, measure_effects, place_words
 
+# fmt: off
 _HOMES = {
     "inlay.explore.baseline": ("STRENGTHS", "Baseline", "fit_baseline"),
     "inlay.explore.drift": ("DriftReport", "Shift", "find_drift"),
     "inlay.explore.explain": ("Explanation", "explain_answer", "find_nearest"),
     "inlay.explore.explanation_page": ("draw_explanation",),
     "inlay.explore.learning_curve": (
-        "CurvePoint",
-        "LearningCurve",
-        "check_curve",
-        "check_picture",
-        "describe_curve",
-        "draw_learning_curve",
-        "fit_curve",
-        "make_curve_runs",
-        "read_points",
+        "CurvePoint", "LearningCurve", "check_curve", "check_picture", "describe_curve", "draw_learning_curve",
+        "fit_curve", "make_curve_runs", "read_points",
     ),
     "inlay.explore.pick": ("Pick", "PickSettings", "Picked", "pick_rows"),
     "inlay.explore.unlabelled": ("draw_rows", "spread_numbers", "take_shares"),
     "inlay.explore.starting_points": ("SuggestSettings", "Suggestion", "Suggestions", "suggest"),
     "inlay.explore.sweep": ("Ranking", "make_grid", "parse_axes", "rank"),
     "inlay.explore.version_reader": ("VersionReader", "find_training_rows", "split_of"),
-    "inlay.explore.word_effects": ("MOST_WORDS", "WordEffect", "leave_out", "measure_effects", "place_words"),
+    "inlay.explore.word_effects": ("MOST_WORDS", "leave_out", "measure_effects", "place_words"),
 }
+# fmt: on
 __getattr__ = import_lazily(__name__, _HOMES)
 
 __all__ = [
@@ -74,7 +69,6 @@ __all__ = [
     "Suggestion",
     "Suggestions",
     "VersionReader",
-    "WordEffect",
     "check_curve",
     "check_picture",
     "describe_curve",

@@ -16,14 +16,12 @@ from inlay.settings import DataConfig
 MEASURES = ("margin", "entropy")
 
 
-def draw_rows(
-    path: str | Path, config: DataConfig = DataConfig(), *, most: int, seed: int = 0
-) -> tuple[list[InputRow], int]:
-    """Draw up to `most` rows of a file at random, in constant memory; also return the number of all rows.
+def draw_rows(path: str | Path, config: DataConfig = DataConfig(), *, most: int) -> tuple[list[InputRow], int]:
+    """Draw up to `most` rows of a file, in constant memory and always the same; also return the number of all rows.
 
     Rows that cannot be read are left out; if no row can be read, the first error is raised.
     """
-    generator, number = random.Random(seed), 0
+    generator, number = random.Random(0), 0
     kept: list[InputRow] = []
     fault: InlayError | None = None
     for chunk in stream_rows(path, config, isolate=True):

@@ -32,10 +32,10 @@ class WordEffect:
     """the measure without the word; None if that was not computed"""
 
 
-def place_words(text: str, most: int = MOST_WORDS) -> list[Place]:
-    """Return the start and end of each word of a text; if there are more than `most`, of groups of neighbours.
+def place_words(text: str) -> list[Place]:
+    """Return the start and end of each word of a text, or of groups of neighbours if there are more than MOST_WORDS.
 
-    Refuses a text of more than `MOST_LETTERS`.
+    Refuses a text of more than MOST_LETTERS.
     """
     if len(text) > MOST_LETTERS:
         raise BadData(
@@ -43,7 +43,7 @@ def place_words(text: str, most: int = MOST_WORDS) -> list[Place]:
             "cut it: a task reads only as many tokens as its `max_length`",
         )
     places = [match.span() for match in _WORD.finditer(text)]
-    size = -(-len(places) // most) or 1
+    size = -(-len(places) // MOST_WORDS) or 1
     return [(group[0][0], group[-1][1]) for group in (places[n : n + size] for n in range(0, len(places), size))]
 
 

@@ -67,9 +67,9 @@ def first_large(text: str) -> str:
     return text if is_name else text[:1].upper() + text[1:]
 
 
-def plural(count: float, one: str, many: str | None = None) -> str:
+def plural(count: float, noun: str) -> str:
     """Write a count with its noun: `1 row`, `2 rows`."""
-    return f"{show_number(count)} {one if count == 1 else many or one + 's'}"
+    return f"{show_number(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def show_bytes(size: float | None) -> str:
@@ -100,8 +100,8 @@ def duration(seconds: float | None) -> str:
     return plural(round(seconds / _DAY), "day")
 
 
-def level(value: float, most: float, steps: int = 4) -> int:
-    """Return the step of a colour scale for a value: 0 for nothing, `steps` for the largest value."""
+def level(value: float, most: float) -> int:
+    """Return the step of a colour scale for a value: 0 for nothing, 4 for the largest value."""
     if value <= 0 or most <= 0:
         return 0
-    return min(steps, max(1, math.ceil(steps * value / most)))
+    return min(4, max(1, math.ceil(4 * value / most)))

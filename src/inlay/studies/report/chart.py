@@ -265,7 +265,7 @@ def _fit_columns(lengths: Sequence[int], width: float) -> int:
     return 1
 
 
-def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]], *, size: float = 7) -> None:
+def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]]) -> None:
     """Write each point's name near it, without covering a point, an error bar or another name.
 
     If there is room only further off, a thin line connects the name with its point.
@@ -283,7 +283,7 @@ def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]], *
     for x, value, text in sorted(points, key=lambda point: -point[1].mean):
         tried = []
         for offset in _OFFSETS:
-            note = _annotate(axes, (x, value.mean), text, offset, size)
+            note = _annotate(axes, (x, value.mean), text, offset)
             box = tuple(note.get_window_extent(renderer).extents)
             note.remove()
             out = max(0.0, frame.x0 - box[0], box[2] - frame.x1, frame.y0 - box[1], box[3] - frame.y1)
@@ -296,19 +296,19 @@ def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]], *
             if tried[-1][0] == 0:
                 break
         _, offset, box = min(tried, key=lambda item: item[0])
-        _annotate(axes, (x, value.mean), text, offset, size, is_led=max(map(abs, offset)) > 10)
+        _annotate(axes, (x, value.mean), text, offset, has_line=max(map(abs, offset)) > 10)
         taken.append(box)
 
 
 def _annotate(
-    axes: Any, spot: tuple[float, float], text: str, offset: tuple[float, float], size: float, *, is_led: bool = False
+    axes: Any, spot: tuple[float, float], text: str, offset: tuple[float, float], *, has_line: bool = False
 ) -> Any:
     across = "left" if offset[0] > 0 else "right" if offset[0] < 0 else "center"
     upright = "center" if offset[1] == 0 else "bottom" if offset[1] > 0 else "top"
     line = {"arrowstyle": "-", "color": PALE_INK, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
     return axes.annotate(
-        text, spot, xytext=offset, textcoords="offset points", ha=across, va=upright, fontsize=size, zorder=5,
-        arrowprops=line if is_led else None,
+        text, spot, xytext=offset, textcoords="offset points", ha=across, va=upright, fontsize=7, zorder=5,
+        arrowprops=line if has_line else None,
     )  # fmt: skip
 
 

@@ -177,7 +177,7 @@ def _check_kind(reader: VersionReader, by: str) -> None:
     head = reader.spec.head
     table = find_head(head.kind)
     if table.evidence is None:
-        what = "writes a text" if table.reads == "nothing" else "answers every word"
+        what = "writes a text" if table.reads == "nothing" else "has an answer for every word"
         hint = "`inlay predict --json` says how sure it is of each part of its answer"
         raise Unsupported(
             f"`explain` for a `{head.kind}` task: it {what}, so there is no single output to explain", hint

@@ -250,7 +250,7 @@ def merge_records(*groups: Iterable[Record]) -> list[Record]:
 
 
 def _replaces(record: Record, other: Record) -> bool:
-    """Tell whether a later record replaces an earlier one of the same key: not if it is older, or alone has failed."""
+    """Tell whether a later record of the same key replaces an earlier one: finished beats failed, then newer older."""
     return (record.status != FAILED, record.date) >= (other.status != FAILED, other.date)
 
 

@@ -218,7 +218,7 @@ def _read_own_settings(path: Path, config: RunConfig) -> dict[str, Any]:
     example = "see the config.toml of any run folder for an example"
     try:
         if not path.is_file() or path.stat().st_size > MAX_OWN_BYTES:
-            raise BadConfig(f"{path}: not a file, or larger than {MAX_OWN_BYTES:,} bytes", example)
+            raise BadConfig(f"{path}: not a file, or over {MAX_OWN_BYTES:,} bytes", example)
         content = path.read_bytes()
         if max(line.count(b".") for line in [b"", *content.splitlines()]) > MOST_DOTS:
             raise BadConfig(f"{path}: a line with more than {MOST_DOTS} dots", example)

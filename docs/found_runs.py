@@ -30,9 +30,10 @@ from inlay.data import PASSAGES, WHOLE_ROW
 from inlay.model import WRITTEN, find_head, find_method, resolve_method
 from inlay.settings import DataConfig, JointConfig, MethodConfig, RunConfig, TrainConfig, digest, from_tree, settled
 from inlay.studies.run.records import FAILED, Record, list_files, read_records
-from inlay.studies.spec.arms import ARM_KINDS, ArmKind
 from inlay.studies.spec.study import (
+    ARM_KINDS,
     Arm,
+    ArmKind,
     Study,
     bare_name,
     find_study,

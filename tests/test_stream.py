@@ -327,9 +327,9 @@ def test_a_bad_settings_file_is_named_in_the_error(place):
         ('[data]\ndev = "x\\u0000"', "not a file inside the watched folder"),
         (f'[data]\ndev = "{"x" * 5000}"', "not a file inside the watched folder"),
         (f"[train]\nlr = 1{'0' * 400}", "`train.lr`"),
-        ('[data]\nsource = "{outside}"', "`data.source` is not for a file's own settings"),
-        ('[data]\nroot = "/"', "`data.root` is not for a file's own settings"),
-        ("[joint]\nsteps = 3", "`joint` is not for a file's own settings"),
+        ('[data]\nsource = "{outside}"', "`data.source` is not allowed in a file's own settings"),
+        ('[data]\nroot = "/"', "`data.root` is not allowed in a file's own settings"),
+        ("[joint]\nsteps = 3", "`joint` is not allowed in a file's own settings"),
         ("a = " + "[" * 5000, "not TOML"),
         ("a = " + "9" * 5000, "not TOML"),
         ("#" * 1_000_001, "over 1,000,000 bytes"),
@@ -408,7 +408,7 @@ def test_nothing_is_moved_through_a_link_in_place_of_the_folder_of_bad_files(pla
     (place.folder / "bad").symlink_to(target)
     (place.folder / "sms.csv").write_text("nonsense")
     place.stream()
-    assert "left where it is" in place.of("aside")[0].message
+    assert "stays where it is" in place.of("aside")[0].message
     assert not list(target.iterdir())
 
 

@@ -125,7 +125,7 @@ def test_a_signed_link_stays_nowhere_and_its_run_is_resumed_reported_and_forgott
     assert again.data["was_finished"] is True
     gone = inlay("report", "linked", "--html", tmp_path / "page.html", "--card", tmp_path / "card.md")
     assert "403 Forbidden" in gone.err
-    assert "what followed `?` in its link is not kept" in gone.err
+    assert "the part of its link after `?` is not kept" in gone.err
     assert inlay("report", "linked", "--data", link, "--json").status == 0
     # 3. forgotten, also what was trained of the same rows by a newer link without being published
     aside = ("--task", "aside", "--no-publish", "--set", "train.seed=7")

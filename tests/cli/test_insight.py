@@ -42,7 +42,7 @@ def test_explain_goes_on_without_training_rows_and_drift_does_not(inlay: Inlay, 
         assert "no nearest training rows" in ended.data["notes"][-1]
         refused = inlay("drift", "mail", moved)
         assert refused.status == 9
-        assert "name the file where they lie now with `--data FILE`" in refused.err
+        assert "name the file that has them now with `--data FILE`" in refused.err
         found = inlay("drift", "mail", moved, "--data", moved, "--json")
         assert found.status == 0, found.err
         wrong = inlay("drift", "mail", moved, "--data", write_mail(tmp_path / "other.csv", seed=9))

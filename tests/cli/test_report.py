@@ -57,7 +57,7 @@ def test_without_its_rows_the_report_of_the_training_is_named(inlay: Inlay, mail
     try:
         refused = inlay("report", "mail")
         assert refused.status == 9
-        assert "name the file where they lie now with `--data FILE`" in refused.err
+        assert "name the file that has them now with `--data FILE`" in refused.err
         assert "report.html" in refused.err
         assert inlay("report", "mail", "--data", moved).status == 0
         wrong = inlay("report", "mail", "--data", write_mail(tmp_path / "other.csv", seed=9))

@@ -148,7 +148,7 @@ def test_group_that_fits_no_machine_is_refused_before_anything_is_sent(
 
 @pytest.mark.parametrize("text", ["slurm", "http://host", ""])
 def test_what_is_no_cluster_is_refused(text) -> None:
-    with pytest.raises(BadConfig, match="is no cluster"):
+    with pytest.raises(BadConfig, match="is not a cluster"):
         RaySettings.parse(text)
 
 

@@ -24,5 +24,5 @@ def test_addresses_are_ray_or_a_place():
     assert parse_address("ray") == "auto"
     assert parse_address("ray://head:10001") == "ray://head:10001"
     for text in ("slurm", "http://head", ""):
-        with pytest.raises(BadConfig, match="is no cluster"):
+        with pytest.raises(BadConfig, match="is not a cluster"):
             parse_address(text)

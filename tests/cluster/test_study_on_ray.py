@@ -132,7 +132,7 @@ def test_a_node_that_dies_costs_no_record(two_nodes: Any, backbone: Any, tmp_pat
         found = send(plan, dirs, progress=stage)
     finally:
         add_node(two_nodes)
-    assert [text for text in stage.warnings if "died; another goes on with it" in text], stage.warnings
+    assert [text for text in stage.warnings if "died; another one continues it" in text], stage.warnings
     assert (found.missing, found.failed) == ([], [])
     assert_as_alone(plan, dirs, dirs_in(tmp_path / "alone"))
 

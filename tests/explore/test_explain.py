@@ -190,11 +190,11 @@ def test_training_rows_that_are_gone_or_changed_are_refused(tiny_bert, toy_task,
     moved.write_text(moved.read_text() + "one more,l0\n")
     with pytest.raises(BadData, match="does not have the rows that `toy@1` was trained on"):
         find_training_rows(version, manifest, store, str(moved))
-    with pytest.raises(Missing, match="nothing here says where the training rows of `toy@1` lie"):
+    with pytest.raises(Missing, match="it is not known where the training rows of `toy@1` are"):
         find_training_rows(version, manifest, Store(tmp_path / "other"))
     settings = store.run_folder(manifest.run_id) / "config.toml"
     settings.write_text(settings.read_text().replace(str(path), "-"))
-    with pytest.raises(Missing, match="came on stdin, and are not kept"):
+    with pytest.raises(Missing, match="were read from stdin, and are not kept"):
         find_training_rows(version, manifest, store)
 
 

@@ -15,12 +15,13 @@ from inlay.explore.learning_curve import (
     NOTHING,
     CurvePoint,
     check_curve,
+    check_picture,
     describe_curve,
+    draw_learning_curve,
     fit_curve,
     make_curve_runs,
     read_points,
 )
-from inlay.explore.learning_curve_picture import check_picture, draw_learning_curve
 from inlay.settings import MethodConfig, RunConfig, TrainConfig
 from inlay.store import Store
 from inlay.training import Result

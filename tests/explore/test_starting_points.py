@@ -14,8 +14,7 @@ from inlay.errors import Unsupported
 from inlay.explore.starting_points import (
     StartCandidate,
     SuggestSettings,
-    _choose,
-    _load,
+    _load_candidates,
     pooled_vectors,
     predict_left_out,
     sample_rows,
@@ -88,7 +87,7 @@ def store(tiny_bert, toy_task, tmp_path_factory):
 def test_vectors_in_mixed_batches_are_those_of_each_slot_alone(tiny_bert, toy_task, store):
     task = toy_task(num_rows=20)
     encoded = encode(tiny_bert.tokenizer, task.train.texts, None, 32)
-    candidates, refused = _load(_choose(store, tiny_bert, None), tiny_bert, store, "")
+    candidates, refused = _load_candidates(store, tiny_bert, None, "")
     assert not refused
     everyone = [StartCandidate("", None, {}), *candidates]
     together = pooled_vectors(everyone, tiny_bert, encoded, lambda num_rows: None)
@@ -152,7 +151,7 @@ def test_methods_mix_and_full_fine_tuning_goes_alone(tiny_bert, toy_task, tmp_pa
         (alone,) = suggest(task, tiny_bert, store, [reference], settings).ranked
         assert value == pytest.approx(alone.fit, abs=1e-4)
     encoded = encode(tiny_bert.tokenizer, task.train.texts, None, 32)
-    for candidate in _load(_choose(store, tiny_bert, None), tiny_bert, store, "")[0]:
+    for candidate in _load_candidates(store, tiny_bert, None, "")[0]:
         (vectors,) = pooled_vectors([candidate], tiny_bert, encoded, lambda num_rows: None)
         bank = Bank(tiny_bert, 1)
         bank.put(0, candidate.spec, candidate.tensors)

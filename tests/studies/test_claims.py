@@ -13,9 +13,9 @@ import synthetic
 
 from inlay.studies.judge.bounds import MeanWithError, estimate, moderate, reach
 from inlay.studies.judge.claims import describe_agreement, join_series, judge_claims
-from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.published import read_published
-from inlay.studies.judge.scored import score_study
+from inlay.studies.judge.row_differences import pair
+from inlay.studies.judge.scored_study import score_study
 from inlay.studies.judge.verdicts import (
     CONFIRMED,
     NONE,

@@ -14,10 +14,10 @@ import synthetic
 from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.extra_data import forgotten, read_ablations, read_spans, read_steps
-from inlay.studies.judge.pairs import find_gaps
 from inlay.studies.judge.published import read_published
+from inlay.studies.judge.row_differences import find_gaps
 from inlay.studies.judge.row_specs import name_column
-from inlay.studies.judge.scored import planned_keys, score_study
+from inlay.studies.judge.scored_study import planned_keys, score_study
 from inlay.studies.report import chart, curves, figures, tradeoff
 from inlay.studies.report.chart import draw_series, legend, marks_for, new_figure, paper_style, tell_lone
 from inlay.studies.report.figures import difference_lines, draw_figures, draw_spans, growth

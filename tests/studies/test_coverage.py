@@ -77,7 +77,7 @@ def test_a_failed_run_is_missing_and_one_that_diverged_is_not(planned):
 def test_many_gaps_are_a_few_lines(planned):
     study, records = planned
     for number in range(12):
-        own = dataclasses.replace(study.arms["full"], title=f"arm {number}", seeds=number + 1)
+        own = dataclasses.replace(study.arms["full"], name=f"arm-{number}", title=f"arm {number}", seeds=number + 1)
         study.arms[f"arm-{number}"] = own
         records = [*records, dataclasses.replace(records[number], arm=f"arm-{number}", seed=0)]
     lines = list_missing(study, records)
@@ -89,7 +89,8 @@ def test_arms_that_the_backbone_is_too_shallow_for_are_in_no_plan(planned):
     study, records = planned
     records = [dataclasses.replace(item, backbone="of-unknown-depth") for item in records]
     for number in (3, 9):
-        study.arms[f"top-{number}"] = dataclasses.replace(study.arms["full"], title=f"top {number}", min_layers=number)
+        arm = dataclasses.replace(study.arms["full"], name=f"top-{number}", title=f"top {number}", min_layers=number)
+        study.arms[arm.name] = arm
     missing = list_missing(study, records[1:])
     assert "not run: top-3 (if the backbone has 3 layers), top-9 (if the backbone has 9 layers) on RTE, MRPC" in missing
     top = [dataclasses.replace(item, arm="top-3", id=f"{item.id}3") for item in records if item.arm == "full"]
@@ -104,7 +105,8 @@ def test_layers_are_asked_for_only_where_the_backbone_has_fewer(planned, backbon
     records = [dataclasses.replace(item, backbone=backbone, extra=extra) for item in records]
     records[1:3] = [dataclasses.replace(item, extra={}) for item in records[1:3]]  # an old record does not say it
     for number in (3, 9):
-        study.arms[f"top-{number}"] = dataclasses.replace(study.arms["full"], title=f"top {number}", min_layers=number)
+        arm = dataclasses.replace(study.arms["full"], name=f"top-{number}", title=f"top {number}", min_layers=number)
+        study.arms[arm.name] = arm
     missing = list_missing(study, records[1:])
     assert "not run: top-3 on RTE, MRPC" in missing, "it has three layers"
     assert "left out, as the backbone has too few layers: top-9 (needs 9)" in missing

@@ -15,9 +15,9 @@ import pytest
 import synthetic
 
 from inlay.studies.judge.claims import judge_claims
-from inlay.studies.judge.pairs import pair
 from inlay.studies.judge.published import Published
-from inlay.studies.judge.scored import score_study
+from inlay.studies.judge.row_differences import pair
+from inlay.studies.judge.scored_study import score_study
 from inlay.studies.judge.verdicts import hold_together
 
 TASKS = ("glue/rte", "glue/sst2", "glue/mnli", "extra/airline")

@@ -124,7 +124,7 @@ def test_two_processes_come_to_the_records_of_one_though_one_of_them_dies(tmp_pa
     result = conduct_in_jobs([plan], dirs, JOBS, progress=stage)
     assert len(started) == 3, "another took its place"
     assert f"ended with status {-signal.SIGKILL}" in stage.warnings[0]
-    assert "another process goes on with it" in stage.warnings[0]
+    assert "another process continues it" in stage.warnings[0]
     assert not result.failed
     assert not result.missing
     assert result.num_trained == {"small": len(plan.items)}
@@ -326,7 +326,7 @@ def test_what_another_process_has_claimed_is_left_to_it_until_it_dies(tmp_path, 
         result = conduct([plan], dirs, progress=stage)
         assert {item.id for item in result.missing} == set(ids)
         assert not set(stage.trained) & set(ids)
-        assert stage.warnings == ["what is left is in the hands of other processes"]
+        assert stage.warnings == ["other processes are working on what is left"]
         other.kill()
     with Claims(dirs.runs).choosing() as taken:
         assert not taken

@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 from synthetic import Bench
 
-from inlay.studies.judge.pairs import pair
+from inlay.studies.judge.row_differences import pair
 from inlay.studies.judge.row_sampling import covariances, influence, paired_error, score_error
 from inlay.studies.judge.scores import choose
 

@@ -9,7 +9,7 @@ import pytest
 from synthetic import Bench
 
 from inlay.studies.judge.bounds import average, estimate
-from inlay.studies.judge.pairs import pair
+from inlay.studies.judge.row_differences import pair
 from inlay.studies.judge.scores import choose, column_row, keep_best, mean_of, select, total_parameters
 
 

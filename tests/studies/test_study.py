@@ -18,8 +18,8 @@ from inlay.model.bank.methods import METHODS, find_method, layout, resolve_metho
 from inlay.settings.presets import apply_preset
 from inlay.settings.run_config import RunConfig
 from inlay.studies.judge.claims import JUDGES
-from inlay.studies.spec.differences import list_differences
 from inlay.studies.spec.planning import load_tasks, plan_study
+from inlay.studies.spec.profile_differences import list_differences
 from inlay.studies.spec.report_spec import RULES
 from inlay.studies.spec.study import find_study, list_studies, read_study, study_folders
 from inlay.training.step.optimizer import learning_rate

@@ -13,10 +13,10 @@ import synthetic
 from inlay.studies.judge.bounds import MeanWithError, estimate, show
 from inlay.studies.judge.claims import judge_claims
 from inlay.studies.judge.coverage import list_missing
-from inlay.studies.judge.pairs import describe_ends, find_gaps, pair
 from inlay.studies.judge.published import Published, read_published
+from inlay.studies.judge.row_differences import describe_ends, find_gaps, pair
 from inlay.studies.judge.row_specs import find_number, list_rows, name_task
-from inlay.studies.judge.scored import mean_tasks, score_study
+from inlay.studies.judge.scored_study import mean_tasks, score_study
 from inlay.studies.report.tables import other_metric_tables, score_tables, settings_table, study_tables
 
 PUBLISHED = Path(__file__).parents[2] / "studies" / "published"

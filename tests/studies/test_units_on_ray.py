@@ -191,7 +191,7 @@ def test_what_another_process_has_in_hand_is_left_to_it(tmp_path, backbone, ray)
     with other.claim_next() as (unit, _):
         found = send(plan, dirs, progress=stage)
         assert {item.id for item in found.missing} == unit.run_ids
-        assert stage.warnings == ["what is left is in the hands of other processes"]
+        assert stage.warnings == ["other processes are working on what is left"]
     assert {item.id for item in send(plan, dirs).missing} == set()
 
 

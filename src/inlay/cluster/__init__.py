@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         fit_on_ray,
         open_same,
     )
-    from inlay.cluster.ray_connection import AUTO, connect, living_nodes, own_versions, parse_address
+    from inlay.cluster.ray_connection import connect, own_versions, parse_address
 
 __getattr__ = import_lazily(
     __name__,
@@ -51,12 +51,11 @@ __getattr__ = import_lazily(
             "fit_on_ray",
             "open_same",
         ),
-        "inlay.cluster.ray_connection": ("AUTO", "connect", "living_nodes", "own_versions", "parse_address"),
+        "inlay.cluster.ray_connection": ("connect", "own_versions", "parse_address"),
     },
 )
 
 __all__ = [
-    "AUTO",
     "RETRIES",
     "PackedError",
     "RaySettings",
@@ -65,7 +64,6 @@ __all__ = [
     "count_places",
     "describe_loss",
     "fit_on_ray",
-    "living_nodes",
     "marked",
     "open_same",
     "own_versions",

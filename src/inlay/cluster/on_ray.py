@@ -1,11 +1,12 @@
-"""`fit` on a Ray cluster: runs are dealt into groups, each group is a cohort on some machine, results come back here.
+"""`fit` on a Ray cluster: runs are divided into groups, and each group is trained as a cohort on some machine.
 
-A group is one Ray task: it opens the backbone there, calls the same `fit`, and hands back the folders of its finished
-runs. Ray places it and starts it again if its machine dies. Where all machines see the folder of the runs, it trains in
-that folder, and goes on from the last resume state; elsewhere a group that is started again begins anew.
+A group is one Ray task: it opens the backbone on its machine, calls the same `fit`, and returns the folders of its
+finished runs. Ray chooses the machine, and starts the task again if the machine dies. If the machine sees the folder of
+the runs, the group trains in that folder and continues from the last resume state; otherwise it starts from the
+beginning.
 
-What always holds: a run has the id and the folder it would have here; a machine with another Inlay or another backbone
-is refused before it trains; what a group has finished is kept, whatever happens to the others.
+A run has the same id and folder as if it were trained here. A machine with another version of Inlay or another backbone
+is refused before it trains. The finished runs of a group are kept, whatever happens to the others.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from inlay.settings import FitSettings
 from inlay.training import AnyRun, EpochEnded, Event, Result, RunEnded, fit, is_finished, structure_of
 
 RETRIES = 5
-"""times that Ray starts work again whose machine has died"""
+"""how often Ray starts a task again if its machine dies"""
 _POLL_S = 0.5
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class RaySettings:
-    """Where to train, and what each group of runs asks of a machine."""
+    """The cluster to train on, and the resources that each group of runs needs."""
 
     address: str = AUTO
     num_cpus: float = 1
-    """processors of a group; Ray lets it compute with as many threads"""
+    """processors of a group, and its number of threads"""
     num_gpus: float = 0
-    """GPUs of a group; a fraction shares one"""
+    """GPUs of a group; with a fraction, groups share one"""
     num_groups: int | None = None
-    """groups trained side by side; None fills the cluster"""
+    """number of groups that train at the same time; None fills the cluster"""
 
     @classmethod
     def parse(cls, text: str, num_cpus: float = 1, num_gpus: float = 0) -> RaySettings:
@@ -66,9 +67,9 @@ def fit_on_ray(
     where: RaySettings,
     tell: Tell = lambda line: None,
 ) -> list[Result]:
-    """Train every run that is not finished yet on a Ray cluster; the results come in the order of `runs`.
+    """Train every unfinished run on a Ray cluster; the results are in the order of `runs`.
 
-    `tell` hears a line for every ended run. Ctrl-C ends all groups; finished runs are kept.
+    `tell` is called with lines about the progress. Ctrl-C ends all groups; finished runs are kept.
     """
     unique = list({run.id: run for run in runs}.values())
     waiting = [run for run in unique if not is_finished(folder / run.id)]
@@ -79,35 +80,36 @@ def fit_on_ray(
         with marked(folder) as mark:
             about = (backbone.name, backbone.fingerprint, folder.absolute(), settings, mark, own_versions())
             _train(ray, groups, _GroupOrder(*about), where, tell)
-    return fit(unique, backbone, folder, settings)  # reads back what is finished; there is nothing left to train
+    return fit(unique, backbone, folder, settings)  # all runs are finished now, and only read back
 
 
 @dataclass(frozen=True)
 class _GroupOrder:
-    """All that a group needs on another machine, besides its runs."""
+    """Everything that a group needs on another machine, besides its runs."""
 
     backbone: str
     fingerprint: str
     folder: Path
     settings: FitSettings
     mark: str
-    """a file in `folder`: a machine that sees it shares the folder"""
+    """a file in `folder`; a machine that sees it shares the folder"""
     versions: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class _Done:
-    """The outcome of a group: the files of its runs, where the folder is not shared, and its error."""
+    """The outcome of a group: its error, and the files of its runs unless the folder is shared."""
 
     files: dict[str, bytes]
     error: PackedError | None = None
 
 
 def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RaySettings, tell: Tell) -> None:
-    """Send the groups out, take back what they made, and raise the first error once all have ended."""
+    """Start a task for each group, write their results, and raise the first error once all have ended."""
     train_group = ray.remote(num_cpus=where.num_cpus, num_gpus=where.num_gpus, max_retries=RETRIES)(_train_group)
     relay = start_relay(ray)
-    pending, failures = {train_group.remote(group, order, relay): group for group in groups}, []
+    pending = {train_group.remote(group, order, relay): group for group in groups}
+    failures: list[InlayError] = []
     try:
         while pending:
             ready, _ = ray.wait(list(pending), timeout=_POLL_S)
@@ -118,7 +120,12 @@ def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RayS
                 try:
                     done = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    failures.append(_explain(error, group))
+                    named = ", ".join(run.id for run in group[:3]) + (" …" if len(group) > 3 else "")
+                    lost = f"the group of {len(group)} runs ({named}) was lost {RETRIES + 1} times"
+                    hint = (
+                        "the same command trains what is left; ask for more memory with `--ray-cpus`, or see Ray's log"
+                    )
+                    failures.append(LostProcess(f"{lost}: {describe_loss(error)}", hint))
                     continue
                 write_files(order.folder, done.files)
                 if done.error is not None:
@@ -132,7 +139,7 @@ def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RayS
 
 
 def _train_group(group: list[AnyRun], order: _GroupOrder, relay: Any) -> _Done:
-    """Train a group on the machine where Ray put it. An error of ours comes back as data: it may not be pickled."""
+    """Train a group, on the machine that Ray chose. An InlayError is returned as data."""
     try:
         check_versions(order.versions)
         backbone = open_same(order.backbone, order.fingerprint)
@@ -143,7 +150,7 @@ def _train_group(group: list[AnyRun], order: _GroupOrder, relay: Any) -> _Done:
             if isinstance(event, EpochEnded | RunEnded):
                 heard = relay.put.remote(_describe(event))
                 if isinstance(event, RunEnded):
-                    ray.get(heard)  # else the group may end before its last words have arrived
+                    ray.get(heard)  # or else the task may end before its last message has arrived
 
         if is_shared:
             fit(group, backbone, order.folder, order.settings, emit)
@@ -157,17 +164,18 @@ def _train_group(group: list[AnyRun], order: _GroupOrder, relay: Any) -> _Done:
 
 
 def check_versions(wanted: tuple[str, ...]) -> None:
-    """Refuse a machine of the cluster that has other versions than the one that sends the work."""
+    """Refuse to work on a machine whose versions differ from those of the machine that sent the work."""
     if wanted != (own := own_versions()):
-        found = f"a machine of the cluster has {', '.join(own)}, and this one {', '.join(wanted)}"
-        raise Unsupported(found, "install the same on all")
+        message = f"a machine of the cluster has {', '.join(own)}, and this one {', '.join(wanted)}"
+        raise Unsupported(message, "install the same versions on all machines")
 
 
 def open_same(name: str, fingerprint: str, device: str | None = None) -> Backbone:
-    """Load the backbone on a machine of the cluster; refuse another one under its name."""
+    """Load the backbone on a machine of the cluster; refuse a different one with the same name."""
     backbone = load_backbone(name, device=device)
     if backbone.fingerprint != fingerprint:
-        raise WrongBackbone(f"`{name}` is another backbone on a machine of the cluster", "put the same folder on all")
+        message = f"`{name}` is another backbone on a machine of the cluster"
+        raise WrongBackbone(message, "put the same folder on all machines")
     return backbone
 
 
@@ -180,7 +188,7 @@ def _describe(event: EpochEnded | RunEnded) -> str:
 
 
 def _deal(runs: list[AnyRun], num_groups: int) -> list[list[AnyRun]]:
-    """Deal runs of one structure into groups of about equal work, the longest first; at most `num_groups` in all."""
+    """Divide runs of one structure into groups of about equal work, the longest first; about `num_groups` in all."""
     by_structure: dict[Any, list[AnyRun]] = {}
     for run in runs:
         by_structure.setdefault(structure_of(run), []).append(run)
@@ -200,7 +208,7 @@ def _work(run: AnyRun) -> float:
 
 
 def count_places(ray: Any, where: RaySettings) -> int:
-    """Return how many groups the cluster trains side by side; refuse a cluster that has no place for one."""
+    """Return how many groups the cluster can train at the same time; refuse a cluster without room for one."""
     fitting = 0
     for node in living_nodes(ray):
         has = node["Resources"]
@@ -215,14 +223,6 @@ def count_places(ray: Any, where: RaySettings) -> int:
     return fitting
 
 
-def _explain(error: Exception, group: list[AnyRun]) -> InlayError:
-    runs = ", ".join(run.id for run in group[:3]) + (" …" if len(group) > 3 else "")
-    return LostProcess(
-        f"the group of {len(group)} runs ({runs}) was lost {RETRIES + 1} times: {describe_loss(error)}",
-        "the same command trains what is left; ask for more memory with `--ray-cpus`, or look at Ray's log",
-    )
-
-
 def describe_loss(error: Exception) -> str:
-    """Return the first line of what Ray says of lost work."""
+    """Return the first line of Ray's error on lost work."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

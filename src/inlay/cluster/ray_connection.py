@@ -1,4 +1,4 @@
-"""The connection to a Ray cluster, and what all its machines must have in common. No torch."""
+"""The connection to a Ray cluster, and the versions that all its machines must share. No torch."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 from inlay.errors import BadConfig, Missing
 
 AUTO = "auto"
-"""the cluster that $RAY_ADDRESS names, or the one that runs on this machine"""
+"""the cluster of $RAY_ADDRESS, or else the one on this machine"""
 NAMESPACE = "inlay"
 _PATIENCE_S = 10.0
-_SAME = ("inlay", "torch", "transformers")  # what must have one version on all machines
+_SAME = ("inlay", "torch", "transformers")  # packages that must have the same version on all machines
 
 
 def parse_address(text: str) -> str:
-    """Return the cluster of `--on ray` or `--on ray://HOST:10001`."""
+    """Return the address of the cluster in `--on ray` or `--on ray://HOST:10001`."""
     if text != "ray" and not text.startswith("ray://"):
-        raise BadConfig(f"`--on {text}` is no cluster", "use `--on ray`, or `--on ray://HOST:10001`")
+        raise BadConfig(f"`--on {text}` is not a cluster", "use `--on ray`, or `--on ray://HOST:10001`")
     return AUTO if text == "ray" else text
 
 
 def connect(address: str) -> Any:
-    """Return Ray, connected to the cluster."""
+    """Connect to the cluster and return the module `ray`."""
     try:
         import ray
     except ImportError:
@@ -44,21 +44,21 @@ def connect(address: str) -> Any:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError where nothing listens: Ray itself would try for minutes."""
+    """Raise OSError if nothing listens at the address; Ray itself would try for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE_S).close()
 
 
 def living_nodes(ray: Any) -> list[dict[str, Any]]:
-    """Return the machines of the cluster that are there."""
+    """Return the machines of the cluster that are alive."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
 def own_versions() -> tuple[str, ...]:
-    """Return the versions here of what must be alike on all machines."""
+    """Return this machine's versions of the packages that must be the same on all machines."""
     found = []
     for name in _SAME:
         with suppress(metadata.PackageNotFoundError):
-            found.append(f"{name} {metadata.version(name).partition('+')[0]}")  # of any build
+            found.append(f"{name} {metadata.version(name).partition('+')[0]}")  # without the build tag
     return tuple(found)

@@ -1,6 +1,6 @@
-"""The explore room: sweeps, starting points and cheap baselines before training; what a trained task looks at after it.
+"""The explore room: sweeps, starting points, baselines, learning curves; explanations, drift and rows to label.
 
-Names are imported when they are first used: words, pools and fits need no torch, the rest does.
+Names are imported when they are first used. Word effects, unlabelled rows and learning curves need no torch.
 """
 
 from __future__ import annotations
@@ -18,45 +18,38 @@ if TYPE_CHECKING:
         CurvePoint,
         LearningCurve,
         check_curve,
+        check_picture,
         describe_curve,
+        draw_learning_curve,
         fit_curve,
         make_curve_runs,
         read_points,
     )
-    from inlay.explore.learning_curve_picture import check_picture, draw_learning_curve
     from inlay.explore.pick import Pick, Picked, PickSettings, pick_rows
     from inlay.explore.starting_points import Suggestion, Suggestions, SuggestSettings, suggest
     from inlay.explore.sweep import Ranking, make_grid, parse_axes, rank
-    from inlay.explore.training_rows import find_training_rows
     from inlay.explore.unlabelled import draw_rows, spread_numbers, take_shares
-    from inlay.explore.version_reader import VersionReader, split_of
-    from inlay.explore.word_effects import MOST_WORDS, WordEffect, leave_out, measure_effects, place_words
+    from inlay.explore.version_reader import VersionReader, find_training_rows, split_of
+    from inlay.explore.word_effects import MOST_WORDS, leave_out, measure_effects, place_words
 
+# fmt: off
 _HOMES = {
     "inlay.explore.baseline": ("STRENGTHS", "Baseline", "fit_baseline"),
     "inlay.explore.drift": ("DriftReport", "Shift", "find_drift"),
     "inlay.explore.explain": ("Explanation", "explain_answer", "find_nearest"),
     "inlay.explore.explanation_page": ("draw_explanation",),
     "inlay.explore.learning_curve": (
-        *(
-            "LearningCurve",
-            "CurvePoint",
-            "check_curve",
-            "describe_curve",
-            "fit_curve",
-            "make_curve_runs",
-            "read_points",
-        ),
+        "CurvePoint", "LearningCurve", "check_curve", "check_picture", "describe_curve", "draw_learning_curve",
+        "fit_curve", "make_curve_runs", "read_points",
     ),
-    "inlay.explore.learning_curve_picture": ("check_picture", "draw_learning_curve"),
     "inlay.explore.pick": ("Pick", "PickSettings", "Picked", "pick_rows"),
     "inlay.explore.unlabelled": ("draw_rows", "spread_numbers", "take_shares"),
     "inlay.explore.starting_points": ("SuggestSettings", "Suggestion", "Suggestions", "suggest"),
     "inlay.explore.sweep": ("Ranking", "make_grid", "parse_axes", "rank"),
-    "inlay.explore.training_rows": ("find_training_rows",),
-    "inlay.explore.version_reader": ("VersionReader", "split_of"),
-    "inlay.explore.word_effects": ("MOST_WORDS", "WordEffect", "leave_out", "measure_effects", "place_words"),
+    "inlay.explore.version_reader": ("VersionReader", "find_training_rows", "split_of"),
+    "inlay.explore.word_effects": ("MOST_WORDS", "leave_out", "measure_effects", "place_words"),
 }
+# fmt: on
 __getattr__ = import_lazily(__name__, _HOMES)
 
 __all__ = [
@@ -76,7 +69,6 @@ __all__ = [
     "Suggestion",
     "Suggestions",
     "VersionReader",
-    "WordEffect",
     "check_curve",
     "check_picture",
     "describe_curve",

@@ -1,9 +1,9 @@
 """The baseline without a transformer: TF-IDF of words, and a linear model on it.
 
-Words and pairs of words, weighted by TF-IDF, go into a logistic regression (one per label where a row may have several,
-a ridge regression where the target is a number). Its one free setting is chosen on the dev rows, as a run's best epoch
-is, and it is scored by the same metrics, so that the numbers stand beside those of any run. Pairs of texts share one
-vocabulary: their two vectors lie side by side, followed by three numbers on how much the texts overlap.
+Words and pairs of words, weighted by TF-IDF, go into a logistic regression (one per label if a row may have several; a
+ridge regression if the target is a number). Its only free setting is chosen on the dev rows, like a run's best epoch,
+and it is scored by the same metrics, so that its scores can be compared with those of any run. Pairs of texts share one
+vocabulary: the features are both texts' vectors, followed by three numbers on how much the texts overlap.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Baseline:
     metrics: dict[str, dict[str, float]]
     """split -> metric -> value"""
     tried: dict[str, float]
-    """each strength's dev score"""
+    """strength -> dev score"""
     num_features: int
     num_parameters: int
     num_train: int
@@ -61,39 +61,45 @@ def fit_baseline(
     began = time.perf_counter()
     features = _Features(task.train, chars=chars)
     train, dev = features.read(task.train), features.read(task.dev)
+    assert task.train.targets is not None
+    assert task.dev.targets is not None
     models: dict[float, Linear] = {}
     tried: dict[float, float] = {}
     best: float | None = None
     for number, strength in enumerate(strengths, start=1):
-        models[strength] = fit_linear(task.kind, train, _targets(task.train), strength, len(task.labels))
-        tried[strength] = score(task.metric, models[strength].outputs(dev), _targets(task.dev))
+        models[strength] = fit_linear(task.kind, train, task.train.targets, strength, len(task.labels))
+        tried[strength] = score(task.metric, models[strength].outputs(dev), task.dev.targets)
         if best is None or is_better(task.metric, tried[strength], tried[best]):
             best = strength
         on_fit(number)
     assert best is not None
     chosen = models[best]
-    splits = {"dev": task.dev} | ({} if task.test is None or task.test.targets is None else {"test": task.test})
+    metrics: dict[str, dict[str, float]] = {}
+    for name, split in (("dev", task.dev), ("test", task.test)):
+        if split is not None and split.targets is not None:
+            outputs, names = chosen.outputs(features.read(split)), list_metrics(task.kind, len(task.labels))
+            metrics[name] = {metric: score(metric, outputs, split.targets) for metric in names}
     return Baseline(
         task=task.name,
         kind=task.kind,
         metric=task.metric,
         strength=best,
-        metrics={name: _score(task, chosen.outputs(features.read(split)), split) for name, split in splits.items()},
+        metrics=metrics,
         tried={f"{strength:g}": value for strength, value in tried.items()},
         num_features=train.shape[1],
         num_parameters=chosen.num_parameters,
         num_train=len(task.train),
         seconds=time.perf_counter() - began,
-        notes=() if chosen.has_converged else (f"stopped after {MAX_STEPS:,} steps, before it had settled",),
+        notes=() if chosen.has_converged else (f"stopped after {MAX_STEPS:,} steps, before it had converged",),
     )
 
 
 class _Features:
-    """Texts as sparse rows; the vocabulary is the training rows'."""
+    """Turns texts into sparse rows, with the vocabulary of the training rows."""
 
     def __init__(self, split: Split, *, chars: bool) -> None:
         settings: dict[str, Any] = {"sublinear_tf": True, "dtype": np.float64, "strip_accents": None}
-        # One letter is a word too: "I" and "a" tell texts apart, and in some scripts a letter is a whole word.
+        # Single letters count as words: "I" and "a" are informative, and in some scripts a letter is a whole word.
         self._makers = [TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b|[!?$£€]", **settings)]
         if chars:
             self._makers.append(TfidfVectorizer(analyzer="char_wb", ngram_range=(3, 5), **settings))
@@ -102,11 +108,11 @@ class _Features:
             for maker in self._makers:
                 maker.fit(texts)
         except ValueError:  # scikit-learn's "empty vocabulary"
-            hint = "the baseline counts words; a text of signs alone has none"
+            hint = "the baseline counts words, and texts of punctuation alone have none"
             raise BadData("no word in any text", hint, path=split.path) from None
 
     def read(self, split: Split) -> Any:
-        """Return the rows of a split [n, features]."""
+        """Return the features of a split's rows [n, features]."""
         first = self._vectors(split.texts)
         if split.pairs is None:
             return first
@@ -133,12 +139,3 @@ def _sum(rows: Any) -> np.ndarray:
 
 def _norm(rows: Any) -> np.ndarray:
     return np.sqrt(_sum(rows.multiply(rows)))
-
-
-def _targets(split: Split) -> np.ndarray:
-    assert split.targets is not None
-    return split.targets
-
-
-def _score(task: Task, outputs: np.ndarray, split: Split) -> dict[str, float]:
-    return {name: score(name, outputs, _targets(split)) for name in list_metrics(task.kind, len(task.labels))}

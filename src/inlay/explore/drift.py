@@ -1,10 +1,11 @@
-"""Does new data look like what a version was trained on? A two-sample test on frozen vectors, and what else moved.
+"""Drift: whether new data look like the rows a version was trained on, by a two-sample test on frozen vectors.
 
 A classifier is trained to tell new rows from training rows (Lopez-Paz and Oquab 2017): a logistic regression on the
-plain backbone's vectors, scored by cross-validation. Its AUC is 0.5 where both look alike, and 1 where every row shows
-which it is. That no chance made the difference is told by permutation: the same with the sides shuffled.
+plain backbone's vectors, scored by cross-validation. Its AUC is 0.5 if both look alike, and 1 if they can be told apart
+without error. A permutation test, which repeats this with the sides shuffled, tells whether the AUC may be due to
+chance.
 
-A text stands once on each side, and the same text of both sides lies in one fold: otherwise a classifier learns copies.
+Each side has a text only once, and a text of both sides is in one fold; otherwise the classifier would memorise copies.
 """
 
 from __future__ import annotations
@@ -17,15 +18,16 @@ import numpy as np
 
 from inlay.data import WHOLE_ROW, Reading, Split, group_keys
 from inlay.errors import BadData
+from inlay.explore.even_samples import find_firsts
 from inlay.explore.version_reader import OnRows, VersionReader
 from inlay.notebook import show_html
 from inlay.serving import answer_words
 
 FEWEST_ROWS = 20
 MOST_ROWS = 1000
-"""rows of each side that are looked at, drawn evenly"""
+"""most rows of each side that are looked at; they are drawn at random"""
 SLIGHT, CLEAR = 0.6, 0.75
-"""the AUC from which on new rows look slightly, and clearly, different"""
+"""the AUC from which on new rows look slightly different, and clearly different"""
 LEAST_P = 0.01
 _FOLDS, _COMPONENTS, _DRAWS, _ENOUGH = 5, 32, 99, 5
 _MOST_LISTED = 5
@@ -34,7 +36,7 @@ ALIKE, SLIGHTLY, CLEARLY = "alike", "slightly different", "clearly different"
 
 @dataclass(frozen=True)
 class Shift:
-    """A quantity in the training rows and in the new rows, and the probability of such a difference by chance."""
+    """A quantity in the training rows and in the new rows, and the p-value of the difference."""
 
     name: str
     train: float
@@ -44,7 +46,7 @@ class Shift:
 
 @dataclass(frozen=True)
 class OddRow:
-    """A new row that is unlike every training row: the cosine with the nearest of them."""
+    """A new row that is unlike every training row, with its cosine to the nearest of them."""
 
     line: int
     text: str
@@ -55,23 +57,23 @@ class OddRow:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """The verdict, and what it rests on."""
+    """The verdict, and the numbers behind it."""
 
     reference: str
     verdict: str
     auc: float
     interval: tuple[float, float]
-    """95%, by bootstrap over rows"""
+    """95% interval, by bootstrap over rows"""
     p: float
-    """by permutation"""
+    """p-value, by permutation"""
     num_train: int
     num_new: int
     num_repeated: int
-    """new rows that were left out: the same text as another of them"""
+    """number of new rows that were left out, as another new row has the same text"""
     share_known: float
-    """the share of new texts that are training texts"""
+    """share of new texts that are training texts"""
     labels: tuple[Shift, ...]
-    """the share of each answer; for numbers their mean"""
+    """share of each answer; the mean if answers are numbers"""
     texts: tuple[Shift, ...]
     """length in tokens, the share of tokens the backbone does not know, the share of texts that are cut"""
     odd: tuple[OddRow, ...]
@@ -89,23 +91,21 @@ class DriftReport:
         return show_html(f"{self.reference}: {self.verdict}", facts, ["", "training rows", "new rows"], rows)
 
 
-def find_drift(
-    reader: VersionReader, new: Split, train: Split, *, on_rows: OnRows = lambda _: None, seed: int = 0
-) -> DriftReport:
+def find_drift(reader: VersionReader, new: Split, train: Split, *, on_rows: OnRows = lambda _: None) -> DriftReport:
     """Compare new rows with the training rows of a version."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
     reader.make_split(new.texts, new.pairs)
     old, fresh = (_draw_once(rows, generator) for rows in (train, new))
     for rows, what in ((old, "training"), (fresh, "new")):
         if len(rows) < FEWEST_ROWS:
             raise BadData(
-                f"{len(rows)} different {what} rows are too few to compare", f"it needs {FEWEST_ROWS} at least"
+                f"{len(rows)} different {what} rows are too few to compare", f"at least {FEWEST_ROWS} are needed"
             )
-    # 1. can a classifier tell them apart?
+    # 1. how well a classifier can tell them apart
     vectors = [reader.frozen_vectors(rows, on_rows) for rows in (old, fresh)]
     keys = [group_keys(rows.texts, rows.pairs) for rows in (old, fresh)]
     auc, interval, p = tell_apart(vectors[0], vectors[1], [*keys[0], *keys[1]], generator)
-    # 2. what else moved
+    # 2. how answers and texts differ
     answers = [reader.describe(reader.outputs(rows, on_rows)) for rows in (old, fresh)]
     known = set(group_keys(train.texts, train.pairs))
     return DriftReport(
@@ -125,7 +125,7 @@ def find_drift(
 
 
 def judge(auc: float, low: float, p: float) -> str:
-    """Return the verdict: a difference must be large enough to matter, and no chance."""
+    """Return the verdict: a difference must be large enough to matter, and unlikely to be chance."""
     if p > LEAST_P or auc < SLIGHT or low <= 0.5:
         return ALIKE
     return CLEARLY if auc >= CLEAR else SLIGHTLY
@@ -138,7 +138,7 @@ def tell_apart(
     sides = np.repeat([0, 1], [len(old), len(new)])
     features = _reduce(np.concatenate([old, new]))
     groups = np.unique(keys, return_inverse=True)[1]
-    folds = generator.permutation(groups.max() + 1)[groups] % _FOLDS  # a text and its copy lie in one
+    folds = generator.permutation(groups.max() + 1)[groups] % _FOLDS  # a text and its copy are in one fold
     scores = _score_left_out(features, sides, folds)
     auc = _mean_auc(scores, sides, folds)
     exceeded = drawn = 0
@@ -146,7 +146,7 @@ def tell_apart(
         shuffled = generator.permutation(sides)
         drawn += 1
         exceeded += _mean_auc(_score_left_out(features, shuffled, folds), shuffled, folds) >= auc
-        if exceeded == _ENOUGH:  # p is large: it need not be known better
+        if exceeded == _ENOUGH:  # p is large, and need not be known more exactly
             break
     p = (1 + exceeded) / (1 + drawn)
     places = [np.flatnonzero(sides == side) for side in (0, 1)]
@@ -159,7 +159,7 @@ def tell_apart(
 
 
 def _reduce(vectors: np.ndarray) -> np.ndarray:
-    """Return the principal components of vectors, each with variance one."""
+    """Return the first principal components of vectors, each scaled to variance one."""
     centred = vectors - vectors.mean(0)
     left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
     kept = sizes[:_COMPONENTS] > 1e-9 * max(float(sizes[0]), 1e-300)
@@ -180,7 +180,7 @@ def _score_left_out(features: np.ndarray, sides: np.ndarray, folds: np.ndarray) 
 
 
 def _mean_auc(scores: np.ndarray, sides: np.ndarray, folds: np.ndarray) -> float:
-    """Return the mean AUC of the folds: scores of two models are not on one scale."""
+    """Return the mean AUC of the folds, as scores of different models are not on one scale."""
     found, weights = [], []
     for fold in range(_FOLDS):
         own = folds == fold
@@ -194,9 +194,9 @@ def _mean_auc(scores: np.ndarray, sides: np.ndarray, folds: np.ndarray) -> float
 
 
 def _draw_once(rows: Split, generator: np.random.Generator) -> Split:
-    """Return each text once, and no more of them than are looked at."""
+    """Return each text once, and at most MOST_ROWS of them."""
     keys = group_keys(rows.texts, rows.pairs)
-    firsts = np.array(sorted({key: place for place, key in reversed(list(enumerate(keys)))}.values()), dtype=np.int64)
+    firsts = np.array(sorted(find_firsts(keys).values()), dtype=np.int64)
     if len(firsts) > MOST_ROWS:
         firsts = np.sort(generator.choice(firsts, MOST_ROWS, replace=False))
     return rows.take(firsts)
@@ -205,32 +205,27 @@ def _draw_once(rows: Split, generator: np.random.Generator) -> Split:
 def _compare_answers(
     reader: VersionReader, old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]
 ) -> tuple[Shift, ...]:
-    """Compare how often the version gives each answer; the mean of numbers; nothing for other answers."""
+    """Compare how often the version gives each label, or the mean of its numbers; empty for other answers."""
     from scipy import stats
 
     if "value" in old[0]:
         values = [np.array([answer["value"] for answer in side]) for side in (old, new)]
         p = float(stats.ks_2samp(*values).pvalue)
         return (Shift("mean of the answers", float(values[0].mean()), float(values[1].mean()), p),)
-    shifts = []
-    for label in reader.manifest.labels:
-        counts = [sum(_gives(answer, label) for answer in side) for side in (old, new)]
-        if "probabilities" not in old[0]:
-            break
+    if "probabilities" not in old[0]:
+        return ()
+    given = [[answer.get("labels") or [answer.get("label")] for answer in side] for side in (old, new)]
+    labels, shifts = reader.manifest.labels, []
+    for label in labels:
+        counts = [sum(label in own for own in side) for side in given]
         table = [[counts[0], len(old) - counts[0]], [counts[1], len(new) - counts[1]]]
         p = float(stats.fisher_exact(table).pvalue)
-        shifts.append(
-            Shift(label, counts[0] / len(old), counts[1] / len(new), min(1.0, p * len(reader.manifest.labels)))
-        )
+        shifts.append(Shift(label, counts[0] / len(old), counts[1] / len(new), min(1.0, p * len(labels))))
     return tuple(shifts)
 
 
-def _gives(answer: dict[str, Any], label: str) -> bool:
-    return answer.get("label") == label or label in (answer.get("labels") or ())
-
-
 def _compare_texts(reader: VersionReader, old: Split, new: Split) -> tuple[Shift, ...]:
-    """Compare lengths, unknown tokens, and how many texts are longer than the version reads."""
+    """Compare the lengths, the shares of unknown tokens, and the shares of texts longer than the version reads."""
     from scipy import stats
 
     unknown = reader.backbone.tokenizer.unk_token_id
@@ -251,7 +246,7 @@ def _compare_texts(reader: VersionReader, old: Split, new: Split) -> tuple[Shift
 def _find_odd(
     rows: Split, vectors: np.ndarray, others: np.ndarray, answers: Sequence[dict[str, Any]]
 ) -> tuple[OddRow, ...]:
-    """Return the rows whose nearest training row is farthest, the oddest first."""
+    """Return the rows whose nearest training row is furthest away, the furthest first."""
     unit, known = (each / np.maximum(np.linalg.norm(each, axis=1, keepdims=True), 1e-12) for each in (vectors, others))
     nearest = (unit @ known.T).max(1)
     return tuple(

@@ -1,10 +1,10 @@
-"""Why a version answers as it does: the words that moved the answer, and the training rows nearest to it.
+"""Explains an answer by the words that influence it most, and by the nearest training rows.
 
-Two ways to find the words. Occlusion leaves each out in turn, many variants in one mixed batch. Integrated gradients
-(`gradients.py`) divide the whole change from a masked text among the tokens. What moves is the evidence for a label,
-in log-odds, or the number that a row is given.
+There are two ways to find the words. Occlusion leaves out each word in turn, with many variants in one batch.
+Integrated gradients (`gradients.py`) divide the change from a fully masked text among the tokens. Both measure the
+change of the evidence: the log-odds of a label, or the number that is the answer.
 
-Either is checked by deletion: without its top words the evidence must fall further than without as many random ones.
+Both are checked by deletion: without the top words, the evidence must fall further than without as many random words.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from inlay.serving import answer_words
 WAYS = ("occlusion", "gradients")
 _RANDOM_DRAWS = 20
 _SHARE_DELETED = 0.2
-_FEWEST_WORDS = 5  # with fewer, top words and random ones are the same too often
+_FEWEST_WORDS = 5  # with fewer words, the top words and random words are too often the same
 _SIDES = ("text", "pair")
-_MOST_SHOWN = 10  # words in a notebook
+_MOST_SHOWN = 10  # words shown in a notebook
 
 
 @dataclass(frozen=True)
 class Deletion:
-    """How far the evidence falls without the top words, and without as many random ones."""
+    """How far the evidence falls without the top words, and without as many random words."""
 
     num_words: int
     top: float
     random: float
-    """the mean over random draws"""
+    """mean over random draws"""
     answer: str
-    """the answer without the top words"""
+    """answer without the top words"""
 
 
 @dataclass(frozen=True)
 class NearRow:
-    """A training row, and the cosine of its vector with the text's."""
+    """A training row, with the cosine of its vector and the text's."""
 
     line: int
     text: str
@@ -57,7 +57,7 @@ class NearRow:
 
 @dataclass(frozen=True)
 class Explanation:
-    """An answer, and what moved it."""
+    """An answer, and the words that influence it."""
 
     reference: str
     kind: str
@@ -65,13 +65,13 @@ class Explanation:
     text: str
     pair: str | None
     answer: dict[str, Any]
-    """the answer, as `inlay predict --json` has it"""
+    """the answer, as `inlay predict --json` prints it"""
     label: str | None
-    """the label whose evidence is explained; None: the answer is a number"""
+    """the label whose evidence is explained; None if the answer is a number"""
     evidence: float
     """the log-odds of the label, or the number"""
     words: tuple[WordEffect, ...]
-    """in the order of the text, those of the second text last"""
+    """in the order of the text, then those of the second text"""
     completeness: Completeness | None
     deletion: Deletion | None
     nearest: tuple[NearRow, ...] = ()
@@ -106,18 +106,21 @@ def explain_answer(
     by: str = "occlusion",
     label: str | None = None,
 ) -> Explanation:
-    """Explain the answer to a text (or pair) by its words; `label` asks about another label than the answer's."""
+    """Explain the answer to a text (or pair) by its words; `label` explains another label than the answer's."""
+    # 1. check what was asked
     if by not in WAYS:
         raise UnknownName("way to explain", by, WAYS)
     _check_kind(reader, by)
     row = reader.make_split([text], None if pair is None else [pair])
     if not text.strip():
         raise BadData("the text is empty", "give a text with at least one word")
+    # 2. the answer, and its evidence
     sides = {side: place_words(words) for side, words in zip(_SIDES, (text, pair or ""), strict=True)}
     (output,) = reader.outputs(row)
     (answer,) = reader.describe([output])
     number = _choose_label(reader, answer, label)
     whole = _measure(reader, output, number)
+    # 3. the effect of each word
     notes, completeness = [], None
     if by == "gradients":
         found = integrate_gradients(reader, row, number)
@@ -129,8 +132,7 @@ def explain_answer(
         words = _occlude(reader, row, sides, number, whole)
         if not words:
             notes.append("a single word cannot be left out: `--by gradients` can explain it")
-    grouped = sum(" " in word.text for word in words)
-    if grouped:
+    if any(" " in word.text for word in words):
         notes.append("neighbouring words are taken together, as there are many")
     labels = reader.manifest.labels
     return Explanation(
@@ -152,7 +154,7 @@ def explain_answer(
 def find_nearest(
     reader: VersionReader, row: Split, task: Task, number: int = 3, on_rows: OnRows = lambda _: None
 ) -> tuple[NearRow, ...]:
-    """Return the training rows whose vectors have the largest cosine with a row's own; no text twice."""
+    """Return the training rows whose vectors have the largest cosine with the row's vector; no text twice."""
     train = task.train
     own, others = reader.vectors(row)[0], reader.vectors(train, on_rows)
     lengths = np.linalg.norm(others, axis=1) * np.linalg.norm(own)
@@ -171,13 +173,15 @@ def find_nearest(
 
 
 def _check_kind(reader: VersionReader, by: str) -> None:
-    """Refuse kinds of task whose rows have no one answer that words could move."""
+    """Refuse kinds of task whose rows do not have a single output to explain."""
     head = reader.spec.head
     table = find_head(head.kind)
     if table.evidence is None:
         what = "writes a text" if table.reads == "nothing" else "has an answer for every word"
         hint = "`inlay predict --json` says how sure it is of each part of its answer"
-        raise Unsupported(f"`explain` for a `{head.kind}` task: it {what}, so there is no one output to move", hint)
+        raise Unsupported(
+            f"`explain` for a `{head.kind}` task: it {what}, so there is no single output to explain", hint
+        )
     if head.is_written and by == "gradients":
         raise Unsupported("`--by gradients` on a text-to-text backbone", "use `--by occlusion`")
     if head.is_written and not reader.manifest.labels:
@@ -185,7 +189,7 @@ def _check_kind(reader: VersionReader, by: str) -> None:
 
 
 def _choose_label(reader: VersionReader, answer: dict[str, Any], asked: str | None) -> int:
-    """Return the number of the label to explain: the one asked for, the answer's, or the likeliest of a set."""
+    """Return the index of the label to explain: the given one, the answer's, or the likeliest of a set."""
     labels = list(reader.manifest.labels)
     if not labels:
         if asked is not None:
@@ -210,7 +214,7 @@ def _measure(reader: VersionReader, output: Output, label: int) -> float:
 def _occlude(
     reader: VersionReader, row: Split, sides: dict[str, list[Place]], label: int, whole: float
 ) -> list[WordEffect]:
-    """Return the effect of each word: what the evidence loses where it is left out."""
+    """Return the effect of each word: how much the evidence falls without it."""
     text, pair = row.texts[0], None if row.pairs is None else row.pairs[0]
     variants = {"text": [(short, pair) for short in leave_out(text, sides["text"])]}
     if pair is not None:
@@ -233,7 +237,7 @@ def _measure_all(reader: VersionReader, variants: Sequence[tuple[str, str | None
 
 
 def _join_tokens(row: Split, sides: dict[str, list[Place]], found: Any) -> list[WordEffect]:
-    """Add up the parts of each word's tokens. A token between two words is the first one's that it touches."""
+    """Add up the parts of each word's tokens; a token that touches two words counts for the first."""
     words = []
     for number, (side, places) in enumerate(sides.items()):
         text = row.texts[0] if side == "text" else (row.pairs or [""])[0]
@@ -252,7 +256,7 @@ def _join_tokens(row: Split, sides: dict[str, list[Place]], found: Any) -> list[
 def _check_by_deletion(
     reader: VersionReader, row: Split, words: Sequence[WordEffect], label: int, whole: float
 ) -> Deletion | None:
-    """Leave out the words that speak most for the answer, and as many random ones; None with few words."""
+    """Leave out the words that speak most for the answer, and as many random words; None if there are few words."""
     if len(words) < _FEWEST_WORDS:
         return None
     num_words = max(1, round(_SHARE_DELETED * len(words)))
@@ -272,7 +276,7 @@ def _check_by_deletion(
 
 
 def _name_target(target: Any, labels: Sequence[str]) -> Any:
-    """Return a target by the names of its labels."""
+    """Return a target as the names of its labels, or as a number."""
     if not labels:
         return float(target)
     if np.ndim(target):

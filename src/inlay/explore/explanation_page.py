@@ -1,9 +1,8 @@
-"""An explanation as one HTML page that needs no other file: the text with its words coloured, the checks, the rows."""
+"""An explanation as one self-contained HTML page: the text with coloured words, the checks, the nearest rows."""
 
 from __future__ import annotations
 
 from html import escape
-from typing import Any
 
 from inlay.explore.explain import Explanation
 from inlay.serving import answer_words
@@ -34,6 +33,15 @@ def draw_explanation(found: Explanation) -> str:
     sure = f", {100 * about['probability']:.1f}% sure" if "probability" in about else ""
     title = f"{found.reference}: {answer_words(about)}{sure}"
     what = "the number that is the answer" if found.label is None else f"log-odds of “{found.label}”"
+    top = sorted(found.words, key=lambda word: -abs(word.change))[:_MOST_LISTED]
+    words = [[(f"{word.change:+.3f}", "number"), (word.text, "")] for word in top]
+    heads = [("cosine", "number"), ("label", ""), ("where", ""), ("text", "")]
+    near = []
+    for row in found.nearest:
+        label = ", ".join(row.label) if isinstance(row.label, list) else row.label
+        shown = f"{label:g}" if isinstance(label, float) else str(label)
+        texts = " / ".join(filter(None, (row.text, row.pair)))
+        near.append([(f"{row.cosine:.3f}", "number"), (shown, ""), (f"line {row.line}", ""), (texts, "")])
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p class="soft">What moved the {escape(what)} ({found.evidence:+.3f}), by {found.by}. Green words speak for '
@@ -41,8 +49,8 @@ def draw_explanation(found: Explanation) -> str:
         _colour(found, "text", found.text),
         "" if found.pair is None else _colour(found, "pair", found.pair),
         _list_checks(found),
-        _list_words(found),
-        _list_rows(found),
+        _table("The words that move it most", [("moves it by", "number"), ("word", "")], words),
+        _table("The nearest training rows", heads, near),
         *(f'<p class="soft">{escape(note)}</p>' for note in found.notes),
     ]
     body = "\n".join(filter(None, parts))
@@ -54,7 +62,7 @@ def draw_explanation(found: Explanation) -> str:
 
 
 def _colour(found: Explanation, side: str, text: str) -> str:
-    """Return a text with every word on a ground whose strength is its share of the largest effect."""
+    """Return a text with every word coloured by its effect, relative to the largest effect."""
     largest = max((abs(word.change) for word in found.words), default=0.0) or 1.0
     pieces, last = [], 0
     for word in (item for item in found.words if item.side == side):
@@ -86,22 +94,6 @@ def _list_checks(found: Explanation) -> str:
     return "".join(f"<p>{line}</p>" for line in lines)
 
 
-def _list_words(found: Explanation) -> str:
-    top = sorted(found.words, key=lambda word: -abs(word.change))[:_MOST_LISTED]
-    rows = [[(f"{word.change:+.3f}", "number"), (word.text, "")] for word in top]
-    return _table("The words that move it most", [("moves it by", "number"), ("word", "")], rows)
-
-
-def _list_rows(found: Explanation) -> str:
-    rows = [
-        [(f"{row.cosine:.3f}", "number"), (_show(row.label), ""), (f"line {row.line}", ""),
-         (" / ".join(filter(None, (row.text, row.pair))), "")]
-        for row in found.nearest
-    ]  # fmt: skip
-    heads = [("cosine", "number"), ("label", ""), ("where", ""), ("text", "")]
-    return _table("The nearest training rows", heads, rows)
-
-
 def _table(title: str, heads: list[tuple[str, str]], rows: list[list[tuple[str, str]]]) -> str:
     if not rows:
         return ""
@@ -109,9 +101,3 @@ def _table(title: str, heads: list[tuple[str, str]], rows: list[list[tuple[str, 
     lines = ["".join(f'<td class="{kind}">{escape(cell)}</td>' for cell, kind in row) for row in rows]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<h2>{title}</h2>\n<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _show(label: Any) -> str:
-    if isinstance(label, list):
-        return ", ".join(label)
-    return f"{label:g}" if isinstance(label, float) else str(label)

@@ -1,8 +1,8 @@
-"""Integrated gradients through a slot (Sundararajan et al. 2017): each token's part of what moved an output.
+"""Integrated gradients through a slot (Sundararajan et al. 2017): each token's part of the change of an output.
 
-The path goes from the text with every token masked to the text itself, along a straight line of word embeddings;
-special tokens and positions stay. The integral is a Gauss-Legendre sum whose points are rows of shared batches. Its
-parts must add up to what the output changed by (completeness): points are doubled until they do.
+The path goes in a straight line of word embeddings from the text with every token masked to the text itself; special
+tokens and positions stay. The integral is a Gauss-Legendre sum whose points are rows of shared batches. The parts must
+add up to the change of the output (completeness); the number of points is doubled until they do.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from inlay.model import TOKEN_BUDGET, find_head, make_rows
 
 _FEWEST_POINTS, _MOST_POINTS = 16, 256
 TOLERANCE = 0.01
-"""the gap that is allowed, as a share of the change of the output (or of its unit, where that is larger)"""
+"""the allowed gap, as a share of the change of the output, or of its unit if that is larger"""
 
 
 @dataclass(frozen=True)
 class Completeness:
-    """What the parts add up to, and what the output changed by from the masked text to the text."""
+    """The sum of the parts, and the change of the output from the masked text to the text."""
 
     total: float
     change: float
     num_points: int
     unit: float = 1.0
-    """one of log-odds, or the deviation of the training targets where the answer is a number"""
+    """1 for log-odds; the standard deviation of the training targets if the answer is a number"""
 
     @property
     def gap(self) -> float:
-        """The difference of the two."""
+        """The difference between the sum and the change."""
         return abs(self.total - self.change)
 
     @property
@@ -47,7 +47,7 @@ class Completeness:
 
 @dataclass(frozen=True)
 class TokenParts:
-    """Each token's part, and where it stands: `sides` has 0 for the first text, 1 for the second, None for special."""
+    """Each token's part and position; `sides` has 0 for the first text, 1 for the second, None for special tokens."""
 
     parts_T: np.ndarray
     sides: list[int | None]
@@ -56,11 +56,11 @@ class TokenParts:
 
 
 def integrate_gradients(reader: VersionReader, row: Split, label: int) -> TokenParts:
-    """Return the tokens' parts of the evidence for a label of one row."""
+    """Return each token's part of the evidence for a label, for one row."""
     (window,) = list(reader.encode(row))
     tokens = _find_tokens(reader, row)
     ids = [*window[0].tolist(), *([] if window[2] is None else window[2].tolist())]
-    assert ids == [token.id for token in tokens], "the tokenizer gives the tokens the version reads"
+    assert ids == [token.id for token in tokens], "the tokenizer gives the tokens that the version reads"
     num_points = _FEWEST_POINTS
     while True:
         parts_T, change = _integrate(reader, window, tokens, label, num_points)
@@ -79,7 +79,7 @@ class _Token:
 
 
 def _find_tokens(reader: VersionReader, row: Split) -> list[_Token]:
-    """Return the tokens of a row with the side and the place of each."""
+    """Return the tokens of a row, each with its side and position."""
     texts = [row.texts[0]] if row.pairs is None else [row.texts[0], row.pairs[0]]
     calls: list[tuple[list[str], int]] = [([text], side) for side, text in enumerate(texts)]
     if not reader.spec.head.has_towers:
@@ -99,7 +99,7 @@ def _find_tokens(reader: VersionReader, row: Split) -> list[_Token]:
 def _integrate(
     reader: VersionReader, window: Any, tokens: list[_Token], label: int, num_points: int
 ) -> tuple[np.ndarray, float]:
-    """Return the tokens' parts by so many points, and the change of the output."""
+    """Return the tokens' parts, computed with `num_points` points, and the change of the output."""
     tokenizer = reader.backbone.tokenizer
     blank = next(item for item in (tokenizer.mask_token_id, tokenizer.unk_token_id, reader.backbone.pad_id) if item)
     is_real = np.array([token.side is not None for token in tokens])
@@ -123,7 +123,7 @@ def _slopes(
 ) -> tuple[np.ndarray, tuple[float, float]]:
     """Return each token's slope at points of the path [points, T], and the outputs of the whole and the masked text."""
     whole, masked = windows
-    # 1. a batch of the whole text, once for each point and once for itself, and of the masked text
+    # 1. a batch with the whole text for each point and once more, and the masked text
     shares = np.array([*nodes, 1.0, 0.0])
     batch = reader.backbone.collate(make_rows([*[whole] * (len(nodes) + 1), masked]))
     place_of = {position: row for row, position in enumerate(batch.order)}
@@ -134,14 +134,14 @@ def _slopes(
     kept: list[Tensor] = []
 
     def move(embedded: Tensor) -> Tensor:
-        """Put every row at its point of the path."""
+        """Move every row to its point of the path."""
         rows_RTE = embedded.reshape(len(shares), -1, embedded.shape[-1]).float()
         line_TE = rows_RTE[whole_at] - rows_RTE[masked_at]
         moved = (rows_RTE[masked_at] + shares_R11 * line_TE).to(embedded.dtype).detach().requires_grad_()
         kept.extend((moved, line_TE))
         return moved.view_as(embedded)
 
-    # 2. one pass there and back
+    # 2. one forward and backward pass
     evidence = find_head(reader.spec.head.kind).evidence
     assert evidence is not None
     with torch.enable_grad(), reader.bank.routed(batch.route), reader.backbone.changing_inputs(move):
@@ -156,7 +156,7 @@ def _slopes(
 
 
 def _real_places(window: Any, width: int) -> np.ndarray:
-    """Return where the tokens of a row stand: two texts that are read apart may be padded, each to the same width."""
+    """Return the positions of a row's real tokens: two texts that are read apart may be padded to the same width."""
     first, second = len(window[0]), 0 if window[2] is None else len(window[2])
     begins = width // 2 if second and width > first + second else first
     return np.concatenate([np.arange(first), begins + np.arange(second)])

@@ -1,8 +1,8 @@
-"""Rows worth labelling: those a version is least sure of, each far from the others and from what it learned from.
+"""Picks rows worth labelling: rows that a version is unsure of, far from each other and from its training rows.
 
-The least sure rows are the candidates. Of these, one after the other is taken whose doubt times its distance from the
-nearest row taken is largest (a greedy k-center, weighted by doubt; the distance is one minus the cosine of the task's
-own vectors). A row that is nearly one that was taken, or that it was trained on, is never taken.
+The least sure rows are the candidates. Of these, rows are picked one after the other, each time the one whose doubt
+times its distance from the nearest picked row is largest (a greedy k-center, weighted by doubt; the distance is one
+minus the cosine of the task's own vectors). Near duplicates of picked rows and of training rows are never picked.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from inlay.data import InputRow, Split, group_keys
+from inlay.explore.even_samples import find_firsts
 from inlay.explore.unlabelled import measure_doubt
 from inlay.explore.version_reader import OnRows, VersionReader, split_of
 from inlay.notebook import show_html
@@ -21,12 +22,12 @@ from inlay.serving import answer_words
 
 _LEAST_CANDIDATES, _CANDIDATES_EACH = 200, 10
 NEAR = 0.05
-"""rows nearer than this share of the usual distance of two rows are near duplicates"""
+"""rows that are nearer than this share of the mean distance of two rows are near duplicates"""
 
 
 @dataclass(frozen=True)
 class PickSettings:
-    """How rows are picked."""
+    """Settings of the picking."""
 
     count: int = 20
     measure: str = "margin"
@@ -35,7 +36,7 @@ class PickSettings:
 
 @dataclass(frozen=True)
 class Pick:
-    """A row to label, the answer it would get, how unsure that is, and how far it is from its nearest neighbour."""
+    """A row to label, the version's answer, its doubt, and the row's distance from its nearest neighbour."""
 
     line: int
     text: str
@@ -43,22 +44,22 @@ class Pick:
     answer: str
     doubt: float | None
     distance: float
-    """from the nearest row that was taken before it or that was trained on: 0 for the same direction, 2 at most"""
+    """from the nearest row that was picked before it or trained on: 0 for the same direction, 2 at most"""
     record: dict[str, Any] = field(default_factory=dict, repr=False)
     """the row's own columns"""
 
 
 @dataclass(frozen=True)
 class Picked:
-    """The picked rows, the most valuable first, and what became of the others."""
+    """The picked rows, the most valuable first, and the numbers of others."""
 
     reference: str
     measure: str | None
-    """None: its answers have no probability, so rows are picked for being different alone"""
+    """None if its answers have no probability, and rows were picked by their distance alone"""
     num_pool: int
-    """the rows that were looked at"""
+    """number of rows that were looked at"""
     num_known: int
-    """of these, left out: the same text as another or as a training row"""
+    """number of these that were left out, as another row or a training row has the same text"""
     rows: tuple[Pick, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -79,21 +80,20 @@ def pick_rows(
     settings: PickSettings = PickSettings(),
     train: Split | None = None,
 ) -> Picked:
-    """Pick rows of a pool that are worth labelling; `train` are the rows that are labelled already."""
-    # 1. every text once, and none that has a label
+    """Pick rows of a pool that are worth labelling; `train` are the rows that are already labelled."""
+    # 1. each text once, without texts that have a label
     known = set() if train is None else set(group_keys(train.texts, train.pairs))
     whole = split_of(pool)
     keys = group_keys(whole.texts, whole.pairs)
-    firsts = {key: place for place, key in reversed(list(enumerate(keys))) if key not in known}
-    rows = [pool[place] for place in sorted(firsts.values())]
+    rows = [pool[place] for key, place in find_firsts(keys).items() if key not in known]
     split = split_of(rows)
-    reader.make_split(split.texts, split.pairs)  # refuses rows that are not what the task reads
-    # 2. the doubt of every answer
+    reader.make_split(split.texts, split.pairs)  # refuses rows that the task cannot read
+    # 2. the doubt of each answer
     answers = reader.describe(reader.outputs(split, settings.on_rows))
     doubts = [measure_doubt(answer, settings.measure) for answer in answers]
     has_doubts = any(doubt is not None for doubt in doubts)
     weights = np.array([1.0 if doubt is None else doubt for doubt in doubts])
-    # 3. the least sure, and of these such as differ
+    # 3. the least sure rows, and of these some that differ
     most = max(_LEAST_CANDIDATES, _CANDIDATES_EACH * settings.count) if has_doubts else len(rows)
     candidates = np.argsort(-weights, kind="stable")[:most]
     vectors = reader.vectors(split.take(candidates), settings.on_rows)
@@ -123,7 +123,7 @@ def pick_rows(
 def choose_diverse(
     vectors: np.ndarray, weights: np.ndarray, count: int, known: np.ndarray | None = None
 ) -> list[tuple[int, float]]:
-    """Choose up to `count` vectors that are heavy and apart from each other and from `known`, with their distances."""
+    """Choose up to `count` vectors with large weights, far from each other and from `known`; also their distances."""
     unit = _to_unit(vectors)
     near = NEAR * _usual_distance(unit)
     distances = np.full(len(unit), 2.0)

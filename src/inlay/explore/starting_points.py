@@ -1,13 +1,13 @@
-"""Ranks stored tasks as starts for new data, from a few forward passes, without any training.
+"""Ranks stored tasks as starts for new data, from a few forward passes and without training.
 
-A sample of the new rows goes through every candidate's slot and through the plain backbone, all in mixed batches. A
-ridge regression on each candidate's pooled vectors is then solved in closed form, and candidates are ranked by the
-share of the targets' variance that it explains on rows it has not seen: a start whose vectors already tell the new
-labels apart ranks high. The score is the task's own metric on the same predictions, the gain that over the plain
-backbone's vectors.
+A sample of the new rows goes through every candidate's slot and through the plain backbone, in mixed batches. A ridge
+regression on each candidate's pooled vectors is then solved in closed form. Candidates are ranked by the share of the
+targets' variance that it explains on held-out rows, so a start whose vectors already separate the new labels ranks
+high. The score is the task's own metric on the same predictions, and the gain is its difference to the plain backbone's
+score.
 
-Leave one out: with the rows centred, H = X (XᵀX + λI)⁻¹ Xᵀ + 1/n is the matrix that turns targets into fitted values,
-and the prediction for row i without row i is y_i − (y_i − ŷ_i) / (1 − H_ii), exactly.
+Each row is held out in turn: with centred rows, H = X (XᵀX + λI)⁻¹ Xᵀ + 1/n is the matrix that turns targets into
+fitted values, and the prediction for row i without row i is exactly y_i − (y_i − ŷ_i) / (1 − H_ii).
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from torch import Tensor
 
 from inlay.data import KINDS, METRICS, WHOLE_ROW, Encoded, Reading, Task, encode_cached, group_keys, score
 from inlay.errors import InlayError, Unsupported
+from inlay.explore.even_samples import find_firsts, order_evenly
 from inlay.model import OWN_WEIGHTS, TOKEN_BUDGET, Backbone, Bank, Row, SlotSpec, batches_by_length, collate, make_rows
 from inlay.notebook import show_html
-from inlay.store import Store, Version
+from inlay.store import Store
 from inlay.training import linear_kinds
 
 _SLOTS = 16  # candidates in one bank
@@ -32,15 +33,15 @@ _PENALTIES = np.logspace(-4, 3, 15)  # penalties of the ridge, as multiples of t
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A candidate, and the value of its vectors for the new task."""
+    """A candidate, and how well its vectors predict the new task."""
 
     reference: str
     score: float
-    """score by the task's metric, from predictions for rows left out"""
+    """score by the task's metric, from predictions for held-out rows"""
     fit: float
-    """share of the targets' variance that those predictions explain; below 0: worse than the mean"""
+    """share of the targets' variance that these predictions explain; below 0 is worse than predicting the mean"""
     gain: float
-    """gain of the score over the plain backbone's; above 0 is better, whichever way the metric goes"""
+    """gain of the score over the plain backbone's; above 0 is better, also for metrics where lower is better"""
     kind: str = ""
     method: str = ""
 
@@ -56,7 +57,7 @@ class Suggestions:
     """the backbone without any task"""
     ranked: tuple[Suggestion, ...]
     refused: dict[str, str]
-    """candidate -> why it cannot be a start"""
+    """candidate -> the reason why it cannot be a start"""
 
     def _repr_html_(self) -> str:
         ranked = [
@@ -69,9 +70,11 @@ class Suggestions:
 
 @dataclass(frozen=True)
 class StartCandidate:
+    """A version that may be a start, or the plain backbone."""
+
     reference: str
     spec: SlotSpec | None
-    """None: the plain backbone"""
+    """None for the plain backbone"""
     tensors: dict[str, Tensor]
     kind: str = ""
 
@@ -88,14 +91,16 @@ def suggest(
     kind = KINDS[task.kind]
     if kind.output_targets is None:
         raise Unsupported(f"a suggestion for a `{task.kind}` task", f"it knows: {linear_kinds()}")
-    candidates, refused = _load(_choose(store, backbone, references), backbone, store, task.digest)
+    # 1. the candidates, and a sample of the rows
+    candidates, refused = _load_candidates(store, backbone, references, task.digest)
     rows = sample_rows(task, settings.num_rows)
     part = task.train.take(rows)
     whole = Reading(WHOLE_ROW, min(settings.max_length, backbone.max_length))
     encoded = encode_cached(backbone.tokenizer, part, whole)
     assert part.targets is not None
+    # 2. predictions from the vectors of each candidate, with the plain backbone first
     scored = []
-    for group in _groups([StartCandidate("", None, {}), *candidates]):
+    for group in _group_by_bank([StartCandidate("", None, {}), *candidates]):
         for candidate, vectors in zip(group, pooled_vectors(group, backbone, encoded, settings.on_rows), strict=True):
             if not np.isfinite(vectors).all():
                 refused[candidate.reference] = "its vectors are not finite numbers"
@@ -103,6 +108,7 @@ def suggest(
             predictions, fit = predict_left_out(vectors, kind.output_targets(part.targets, len(task.labels)))
             value = score(task.metric, predictions - kind.output_cut, part.targets)
             scored.append((candidate, value, fit))
+    # 3. the ranking
     sign = 1 if METRICS[task.metric].higher_is_better else -1
     plain, *others = [
         Suggestion(
@@ -115,8 +121,8 @@ def suggest(
         )
         for candidate, value, fit in scored
     ]
-    # By how much of the targets' variance is explained, not by the metric: few rows often tie on a metric, and on real
-    # tasks this chose the better starts (docs/results.md).
+    # Rank by the explained variance and not by the metric, in which few rows often tie: on real tasks this chose the
+    # better starts (docs/results.md).
     ranked = sorted(others, key=lambda item: (-item.fit, -sign * item.score, item.reference))
     return Suggestions(task.name, task.metric, len(rows), plain, tuple(ranked), refused)
 
@@ -126,35 +132,29 @@ class SuggestSettings:
     """The limits of the sample."""
 
     num_rows: int = 256
-    """rows of the sample at most"""
+    """most rows of the sample"""
     max_length: int = 128
-    """tokens a row is cut to"""
+    """most tokens of a row"""
     on_rows: Callable[[int], object] = lambda num_rows: None
     """called with the number of rows that have just gone through the backbone"""
 
 
 def sample_rows(task: Task, num_rows: int) -> np.ndarray:
-    """Positions of training rows, drawn once for all: the same shares of every class, and no text twice.
+    """Draw positions of training rows, always the same: equal shares of every class, and no text twice.
 
-    A repeated text would reveal the label of the row left out.
+    A repeated text would reveal the label of the held-out row.
     """
     keys, targets = group_keys(task.train.texts, task.train.pairs), task.train.targets
     assert targets is not None
-    firsts = np.array(list({key: row for row, key in reversed(list(enumerate(keys)))}.values()))
-    order = np.random.default_rng(0).permutation(np.sort(firsts))
+    order = np.random.default_rng(0).permutation(np.array(sorted(find_firsts(keys).values())))
     if len(order) <= num_rows:
         return np.sort(order)
     strata = np.asarray(KINDS[task.kind].targets.find_strata(targets))[order]
-    # Each row's place within its stratum, as a share of it: the smallest shares are an even sample of all strata.
-    places = np.empty(len(order))
-    for stratum in np.unique(strata):
-        members = np.flatnonzero(strata == stratum)
-        places[members] = (np.arange(len(members)) + 0.5) / len(members)
-    return np.sort(order[np.argsort(places, kind="stable")[:num_rows]])
+    return np.sort(order_evenly(order, strata)[:num_rows])
 
 
-def _groups(candidates: Sequence[StartCandidate]) -> Iterator[list[StartCandidate]]:
-    """Candidates that share a bank; one with its own copy of the backbone's weights goes alone."""
+def _group_by_bank(candidates: Sequence[StartCandidate]) -> Iterator[list[StartCandidate]]:
+    """Yield groups of candidates that share a bank; one with its own copy of the backbone's weights is alone."""
     mixed = [item for item in candidates if item.spec is None or not item.spec.is_finetuned]
     for start in range(0, len(mixed), _SLOTS):
         yield mixed[start : start + _SLOTS]
@@ -187,7 +187,7 @@ def pooled_vectors(
 
 
 def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None) -> list[np.ndarray]:
-    """Each row's pooled vector, in order; a slot whose head does not pool gets the backbone's default pooling."""
+    """Return each row's pooled vector, in order; a slot whose head does not pool gets the default pooling."""
     backbone = bank.backbone
     batch = collate(rows, backbone.pad_id, backbone.device)
     assert batch.mask_BT is not None
@@ -206,9 +206,9 @@ def _pool(bank: Bank, rows: Sequence[Row], weights: Mapping[str, Tensor] | None)
 
 
 def predict_left_out(vectors: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, float]:
-    """Predict each row by a ridge regression without it [n, outputs]; also return the share of variance explained.
+    """Predict each row by a ridge regression without it [n, outputs]; also return the share of explained variance.
 
-    The penalty is the one with the least squared error over the rows left out.
+    The penalty is the one with the least squared error over held-out rows.
     """
     num_rows = len(vectors)
     centred, means = vectors - vectors.mean(0), targets.mean(0)
@@ -227,16 +227,16 @@ def predict_left_out(vectors: np.ndarray, targets: np.ndarray) -> tuple[np.ndarr
     return best, 1 - least / spread if spread else 0.0
 
 
-def _choose(store: Store, backbone: Backbone, references: Sequence[str] | None) -> list[Version]:
-    if references is not None:
-        return [store.resolve(reference) for reference in references]
-    latest = [task.latest for task in store.ledger(lambda version, error: None)]  # damaged ones start nothing
-    return [info.version for info in latest if info.summary.backbone["fingerprint"] == backbone.fingerprint]
-
-
-def _load(
-    versions: Sequence[Version], backbone: Backbone, store: Store, data_digest: str
+def _load_candidates(
+    store: Store, backbone: Backbone, references: Sequence[str] | None, data_digest: str
 ) -> tuple[list[StartCandidate], dict[str, str]]:
+    """Load the candidates; also return the reasons for versions that cannot be starts."""
+    if references is not None:
+        versions = [store.resolve(reference) for reference in references]
+    else:
+        latest = [task.latest for task in store.ledger(lambda version, error: None)]  # without damaged versions
+        fingerprint = backbone.fingerprint
+        versions = [info.version for info in latest if info.summary.backbone["fingerprint"] == fingerprint]
     found, refused = [], {}
     for version in versions:
         try:
@@ -246,7 +246,7 @@ def _load(
             if loaded.manifest.data_digest == data_digest:
                 raise Unsupported("it was trained on these very rows")
             spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
-            Bank(backbone, 1).put(0, spec, loaded.tensors)  # fails now, before any work, if no bank can hold it
+            Bank(backbone, 1).put(0, spec, loaded.tensors)  # fails here, before any work, if no bank can hold it
             found.append(StartCandidate(version.reference, spec, loaded.tensors, loaded.manifest.kind))
         except InlayError as error:
             refused[version.reference] = error.message

@@ -1,4 +1,4 @@
-"""Sweeps: a grid of settings becomes runs, and their results become a ranking."""
+"""Sweeps: makes runs from a grid of settings, and a ranking from their results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RankedRun:
-    """One run of a sweep. `values` are its settings on the axes, by config key."""
+    """One run of a sweep; `values` are its settings on the axes, by config key."""
 
     run_id: str
     values: dict[str, Any]
@@ -32,7 +32,7 @@ class RankedRun:
 
 @dataclass(frozen=True)
 class RankedSetting:
-    """One point of the grid, over its seeds. Runs that diverged have no score and are counted in `num_runs` only."""
+    """One point of the grid with all its seeds; diverged runs have no score and only count in `num_runs`."""
 
     values: dict[str, Any]
     num_runs: int
@@ -60,7 +60,7 @@ class Ranking:
 
 
 def parse_axes(given: Mapping[str, str | None]) -> dict[str, list[str]]:
-    """Config key -> the values of a comma list such as `1e-4,3e-4`; keys that were not given are left out."""
+    """Split comma lists such as `1e-4,3e-4` into values, by config key; keys without a list are left out."""
     axes = {}
     for key, text in given.items():
         if text is None:
@@ -72,9 +72,9 @@ def parse_axes(given: Mapping[str, str | None]) -> dict[str, list[str]]:
 
 
 def make_grid(config: RunConfig, axes: Mapping[str, Sequence[Any]], num_seeds: int = 1) -> list[RunConfig]:
-    """Every combination of the axes' values, `num_seeds` times each, with seeds counted up from the config's own.
+    """Return every combination of the axes' values with `num_seeds` seeds, counted up from the config's own seed.
 
-    Values may be texts; they are checked as `--set` checks them. Seeds of one setting come one after the other.
+    Values may be texts, which are checked as `--set` checks them. The seeds of one setting follow each other.
     """
     grid = []
     for values in itertools.product(*axes.values()):
@@ -85,16 +85,27 @@ def make_grid(config: RunConfig, axes: Mapping[str, Sequence[Any]], num_seeds: i
 
 
 def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) -> Ranking:
-    """Rank runs by dev score, and settings by their mean; ties keep their order. Refuse a sweep that all diverged."""
+    """Rank runs by dev score, and settings by their mean; ties keep their order. Raise `Diverged` if all runs did."""
     from inlay.data import METRICS
 
     task = runs[0].task
     sign = 1 if METRICS[task.metric].higher_is_better else -1
     found = {result.run_id: result for result in results}
-    ranked = [_rank_run(run, found[run.id], axes) for run in runs]
+    # 1. the runs, in groups of one setting
+    ranked: list[RankedRun] = []
     groups: dict[tuple[Any, ...], list[RankedRun]] = {}
-    for item in ranked:
-        groups.setdefault(tuple(item.values.values()), []).append(item)
+    for run in runs:
+        result, values = found[run.id], {}
+        for key in axes:
+            section, _, name = key.partition(".")
+            values[key] = getattr(getattr(run.config, section), name)
+        # A run that diverged after a good epoch has no score, as its settings are not stable.
+        dev = None if result.status == "diverged" else result.dev_metric
+        seed = run.config.train.seed
+        item = RankedRun(run.id, values, seed, dev, result.best_epoch, result.status, result.message)
+        ranked.append(item)
+        groups.setdefault(tuple(values.values()), []).append(item)
+    # 2. the best first
     settings = [_summarise(items, sign) for items in groups.values()]
     ranked.sort(key=lambda item: _order(item.dev_metric, sign))
     if ranked[0].dev_metric is None:
@@ -102,17 +113,6 @@ def rank(runs: Sequence[Run], results: Sequence[Result], axes: Sequence[str]) ->
     settings.sort(key=lambda item: _order(item.mean, sign))
     num_seeds = max(len(items) for items in groups.values())
     return Ranking(task.metric, tuple(axes), num_seeds, tuple(ranked), tuple(settings))
-
-
-def _rank_run(run: Run, result: Result, axes: Sequence[str]) -> RankedRun:
-    # A run that diverged after a good epoch is not a candidate: its settings are not stable.
-    score = None if result.status == "diverged" else result.dev_metric
-    values = {}
-    for key in axes:
-        section, _, name = key.partition(".")
-        values[key] = getattr(getattr(run.config, section), name)
-    seed = run.config.train.seed
-    return RankedRun(run.id, values, seed, score, result.best_epoch, result.status, result.message)
 
 
 def _summarise(items: Sequence[RankedRun], sign: int) -> RankedSetting:

@@ -1,4 +1,4 @@
-"""Rows of an unlabelled pool: drawn in constant memory, and how unsure an answer to one is. No torch."""
+"""Unlabelled rows: draws some of a file in constant memory, measures doubt, and spreads a choice. No torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from inlay.settings import DataConfig
 MEASURES = ("margin", "entropy")
 
 
-def draw_rows(
-    path: str | Path, config: DataConfig = DataConfig(), *, most: int, seed: int = 0
-) -> tuple[list[InputRow], int]:
-    """Draw up to `most` rows of a file, evenly over all of it, in constant memory; return also how many there are.
+def draw_rows(path: str | Path, config: DataConfig = DataConfig(), *, most: int) -> tuple[list[InputRow], int]:
+    """Draw up to `most` rows of a file, in constant memory and always the same; also return the number of all rows.
 
-    Rows that cannot be read are left out; if none can, the first one's error is raised.
+    Rows that cannot be read are left out; if no row can be read, the first error is raised.
     """
-    generator, number = random.Random(seed), 0
+    generator, number = random.Random(0), 0
     kept: list[InputRow] = []
     fault: InlayError | None = None
     for chunk in stream_rows(path, config, isolate=True):
@@ -42,11 +40,11 @@ def draw_rows(
 
 
 def measure_doubt(answer: Mapping[str, Any], measure: str = "margin") -> float | None:
-    """Return how unsure a described answer is, from 0 to 1; None for an answer without any probability.
+    """Return how unsure an answer is, from 0 to 1; None for an answer without probabilities.
 
-    margin: one minus the lead of the likeliest label over the next; of a set of labels, that of its least sure
-    decision. entropy: that of the distribution, as a share of the largest; of a set, the mean over its labels. Tags and
-    passages have one minus the probability of the least sure part.
+    `margin` is one minus the lead of the likeliest label over the next; for a set of labels, that of its least sure
+    decision. `entropy` is that of the distribution, relative to the largest possible; for a set, the mean over its
+    labels. The doubt of tags and passages is one minus the probability of the least sure part.
     """
     if measure not in MEASURES:
         raise UnknownName("measure of doubt", measure, MEASURES)
@@ -71,7 +69,7 @@ def _entropy(probabilities: Sequence[float]) -> float:
 
 
 def spread_numbers(values: Sequence[float], limit: int) -> list[int]:
-    """Return places of `limit` values at even distances in their order: of numbers none is surer than another."""
+    """Return positions of `limit` values, spread evenly over their sorted order; for answers that are numbers."""
     ordered = sorted(range(len(values)), key=lambda place: (values[place], place))
     if len(ordered) <= limit:
         return ordered
@@ -80,7 +78,7 @@ def spread_numbers(values: Sequence[float], limit: int) -> list[int]:
 
 
 def take_shares(answers: Sequence[str], limit: int) -> list[int]:
-    """Return the first `limit` places, of one answer at most twice its even share while others have any."""
+    """Return the first `limit` positions, but of each answer at most twice an even share while there are others."""
     share = max(1, -(-2 * limit // max(1, len(set(answers)))))
     taken: dict[str, int] = defaultdict(int)
     first: list[int] = []

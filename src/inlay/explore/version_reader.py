@@ -1,18 +1,31 @@
-"""A version in a bank of its own, asked about rows: its outputs, its answers, and the vectors its head reads."""
+"""Reads rows through one version: its outputs, answers and vectors; and finds the rows it was trained on."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from inlay.data import WHOLE_ROW, Encoded, InputRow, Reading, Split, encode_split, find_fault
-from inlay.errors import BadData
+from inlay.data import (
+    WHOLE_ROW,
+    Encoded,
+    InputRow,
+    Reading,
+    Split,
+    Task,
+    encode_split,
+    find_fault,
+    hide_secrets,
+    load_task,
+)
+from inlay.errors import BadData, InlayError, Missing
 from inlay.explore.starting_points import StartCandidate, pooled_vectors
-from inlay.model import Backbone, Bank, Outcome, Output, collect_outputs, find_head, infer, infer_vectors, make_rows
+from inlay.model import Backbone, Bank, Output, collect_outputs, find_head, infer, infer_vectors, make_rows
 from inlay.serving import Answer, check_backbone, describe_answer, find_reading, read_slot
-from inlay.store import Store, Version
+from inlay.settings import DataConfig, read_toml
+from inlay.store import Manifest, Store, Version
 
 ROWS_AT_ONCE = 1024
 OnRows = Callable[[int], object]
@@ -33,11 +46,11 @@ class VersionReader:
 
     @property
     def takes_pairs(self) -> bool:
-        """Return whether its rows are pairs of texts."""
+        """Whether its rows are pairs of texts."""
         return bool(self.manifest.extra.get("pairs"))
 
     def make_split(self, texts: Sequence[str], pairs: Sequence[str] | None) -> Split:
-        """Return rows for this version; refuse texts that no tokenizer should be given, and pairs for single texts."""
+        """Return rows for this version; refuse texts that are unfit for a tokenizer, and pairs for single texts."""
         if self.takes_pairs != (pairs is not None):
             has, wants = ("one text", "a pair") if self.takes_pairs else ("a pair", "one text")
             hint = "give the second text too (`--pair`)" if self.takes_pairs else "leave out the second text"
@@ -59,17 +72,15 @@ class VersionReader:
             on_rows(len(part))
         return found
 
-    def read_outcome(self, output: Output) -> Outcome:
-        """Return the answer that a row's outputs are."""
-        return find_head(self.spec.head.kind).answer(output, self.spec.head, self.manifest.labels)
-
     def describe(self, outputs: Sequence[Output]) -> list[dict[str, Any]]:
-        """Return the answers that outputs are, as `inlay predict --json` has them."""
-        reference = self.version.reference
-        return [describe_answer(Answer(reference, reference, self.read_outcome(output))) for output in outputs]
+        """Return the answers that outputs stand for, as `inlay predict --json` prints them."""
+        reference, head = self.version.reference, self.spec.head
+        answer = find_head(head.kind).answer
+        outcomes = [answer(output, head, self.manifest.labels) for output in outputs]
+        return [describe_answer(Answer(reference, reference, outcome)) for outcome in outcomes]
 
     def vectors(self, rows: Split, on_rows: OnRows = lambda _: None) -> np.ndarray:
-        """Return the task's own vector of every row [n, D]: what its head reads, or a mean of the row's states."""
+        """Return the task's vector of every row [n, D]: the one its head reads, or a mean of hidden states."""
         head = self.spec.head
         if not head.reads_rows or head.is_written:
             return self._pool(self._candidate, rows, on_rows)
@@ -81,7 +92,7 @@ class VersionReader:
         return np.concatenate(found) if found else np.zeros((0, self.backbone.hidden_size))
 
     def frozen_vectors(self, rows: Split, on_rows: OnRows = lambda _: None) -> np.ndarray:
-        """Return the plain backbone's vector of every row [n, D], which no training has touched."""
+        """Return the plain backbone's vector of every row [n, D]."""
         return self._pool(StartCandidate("", None, {}), rows, on_rows)
 
     def _pool(self, candidate: StartCandidate, rows: Split, on_rows: OnRows) -> np.ndarray:
@@ -90,11 +101,63 @@ class VersionReader:
         return pooled_vectors([candidate], self.backbone, encoded, on_rows)[0]
 
     def encode(self, rows: Split, reading: Reading | None = None) -> Encoded:
-        """Return the windows of rows, as the version reads them or by another reading."""
+        """Return the windows of rows, by the version's reading or another one."""
         return encode_split(self.backbone.tokenizer, rows, reading or self.reading)
 
 
 def split_of(rows: Sequence[InputRow], path: str = "") -> Split:
-    """Return rows of a file as a split without targets; pairs if every row is one."""
+    """Return rows of a file as a split without targets; it has pairs if every row is one."""
     pairs = [row.pair or "" for row in rows] if rows and all(row.pair is not None for row in rows) else None
     return Split([row.text for row in rows], pairs, None, [row.line for row in rows], path)
+
+
+def find_training_rows(
+    version: Version,
+    manifest: Manifest,
+    store: Store,
+    source: str | Task | None = None,
+    *,
+    format: str = "auto",
+    header: bool | None = None,
+) -> Task:
+    """Return the task that a version was trained on; refuse other rows.
+
+    A version knows the digest of its rows, and its run's folder where they were read from. `source` is their present
+    file, or the task itself; `format` and `header` are those of the file, by default as in training.
+    """
+    if isinstance(source, Task):
+        return _check_digest(source, "the task that was given", version, manifest)
+    path = store.run_folder(manifest.run_id) / "config.toml"
+    config = read_toml(path).data if path.is_file() else DataConfig()
+    if source is not None:
+        config = dataclasses.replace(config, source=source)
+        config = config if format == "auto" else dataclasses.replace(config, format=format)
+        config = config if header is None else dataclasses.replace(config, header=header)
+    elif not config.source:
+        raise Missing(
+            f"it is not known where the training rows of `{version.reference}` are: `{path}` is not there",
+            "name their file with `--data FILE`",
+        )
+    if config.source == "-":
+        message = f"the training rows of `{version.reference}` were read from stdin, and are not kept"
+        raise Missing(message, "name a file that has them with `--data FILE`")
+    try:
+        task = load_task(config, version.name)
+    except InlayError as error:
+        message = f"the training rows of `{version.reference}` cannot be read: {error.message}"
+        if source is not None:  # the hint is about the given file
+            raise Missing(message, error.hint) from None
+        is_signed = config.source != hide_secrets(config.source)
+        why = "the part of its link after `?` is not kept; " if is_signed else ""
+        raise Missing(message, f"{why}name the file that has them now with `--data FILE`") from None
+    return _check_digest(task, f"`{hide_secrets(config.source)}`", version, manifest)
+
+
+def _check_digest(task: Task, what: str, version: Version, manifest: Manifest) -> Task:
+    """Return the task; refuse one whose rows are not those of the version."""
+    if task.digest != manifest.data_digest:
+        raise BadData(
+            f"{what} does not have the rows that `{version.reference}` was trained on",
+            "it was changed, or read with other settings; name the unchanged file with `--data FILE`",
+        )
+    return task

@@ -1,4 +1,4 @@
-"""The words of a text, and what an answer comes to without each (leave one word out). No torch."""
+"""The words of a text, and the effect of leaving out each of them. No torch."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from dataclasses import dataclass
 from inlay.errors import BadData
 
 MOST_WORDS = 80
-"""words that are left out in turn; a longer text is asked without groups of neighbouring words"""
+"""most words that are left out one by one; in longer texts, groups of neighbouring words are left out"""
 MOST_LETTERS = 50_000
-"""letters of a text that is explained: it is read whole again without each word"""
+"""most letters of a text that is explained, as the whole text is read once for each word"""
 _WORD = re.compile(r"\S+")
 Place = tuple[int, int]
-"""where a word begins and ends"""
+"""the start and the end of a word"""
 
 
 @dataclass(frozen=True)
 class WordEffect:
-    """A word (or a few neighbours) of a text, and how far it moves what is measured of the answer."""
+    """A word (or a few neighbouring words) of a text, and its effect on a measure of the answer."""
 
     text: str
     change: float
-    """the part of the measure that is the word's; below 0, the word speaks against the answer"""
+    """the word's part of the measure; below 0, the word speaks against the answer"""
     start: int = 0
     end: int = 0
     side: str = "text"
     """`pair` for a word of the second text"""
     without: float | None = None
-    """the measure where the word is left out; None where that was not tried"""
+    """the measure without the word; None if that was not computed"""
 
 
-def place_words(text: str, most: int = MOST_WORDS) -> list[Place]:
-    """Return where the words of a text begin and end; neighbours share a place where there are too many.
+def place_words(text: str) -> list[Place]:
+    """Return the start and end of each word of a text, or of groups of neighbours if there are more than MOST_WORDS.
 
-    Refuses a text of more than `MOST_LETTERS`.
+    Refuses a text of more than MOST_LETTERS.
     """
     if len(text) > MOST_LETTERS:
         raise BadData(
@@ -43,12 +43,12 @@ def place_words(text: str, most: int = MOST_WORDS) -> list[Place]:
             "cut it: a task reads only as many tokens as its `max_length`",
         )
     places = [match.span() for match in _WORD.finditer(text)]
-    size = -(-len(places) // most) or 1
+    size = -(-len(places) // MOST_WORDS) or 1
     return [(group[0][0], group[-1][1]) for group in (places[n : n + size] for n in range(0, len(places), size))]
 
 
 def leave_out(text: str, places: Sequence[Place]) -> list[str]:
-    """Return the text once without each word. A text of one word leaves an empty one, which nobody answers."""
+    """Return the text without each of its words in turn; none for a text of one word, as the rest is empty."""
     shortened = [drop_words(text, [place]) for place in places]
     return [rest for rest in shortened if rest] if len(places) > 1 else []
 
@@ -63,7 +63,7 @@ def drop_words(text: str, places: Sequence[Place]) -> str:
 def measure_effects(
     text: str, places: Sequence[Place], whole: float, without: Sequence[float], side: str = "text"
 ) -> list[WordEffect]:
-    """Compare what was measured without each word with the measure of the whole text."""
+    """Return the effect of each word: the measure of the whole text less the measure without the word."""
     return [
         WordEffect(text[start:end], whole - value, start, end, side, value)
         for (start, end), value in zip(places, without, strict=True)

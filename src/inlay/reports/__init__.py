@@ -1,6 +1,6 @@
-"""The reports room: what a version answered to its dev rows, as scores, pages and model cards; runs and their folders.
+"""The reports room: a version's answers to its dev rows as scores, pages and model cards; runs and their folders.
 
-Names are imported when they are first used: what only reads needs no torch.
+Names are imported when they are first used, and most of them need no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         describe_outputs,
         describe_version,
         digest_rows,
-        evaluate_rows,
         evaluate_version,
         find_trained,
         has_same_rows,
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
         make_judged,
         read_answer,
     )
-    from inlay.reports.forgetting import Forgotten, forget_task
+    from inlay.reports.forgetting import forget_task
     from inlay.reports.run_folders import (
         Deleted,
         RunEntry,
@@ -53,9 +52,6 @@ if TYPE_CHECKING:
     from inlay.reports.snippets import write_client, write_curl
     from inlay.reports.task_report import (
         TaskReport,
-        TrainedTensors,
-        TrainingFacts,
-        report_on,
         report_version,
         write_reports,
     )
@@ -63,9 +59,7 @@ if TYPE_CHECKING:
         SHOWN_LABELS,
         choose_labels,
         list_errors,
-        list_unsure,
         make_report,
-        score_rows,
         spell_row,
     )
     from inlay.reports.wording import (
@@ -81,42 +75,31 @@ if TYPE_CHECKING:
         show_score,
     )
 
+# fmt: off
 _HOMES = {
     "inlay.reports.diagrams": ("draw_calibration",),
     "inlay.reports.evaluations": (
-        *("EvaluatedRow", "Evaluation", "answer_again", "check_comparable", "choose_rows", "decide_rows"),
-        *(
-            "describe_outputs",
-            "describe_version",
-            "digest_rows",
-            "evaluate_rows",
-            "evaluate_version",
-            "find_trained",
-            "has_same_rows",
-            "leave_out",
-        ),
-        *("list_labels", "make_judged", "read_answer"),
+        "EvaluatedRow", "Evaluation", "answer_again", "check_comparable", "choose_rows", "decide_rows",
+        "describe_outputs", "describe_version", "digest_rows", "evaluate_version", "find_trained", "has_same_rows",
+        "leave_out", "list_labels", "make_judged", "read_answer",
     ),
-    "inlay.reports.forgetting": ("Forgotten", "forget_task"),
+    "inlay.reports.forgetting": ("forget_task",),
     "inlay.reports.run_folders": (
-        *("Deleted", "RunEntry", "compare_runs", "delete_runs", "find_runs", "list_runs", "list_unneeded_runs"),
+        "Deleted", "RunEntry", "compare_runs", "delete_runs", "find_runs", "list_runs", "list_unneeded_runs",
     ),
     "inlay.reports.run_reports": (
-        *("OF_A_CANDIDATE", "OF_A_FOLD", "OF_A_SHARE", "UNCHOSEN", "PublishedPart"),
-        *("write_brief_reports", "write_joint_report", "write_run_report"),
+        "OF_A_CANDIDATE", "OF_A_FOLD", "OF_A_SHARE", "UNCHOSEN", "PublishedPart", "write_brief_reports",
+        "write_joint_report", "write_run_report",
     ),
     "inlay.reports.snippets": ("write_client", "write_curl"),
-    "inlay.reports.task_report": (
-        *("TaskReport", "TrainedTensors", "TrainingFacts", "report_on", "report_version", "write_reports"),
-    ),
-    "inlay.reports.version_reports": (
-        *("SHOWN_LABELS", "choose_labels", "list_errors", "list_unsure", "make_report", "score_rows", "spell_row"),
-    ),
+    "inlay.reports.task_report": ("TaskReport", "report_version", "write_reports"),
+    "inlay.reports.version_reports": ("SHOWN_LABELS", "choose_labels", "list_errors", "make_report", "spell_row"),
     "inlay.reports.wording": (
-        *("duration", "first_large", "is_share", "level", "metric_words", "percent", "plural"),
-        *("show_bytes", "show_number", "show_score"),
+        "duration", "first_large", "is_share", "level", "metric_words", "percent", "plural", "show_bytes",
+        "show_number", "show_score",
     ),
 }
+# fmt: on
 __getattr__ = import_lazily(__name__, _HOMES)
 
 __all__ = [
@@ -128,12 +111,9 @@ __all__ = [
     "Deleted",
     "EvaluatedRow",
     "Evaluation",
-    "Forgotten",
     "PublishedPart",
     "RunEntry",
     "TaskReport",
-    "TrainedTensors",
-    "TrainingFacts",
     "answer_again",
     "check_comparable",
     "choose_labels",
@@ -146,7 +126,6 @@ __all__ = [
     "digest_rows",
     "draw_calibration",
     "duration",
-    "evaluate_rows",
     "evaluate_version",
     "find_runs",
     "find_trained",
@@ -160,16 +139,13 @@ __all__ = [
     "list_labels",
     "list_runs",
     "list_unneeded_runs",
-    "list_unsure",
     "make_judged",
     "make_report",
     "metric_words",
     "percent",
     "plural",
     "read_answer",
-    "report_on",
     "report_version",
-    "score_rows",
     "show_bytes",
     "show_number",
     "show_score",

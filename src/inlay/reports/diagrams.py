@@ -1,4 +1,4 @@
-"""Diagrams: numbers as places on a picture. The service's templates draw them, and the report of a task does."""
+"""Diagrams as coordinates of points, lines and words; the service's templates and the report of a task draw them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 
 from inlay.reports.wording import is_share, metric_words, percent, plural, show_number, show_score
 
-# The plot of sureness: the frame it is drawn in.
+# The frame of every diagram.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 40, 310, 15, 215
+_FEW_ROWS = 10
+_CLOSE = 0.03
 
 
 def draw_calibration(bins: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Draw how often answers were right against how sure they were; None without any."""
+    """Draw how often answers were right against how sure they were; None if there are none."""
     filled = [item for item in bins if item["count"]]
     if not filled:
         return None
@@ -23,46 +25,34 @@ def draw_calibration(bins: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None
     for item in filled:
         radius = 3 + 7 * math.sqrt(item["count"] / total)
         sure, right = percent(item["confidence"], 0), percent(item["accuracy"], 0)
-        said = f"{plural(item['count'], 'row')}: {sure} sure, {right} right"
-        look = "few" if item["count"] < _FEW_ROWS else ""
-        points.append(
-            {
-                "x": _across(item["confidence"]),
-                "y": _up(item["accuracy"]),
-                "r": round(radius, 1),
-                "words": said,
-                "look": look,
-            }
-        )
-    grid = [{"x": _across(share), "y": _up(share), "words": percent(share, 0)} for share in (0, 0.25, 0.5, 0.75, 1)]
-    return {"points": points, "grid": grid, "words": _judge_sureness(filled, total)}
+        place = {"x": _x(item["confidence"]), "y": _y(item["accuracy"]), "r": round(radius, 1)}
+        words = f"{plural(item['count'], 'row')}: {sure} sure, {right} right"
+        points.append({**place, "words": words, "look": "few" if item["count"] < _FEW_ROWS else ""})
+    grid = [{"x": _x(share), "y": _y(share), "words": percent(share, 0)} for share in (0, 0.25, 0.5, 0.75, 1)]
+    return {"points": points, "grid": grid, "words": _describe_calibration(filled, total)}
 
 
-def _across(share: float) -> float:
+def _x(share: float) -> float:
     return round(_LEFT + (_RIGHT - _LEFT) * share, 1)
 
 
-def _up(share: float) -> float:
+def _y(share: float) -> float:
     return round(_BOTTOM - (_BOTTOM - _TOP) * share, 1)
 
 
-_FEW_ROWS = 10
-_CLOSE = 0.03
-
-
-def _judge_sureness(filled: Sequence[Mapping[str, Any]], total: int) -> str:
-    """Say in words whether answers are as sure as they are right."""
+def _describe_calibration(filled: Sequence[Mapping[str, Any]], total: int) -> str:
+    """Describe in words whether answers are as sure as they are right."""
     sure = sum(item["confidence"] * item["count"] for item in filled) / total
     right = sum(item["accuracy"] * item["count"] for item in filled) / total
-    said = f"On average it was {percent(sure, 0)} sure, and right in {percent(right, 0)} of the rows"
+    verdict = "a little too sure" if sure > right else "better than it thinks"
     if abs(sure - right) <= _CLOSE:
-        return f"{said}: as sure as it should be."
-    return f"{said}: a little too sure." if sure > right else f"{said}: better than it thinks."
+        verdict = "as sure as it should be"
+    return f"On average it was {percent(sure, 0)} sure, and right in {percent(right, 0)} of the rows: {verdict}."
 
 
 @dataclass(frozen=True)
 class PlotMark:
-    """A place on a picture with its words: a point, or a line of the grid."""
+    """A point of a plot, or a line of its grid, with its words."""
 
     x: float
     y: float
@@ -72,7 +62,7 @@ class PlotMark:
 
 @dataclass(frozen=True)
 class Plot:
-    """A picture of points on two axes; `words` says the same. `rows` and `columns` are the lines of its grid."""
+    """A plot of points; `words` describes it, `rows` and `columns` are the lines of its grid."""
 
     title: str
     words: str
@@ -80,11 +70,11 @@ class Plot:
     rows: tuple[PlotMark, ...]
     columns: tuple[PlotMark, ...]
     line: str = ""
-    """the points joined, as SVG writes places"""
+    """the coordinates of the line through the points, as SVG writes them"""
 
 
 def draw_epochs(history: Sequence[Mapping[str, Any]], metric: str, best_epoch: int | None) -> list[Plot]:
-    """Draw the training loss and the dev score by epoch: each on axes of its own, if two epochs have it."""
+    """Draw the training loss and the dev score by epoch, each in its own plot if at least two epochs have it."""
     losses = [(line["epoch"], line.get("train_loss")) for line in history]
     scores = [(line["epoch"], line["dev"].get(metric)) for line in history]
 
@@ -109,40 +99,40 @@ def _draw_line(
     first, last = known[0][0], known[-1][0]
     points = tuple(
         PlotMark(
-            _across((epoch - first) / (last - first)),
-            _up((value - low) / (high - low)),
+            _x((epoch - first) / (last - first)),
+            _y((value - low) / (high - low)),
             f"epoch {epoch}: {show(value)}",
             "best" if epoch == best else "",
         )
         for epoch, value in known
     )
-    rows = tuple(PlotMark(_LEFT, _up(part), show(low + part * (high - low))) for part in (0, 0.5, 1))
+    rows = tuple(PlotMark(_LEFT, _y(part), show(low + part * (high - low))) for part in (0, 0.5, 1))
     ticks = sorted({first, first + (last - first) // 2, last})
-    columns = tuple(PlotMark(_across((epoch - first) / (last - first)), _BOTTOM, str(epoch)) for epoch in ticks)
+    columns = tuple(PlotMark(_x((epoch - first) / (last - first)), _BOTTOM, str(epoch)) for epoch in ticks)
     words = f"{title}: {show(known[0][1])} after epoch {first}, {show(known[-1][1])} after epoch {last}"
     return Plot(title, words, points, rows, columns, " ".join(f"{mark.x},{mark.y}" for mark in points))
 
 
 def draw_pairs(pairs: Sequence[tuple[float, float]]) -> Plot | None:
-    """Draw answered numbers over the right ones, on one scale; None without any."""
+    """Draw the answers against the right numbers, on one scale; None if there are none."""
     if not pairs:
         return None
     low, high = _widen(min(map(min, pairs)), max(map(max, pairs)))
     points = tuple(
         PlotMark(
-            _across((target - low) / (high - low)),
-            _up((given - low) / (high - low)),
+            _x((target - low) / (high - low)),
+            _y((given - low) / (high - low)),
             f"right: {show_number(target)}, answer: {show_number(given)}",
         )
         for target, given in pairs
     )
     grid = [(part, show_score(low + part * (high - low), "")) for part in (0, 0.25, 0.5, 0.75, 1)]
-    rows = tuple(PlotMark(_LEFT, _up(part), words) for part, words in grid)
-    columns = tuple(PlotMark(_across(part), _BOTTOM, words) for part, words in grid)
+    rows = tuple(PlotMark(_LEFT, _y(part), words) for part, words in grid)
+    columns = tuple(PlotMark(_x(part), _BOTTOM, words) for part, words in grid)
     return Plot("", f"Answers over right numbers, of {plural(len(pairs), 'row')}", points, rows, columns)
 
 
 def _widen(low: float, high: float) -> tuple[float, float]:
-    """Return a range a little wider than that of the values, and never empty."""
+    """Return a range a little wider than the given one, and never empty."""
     margin = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
     return low - margin, high + margin

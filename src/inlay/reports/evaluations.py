@@ -1,8 +1,9 @@
-"""Evaluations: what a version answered to its dev rows, for reports, mistakes and comparisons. No torch.
+"""Evaluations: a version's answers to its dev rows, for reports, lists of errors and comparisons. No torch.
 
-A version that is compared with a newer one answers the newer one's dev rows too, where those differ: that is an
-evaluation as well, `rows_of` the newer one. Rows that one of two versions was trained on are left out of a comparison,
-since it may know them by heart. Labels are kept by name, so versions with other labels can be compared.
+A version that is compared with a newer one also answers the newer one's dev rows, if those differ: that is another
+evaluation, with `rows_of` the newer version. Rows that one of the two versions was trained on are left out of a
+comparison, since it may have memorised them. Labels are kept by name, so versions with different labels can be
+compared.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ if TYPE_CHECKING:
     from inlay.training import SplitOutputs
 
 MOST_ROWS = 5000
-"""dev rows of an evaluation; of more, so many are drawn"""
+"""most dev rows of an evaluation; if there are more, this many are drawn"""
 MOST_LETTERS = 16_000_000
-"""letters of their texts together"""
+"""most letters of their texts together"""
 MOST_CELLS = 10_000_000
-"""rows times labels, where a row has a set of labels"""
-_KEY_BYTES = 5  # of a training row's digest: of a million rows, one dev row of 200,000 is taken for one of them
+"""most rows times labels, if a row has a set of labels"""
+_KEY_BYTES = 5  # of a row's digest: with a million training rows, one dev row of 200,000 is mistaken for one of them
 
 
 @dataclass(frozen=True)
 class EvaluatedRow:
-    """A dev row and the answer to it. `target` and `given` are cells of the task's kind, with labels by name."""
+    """A dev row and the answer to it; `target` and `given` are cells of the task's kind, with labels by name."""
 
     line: int
     text: str
@@ -42,24 +43,24 @@ class EvaluatedRow:
     given: Any
     confidence: float | None
     is_right: bool | None
-    """None for numbers, of which none is quite right"""
+    """None for numbers, which are hardly ever exactly right"""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A version's answers to dev rows. Make it with `evaluate_version`."""
+    """A version's answers to dev rows; `evaluate_version` makes it."""
 
     version: int
     kind: str
     labels: tuple[str, ...]
     unseen: tuple[str, ...]
-    """labels of these rows that the version's training never saw"""
+    """labels of these rows that do not occur in the version's training rows"""
     metric: str
     metrics: dict[str, dict[str, float | None]]
     """the version's scores, by side and metric"""
     dev_digest: str
     num_dev: int
-    """dev rows there were; `rows` are some of them if they were too many"""
+    """number of all dev rows; `rows` has some of them if there are too many"""
     rows: tuple[EvaluatedRow, ...]
     trained: str = ""
     """digests of the rows that the version was trained on"""
@@ -68,12 +69,12 @@ class Evaluation:
 
     @property
     def texts(self) -> list[tuple[str, str | None]]:
-        """The texts of its rows, to be answered by another version."""
+        """The texts of its rows, for another version to answer."""
         return [(row.text, row.pair) for row in self.rows]
 
 
 def describe_outputs(found: SplitOutputs, rows: Split, labels: Sequence[str], name: str = "") -> list[dict[str, Any]]:
-    """Return described answers from a head's outputs on rows; refuse answers that are not finite."""
+    """Return the answers (as JSON objects) from a head's outputs on rows; refuse answers that are not finite."""
     from inlay.serving import Answer, describe_answer
     from inlay.training import read_outcomes
 
@@ -93,7 +94,7 @@ def describe_outputs(found: SplitOutputs, rows: Split, labels: Sequence[str], na
 
 
 def choose_rows(split: Split, num_labels: int) -> Split:
-    """Return the rows of a split that an evaluation keeps: all of them, or as many as it may, drawn by a fixed seed."""
+    """Return the rows of a split that an evaluation keeps: all, or as many as allowed, drawn by a fixed seed."""
     most = MOST_ROWS
     if split.targets is not None and split.targets.ndim == 2:
         most = max(1, min(most, MOST_CELLS // max(num_labels, 1)))
@@ -112,13 +113,13 @@ def choose_rows(split: Split, num_labels: int) -> Split:
 def evaluate_version(
     version: int, manifest: Manifest, dev: Split, answers: Sequence[Mapping[str, Any]], train: Split
 ) -> Evaluation:
-    """Return the evaluation of a version on `dev`, chosen rows of its dev rows, from described answers to each."""
+    """Return the evaluation of a version from its answers to `dev`, the chosen ones of its dev rows."""
     found = evaluate_rows(describe_version(version, manifest), dev, answers)
     return dataclasses.replace(found, trained=digest_rows(manifest.kind, train.texts, train.pairs))
 
 
 def evaluate_rows(empty: Evaluation, rows: Split, answers: Sequence[Mapping[str, Any]]) -> Evaluation:
-    """Return the evaluation on some labelled rows, from described answers to each."""
+    """Return an evaluation from the answers to some labelled rows."""
     from inlay.data import KINDS
 
     form, labels = KINDS[empty.kind].targets, (*empty.labels, *rows.unseen)
@@ -133,9 +134,9 @@ def evaluate_rows(empty: Evaluation, rows: Split, answers: Sequence[Mapping[str,
 
 
 def describe_version(version: int, manifest: Manifest) -> Evaluation:
-    """Return the evaluation, still without rows, of a version that another part of Inlay trained."""
+    """Return the evaluation of a version, still without rows."""
     about: dict[str, Any] = {name: getattr(manifest, name) for name in ("kind", "labels", "metric")}
-    # JSON has no NaN: a score that is none is null.
+    # A score that is not a number becomes None, as JSON has no NaN.
     about["metrics"] = {
         side: {name: value if math.isfinite(value) else None for name, value in scores.items()}
         for side, scores in manifest.metrics.items()
@@ -144,7 +145,7 @@ def describe_version(version: int, manifest: Manifest) -> Evaluation:
 
 
 def answer_again(owner: Evaluation, other: Evaluation, answers: Sequence[Mapping[str, Any]]) -> Evaluation:
-    """Return the evaluation of the version of `other` on the rows of `owner`, from described answers to each."""
+    """Return the evaluation of `other`'s version on the rows of `owner`, from its answers to them."""
     check_comparable(owner, other)
     known = (*owner.labels, *owner.unseen)
     same_rows: dict[str, Any] = {name: getattr(owner, name) for name in ("dev_digest", "num_dev", "rows", "metric")}
@@ -154,7 +155,7 @@ def answer_again(owner: Evaluation, other: Evaluation, answers: Sequence[Mapping
 
 
 def check_comparable(first: Evaluation, second: Evaluation) -> None:
-    """Refuse to compare versions of different kinds, or with levels that are not the same."""
+    """Refuse to compare versions of different kinds, or with different levels."""
     from inlay.data import KINDS
 
     both = f"versions {first.version} and {second.version}"
@@ -171,11 +172,10 @@ def _fill_in(empty: Evaluation, answers: Sequence[Mapping[str, Any]]) -> Evaluat
     """Put answers into an evaluation's rows, and judge each."""
     from inlay.data import find_right
 
-    told = [read_answer(answer) for answer in answers]
-    rows = [
-        dataclasses.replace(row, given=given, confidence=confidence)
-        for row, (given, confidence) in zip(empty.rows, told, strict=True)
-    ]
+    rows = []
+    for row, answer in zip(empty.rows, answers, strict=True):
+        given, confidence = read_answer(answer)
+        rows.append(dataclasses.replace(row, given=given, confidence=confidence))
     judged = make_judged(empty.kind, list_labels([empty]), rows)
     right = find_right(judged, decide_rows(judged, rows))
     verdicts: list[bool | None] = [None] * len(rows) if right is None else right.tolist()
@@ -184,41 +184,32 @@ def _fill_in(empty: Evaluation, answers: Sequence[Mapping[str, Any]]) -> Evaluat
 
 
 def read_answer(answer: Mapping[str, Any]) -> tuple[Any, float | None]:
-    """Return what a described answer (`inlay.serving.describe_answer`) says, as a cell, and how sure it is.
+    """Return the cell that an answer (as `inlay.serving.describe_answer` makes it) gives, and its confidence.
 
-    As sure as its label is likely; a set or tags as their least sure part.
+    The confidence is the probability of the label; for a set or tags, that of the least sure part; None for numbers.
     """
-    if "error" in answer or not any(name in answer for name in _SAID):
-        raise NotFinite("a dev row has no answer", "train the task again with a smaller `--lr`")
-    return next(read(answer) for name, read in _SAID.items() if name in answer)
-
-
-def _read_set(answer: Mapping[str, Any]) -> tuple[list[str], float]:
-    given = list(answer["labels"])
-    chosen = set(given)
-    return given, min(p if label in chosen else 1 - p for label, p in answer["probabilities"].items())
-
-
-def _read_tags(answer: Mapping[str, Any]) -> tuple[list[str], float]:
-    tags = [word["tag"] for word in answer["words"]]
-    return tags, min((entity["probability"] for entity in answer.get("entities") or ()), default=1.0)
-
-
-# The field that an answer has -> a function of it that says what is given, and how sure.
-_SAID = {
-    "words": _read_tags,
-    "labels": _read_set,
-    "value": lambda answer: (answer["value"], None),
-    "answer": lambda answer: (answer["answer"], answer.get("probability")),
-    "label": lambda answer: (answer["label"], answer["probabilities"][answer["label"]]),
-}
+    if "error" not in answer:
+        if "words" in answer:
+            probabilities = [entity["probability"] for entity in answer.get("entities") or ()]
+            return [word["tag"] for word in answer["words"]], min(probabilities, default=1.0)
+        if "labels" in answer:
+            given = list(answer["labels"])
+            chosen = set(given)
+            return given, min(p if label in chosen else 1 - p for label, p in answer["probabilities"].items())
+        if "value" in answer:
+            return answer["value"], None
+        if "answer" in answer:
+            return answer["answer"], answer.get("probability")
+        if "label" in answer:
+            return answer["label"], answer["probabilities"][answer["label"]]
+    raise NotFinite("a dev row has no answer", "train the task again with a smaller `--lr`")
 
 
 # Rows as arrays
 
 
 def list_labels(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
-    """Return the labels of all evaluations, in order: those of the first, then others that occur anywhere."""
+    """Return the labels of all evaluations: first those of the first one, then the others."""
     found: dict[str, None] = {}
     for evaluation in evaluations:
         found |= dict.fromkeys((*evaluation.labels, *evaluation.unseen))
@@ -234,7 +225,7 @@ def make_judged(kind: str, labels: tuple[str, ...], rows: Sequence[EvaluatedRow]
 
 
 def decide_rows(judged: Judged, rows: Sequence[EvaluatedRow]) -> Any:
-    """Return the given answers as metrics take decisions: arrays of classes, sets or numbers; or tags, or texts."""
+    """Return the answers in the form that metrics take: an array of classes, sets or numbers; or tags, or texts."""
     from inlay.data import KINDS, Scheme
 
     if KINDS[judged.kind].decide is None:
@@ -244,14 +235,14 @@ def decide_rows(judged: Judged, rows: Sequence[EvaluatedRow]) -> Any:
 
 
 def _to_tuples(cell: Any) -> Any:
-    """Return a cell as it was before JSON made lists of its tuples; sets of labels stay lists."""
+    """Return a cell with tuples, of which JSON made lists; the outer list of a set of labels becomes a tuple too."""
     if isinstance(cell, list):
         return tuple(tuple(item) if isinstance(item, list) else item for item in cell)
     return cell
 
 
 def digest_rows(kind: str, texts: Sequence[str], pairs: Sequence[str] | None) -> str:
-    """Return short digests of rows, sorted, as text: enough to tell whether a row is among them, and no more."""
+    """Return short digests of rows, sorted, as text: they only tell whether a given row is among them."""
     from inlay.data import row_keys
 
     digests = sorted({_digest_key(key) for key in row_keys(kind, texts, pairs)})
@@ -277,7 +268,7 @@ def _list_keys(kind: str, rows: Sequence[EvaluatedRow]) -> list[str]:
 
 
 def leave_out(evaluation: Evaluation, other: Evaluation) -> Evaluation:
-    """Return an evaluation without the rows of the other version's dataset, in training or among its dev rows."""
+    """Return an evaluation without the rows that are training or dev rows of the other version."""
     is_trained, theirs = find_trained(other, evaluation.rows), set(_list_keys(other.kind, other.rows))
     keys = _list_keys(evaluation.kind, evaluation.rows)
     kept = [
@@ -287,7 +278,7 @@ def leave_out(evaluation: Evaluation, other: Evaluation) -> Evaluation:
 
 
 def has_same_rows(first: Evaluation, second: Evaluation) -> bool:
-    """Tell whether two evaluations are of the same rows, with the same targets."""
+    """Tell whether two evaluations have the same rows with the same targets."""
     if len(first.rows) != len(second.rows):
         return False
     pairs = zip(first.rows, second.rows, strict=True)

@@ -1,4 +1,4 @@
-"""The report on a task as a model card in Markdown: to lie beside exported weights. It never has the texts of rows."""
+"""The report on a task as a model card in Markdown, for exported weights. It never has the texts of rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_card(report: TaskReport) -> str:
 
 
 def _write_head(report: TaskReport) -> str:
-    """Return what model hubs read: YAML, in which every JSON text is a text."""
+    """Return the header that model hubs read: YAML, with texts written as JSON, which YAML can read."""
     from inlay.data import KINDS
 
     main = report.main_scores
@@ -145,8 +145,8 @@ def _list_limits(report: TaskReport) -> str:
             shown = ", ".join(map(escape_markdown, weak[:10]))
             judge = f"Fewer than ten {report.main.side} rows judge"
             lines.append(f"{judge} {plural(len(weak), 'label')}, such as {shown}.")
-    lines.append("It answers texts like those it was trained on; of others (`inlay drift`) these scores say nothing.")
-    lines.append("What it may be used for, and what not, is for whoever publishes it to say here.")
+    lines.append("The scores hold for texts like those it was trained on, and not for others (see `inlay drift`).")
+    lines.append("Whoever publishes it should say here what it may be used for, and what not.")
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -157,5 +157,5 @@ def draw_markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def escape_markdown(text: str) -> str:
-    """Return a text as Markdown that says just it: hubs show the HTML and the links that Markdown has."""
+    """Return a text as Markdown that shows exactly this text, as hubs render HTML and links in Markdown."""
     return _LINKS.sub("\\1&#8203;", _SPECIAL.sub(r"\\\1", clean(" ".join(text.split()))))

@@ -1,4 +1,4 @@
-"""The report on a task as one HTML page: no other file, no script, no other host; light and dark, wide and narrow."""
+"""The report on a task as one HTML page: no scripts, no other files; for light and dark, wide and narrow screens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import Any
 
 from inlay.reports.diagrams import Plot, draw_calibration, draw_epochs, draw_pairs
 from inlay.reports.markup import Html, join, tag, ticked
-from inlay.reports.report_style import STYLE
 from inlay.reports.snippets import LOCAL_SERVICE, write_command, write_curl, write_library
-from inlay.reports.task_report import SideDetails, SideScores, TaskReport
+from inlay.reports.task_report import SideDetails, TaskReport
 from inlay.reports.version_reports import SHOWN_LABELS, choose_labels
 from inlay.reports.wording import (
     duration,
@@ -31,8 +30,21 @@ _NUMBER = {"class": "number"}
 
 def draw_report(report: TaskReport) -> str:
     """Return a report as a page."""
-    made = [make(report) for make in _SECTIONS]
-    sections = [(anchor, title, body) for anchor, title, body in made if body]
+    sections = [
+        ("scores", "Scores", _draw_scores(report)),
+        ("data", "Data", _draw_data(report)),
+        ("found", "What was inferred", _list_notes(report)),
+        ("confusion", "What was taken for what", _draw_sides(report, _draw_confusion)),
+        ("labels", "Label by label", _draw_sides(report, _score_labels)),
+        ("sure", "Is it as sure as it should be?", _draw_sides(report, _draw_sureness)),
+        ("numbers", "Answers and right numbers", _draw_sides(report, _draw_points)),
+        ("training", "Training, epoch by epoch", _draw_training(report)),
+        ("wrong", *_list_wrong(report)),
+        ("unsure", "Rows it was least sure of", _draw_sides(report, _list_unsure)),
+        ("cost", "What it cost", _list_costs(report)),
+        ("use", "How to use it", _show_use(report)),
+    ]
+    sections = [section for section in sections if section[-1]]
     links = [tag("li", None, tag("a", {"href": f"#{anchor}"}, title)) for anchor, title, _ in sections]
     parts = [_head(report), tag("nav", {"aria-label": "Contents"}, tag("ul", None, *links))]
     for anchor, title, body in sections:
@@ -50,15 +62,12 @@ def frame_page(title: str, parts: Sequence[Html]) -> str:
             tag("meta", {"http-equiv": "Content-Security-Policy", "content": _POLICY}),
             tag("meta", {"name": "referrer", "content": "no-referrer"}),
             tag("title", None, title),
-            Html(f"<style>{STYLE}</style>"),
+            Html(f"<style>{_STYLE}</style>"),
         ],
         "\n",
     )
-    body = join([tag("main", None, join(parts, "\n"))], "\n")
+    body = tag("main", None, join(parts, "\n"))
     return f'<!doctype html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
-
-
-_Section = tuple[str, str, Html]
 
 
 def _head(report: TaskReport) -> Html:
@@ -84,7 +93,7 @@ def _head(report: TaskReport) -> Html:
     )
 
 
-def _draw_scores(report: TaskReport) -> _Section:
+def _draw_scores(report: TaskReport) -> Html:
     names = list(dict.fromkeys(name for side in report.scores for name in side.metrics))
     rows = []
     for name in names:
@@ -96,20 +105,20 @@ def _draw_scores(report: TaskReport) -> _Section:
             cells.append(tag("td", {"class": "number soft"}, bounds))
         rows.append(cells)
     heads = ["Metric", *(word for side in report.scores for word in (f"{side.side} rows", "95% interval"))]
-    notes = [_say_drawn(side) for side in report.scores if side.num_judged < side.num_rows]
-    dev = "Dev rows chose the best epoch, and probabilities and thresholds were fitted on them: scores there are a "
-    notes += [dev + "little too good. Rows that were not looked at while training tell more."]
-    body = join(
-        [draw_table("Scores", heads, rows, num_words=1), *(tag("p", {"class": "soft"}, note) for note in notes)]
+    notes = [
+        f"Intervals are of {side.num_judged:,} of the {side.num_rows:,} {side.side} rows, drawn evenly."
+        for side in report.scores
+        if side.num_judged < side.num_rows
+    ]
+    notes.append(
+        "Dev rows chose the best epoch, and probabilities and thresholds were fitted on them, so their scores are a "
+        "little too good. Scores of rows that training did not use tell more."
     )
-    return "scores", "Scores", body
+    table = draw_table("Scores", heads, rows, num_words=1)
+    return join([table, *(tag("p", {"class": "soft"}, note) for note in notes)])
 
 
-def _say_drawn(side: SideScores) -> str:
-    return f"Intervals are of {side.num_judged:,} of the {side.num_rows:,} {side.side} rows, drawn evenly."
-
-
-def _draw_data(report: TaskReport) -> _Section:
+def _draw_data(report: TaskReport) -> Html:
     heads = ["Side", "Rows", "Words, median", "95% have at most", "From"]
     rows = []
     for side in report.sides:
@@ -119,31 +128,28 @@ def _draw_data(report: TaskReport) -> _Section:
     parts: list[Html | None] = [draw_table("Rows", heads, rows, num_words=1)]
     labels = list(dict.fromkeys(label for side in report.sides for label in side.labels))
     if labels:
-        lines = [
-            [
-                tag("th", {"scope": "row", "dir": "auto"}, label),
-                *(tag("td", _NUMBER, _share(side.labels.get(label, 0), side.num_rows)) for side in report.sides),
-            ]
-            for label in labels[:_MOST_LABELS]
-        ]
+        lines = []
+        for label in labels[:_MOST_LABELS]:
+            cells = [tag("th", {"scope": "row", "dir": "auto"}, label)]
+            for side in report.sides:
+                count = side.labels.get(label, 0)
+                share = f" ({percent(count / side.num_rows, 0)})" if side.num_rows else ""
+                cells.append(tag("td", _NUMBER, f"{count:,}{share}"))
+            lines.append(cells)
         heads = ["Label", *(side.side for side in report.sides)]
         parts.append(draw_table("Rows of each label", heads, lines, num_words=1))
-        parts.append(_say_more(len(labels), _MOST_LABELS, "label"))
+        parts.append(_note_cut_labels(len(labels)))
     parts.append(tag("p", {"class": "soft"}, "Digest of the rows: ", tag("code", None, report.data_digest)))
-    return "data", "Data", join(parts)
+    return join(parts)
 
 
-def _share(count: int, total: int) -> str:
-    return f"{count:,} ({percent(count / total, 0)})" if total else f"{count:,}"
-
-
-def _list_notes(report: TaskReport) -> _Section:
+def _list_notes(report: TaskReport) -> Html:
     items = [tag("li", None, ticked(note)) for note in report.training.notes]
-    return "found", "What was inferred", tag("ul", None, *items) if items else Html()
+    return tag("ul", None, *items) if items else Html()
 
 
-def _of_sides(report: TaskReport, draw: Callable[[SideDetails], Html]) -> Html:
-    """Return what is drawn of the main side, and the same of the other one, folded."""
+def _draw_sides(report: TaskReport, draw: Callable[[SideDetails], Html]) -> Html:
+    """Draw the details of the main side, and below it, folded, those of the other side."""
     drawn = [(item.side, draw(item)) for item in report.details]
     if not drawn or not drawn[0][1]:
         return Html()
@@ -155,11 +161,7 @@ def _of_sides(report: TaskReport, draw: Callable[[SideDetails], Html]) -> Html:
     return join([drawn[0][1], *folded])
 
 
-def _draw_confusion(report: TaskReport) -> _Section:
-    return "confusion", "What was taken for what", _of_sides(report, _draw_matrix)
-
-
-def _draw_matrix(details: SideDetails) -> Html:
+def _draw_confusion(details: SideDetails) -> Html:
     found = details.about["confusion"]
     if found is None:
         return Html()
@@ -179,16 +181,12 @@ def _draw_matrix(details: SideDetails) -> Html:
     caption = tag("caption", {"class": "hidden"}, said)
     head = tag("thead", None, tag("tr", None, tag("td"), *heads))
     table = tag("table", {"class": "confusion"}, caption, head, tag("tbody", None, *rows))
-    left_out = (
-        f"The {SHOWN_LABELS} of {len(labels)} labels that are confused most." if len(shown) < len(labels) else None
-    )
-    note = None if left_out is None else tag("p", {"class": "soft"}, left_out)
+    note = None
+    if len(shown) < len(labels):
+        cut = f"The {SHOWN_LABELS} of {len(labels)} labels that are confused most."
+        note = tag("p", {"class": "soft"}, cut)
     title = f"Confusion matrix of the {details.side} rows"
     return join([tag("p", {"class": "soft"}, said), _scroll(title, table), note])
-
-
-def _list_labels(report: TaskReport) -> _Section:
-    return "labels", "Label by label", _of_sides(report, _score_labels)
 
 
 def _score_labels(details: SideDetails) -> Html:
@@ -207,11 +205,7 @@ def _score_labels(details: SideDetails) -> Html:
     note = tag("p", {"class": "soft"}, words + "found. F1 is the harmonic mean of both.")
     heads, title = ["Label", "Precision", "Recall", "F1", f"{details.side.title()} rows"], f"{details.side} rows"
     table = draw_table(f"Scores of each label on the {title}", heads, rows, num_words=1)
-    return join([table, _say_more(len(scores), _MOST_LABELS, "label"), note])
-
-
-def _draw_calibration(report: TaskReport) -> _Section:
-    return "sure", "Is it as sure as it should be?", _of_sides(report, _draw_sureness)
+    return join([table, _note_cut_labels(len(scores)), note])
 
 
 def _draw_sureness(details: SideDetails) -> Html:
@@ -241,20 +235,16 @@ def _draw_sureness(details: SideDetails) -> Html:
     return join([tag("p", None, spoken), svg, tag("p", {"class": "soft"}, said + "few rows to tell.")])
 
 
-def _draw_numbers(report: TaskReport) -> _Section:
-    return "numbers", "Answers and right numbers", _of_sides(report, _draw_points)
-
-
 def _draw_points(details: SideDetails) -> Html:
     plot = draw_pairs(details.points)
     if plot is None:
         return Html()
     ideal = tag("line", {"class": "ideal", "x1": 40, "y1": 215, "x2": 310, "y2": 15})
     said = f"Each dot is a {details.side} row. On the dashed line the answer is the right number."
-    return join([_draw(plot, "the right number", "answer", [ideal]), tag("p", {"class": "soft"}, said)])
+    return join([_draw_plot(plot, "the right number", "answer", [ideal]), tag("p", {"class": "soft"}, said)])
 
 
-def _draw_training(report: TaskReport) -> _Section:
+def _draw_training(report: TaskReport) -> Html:
     facts = report.training
     plots = draw_epochs(facts.history, report.metric, facts.best_epoch)
     rows = [
@@ -267,30 +257,33 @@ def _draw_training(report: TaskReport) -> _Section:
         for line in facts.history
     ]
     if not rows:
-        return "training", "Training", Html()
+        return Html()
     table = draw_table(
         "Epochs", ["Epoch", "Training loss", f"Dev {metric_words(report.metric)}", ""], rows, num_words=1
     )
     figures = [
-        tag("figure", None, tag("figcaption", None, plot.title), _draw(plot, "epoch", "", [], wide_line=True))
+        tag("figure", None, tag("figcaption", None, plot.title), _draw_plot(plot, "epoch", "", [], has_line=True))
         for plot in plots
     ]
     folded = tag("details", None, tag("summary", None, "Every epoch"), table) if plots else table
-    return "training", "Training, epoch by epoch", join([tag("div", {"class": "pair"}, *figures), folded])
+    return join([tag("div", {"class": "pair"}, *figures), folded])
 
 
-def _list_wrong(report: TaskReport) -> _Section:
+def _list_wrong(report: TaskReport) -> tuple[str, Html]:
+    """Return the title and the section on wrong rows; in a brief report, a note on what is left out."""
     if report.main is None:
-        return "wrong", "Labels and rows", tag("p", None, ticked(report.left_out))
+        return "Labels and rows", tag("p", None, ticked(report.left_out))
     title = "Rows it got wrong" if report.main.about["has_errors"] else "Rows it missed by most"
     if not report.shows_rows:
-        return "wrong", title, tag("p", None, "The rows are left out of this report.")
-    is_test = report.main.side == "test" and report.main.errors
-    warning = "Mend what you see in the dev rows: test rows that shaped a task no longer judge it."
-    return "wrong", title, join([_of_sides(report, _tell_wrong), tag("p", None, warning) if is_test else None])
+        return title, tag("p", None, "The rows are left out of this report.")
+    warning = None
+    if report.main.side == "test" and report.main.errors:
+        text = "Fix mistakes by looking at the dev rows: if you tune a task on its test rows, they no longer judge it."
+        warning = tag("p", None, text)
+    return title, join([_draw_sides(report, _list_side_errors), warning])
 
 
-def _tell_wrong(details: SideDetails) -> Html:
+def _list_side_errors(details: SideDetails) -> Html:
     if not details.errors:
         return tag("p", None, f"None of the {details.side} rows.")
     has_verdicts = details.about["has_errors"]
@@ -300,21 +293,17 @@ def _tell_wrong(details: SideDetails) -> Html:
         said = f"{len(details.errors)} of {said}"
     if has_verdicts:
         said += " Confident mistakes are often wrong labels: look at the row in its file."
-    return join([tag("p", None, said), _rows(f"Wrong {details.side} rows", details.errors)])
+    return join([tag("p", None, said), _draw_rows(f"Wrong {details.side} rows", details.errors)])
 
 
-def _list_unsure(report: TaskReport) -> _Section:
-    return "unsure", "Rows it was least sure of", _of_sides(report, _tell_unsure)
-
-
-def _tell_unsure(details: SideDetails) -> Html:
+def _list_unsure(details: SideDetails) -> Html:
     if not details.unsure:
         return Html()
     words = tag("p", None, f"The {details.side} rows whose answers it was least sure of, right or wrong.")
-    return join([words, _rows(f"Least sure {details.side} rows", details.unsure)])
+    return join([words, _draw_rows(f"Least sure {details.side} rows", details.unsure)])
 
 
-def _rows(title: str, rows: Sequence[Mapping[str, Any]]) -> Html:
+def _draw_rows(title: str, rows: Sequence[Mapping[str, Any]]) -> Html:
     lines = []
     for row in rows:
         pair = None if row["pair"] is None else tag("span", {"class": "second", "dir": "auto"}, _cut(row["pair"]))
@@ -337,7 +326,7 @@ def _cut(text: str) -> str:
     return text if len(text) <= _MOST_LETTERS else f"{text[:_MOST_LETTERS]} …"
 
 
-def _list_costs(report: TaskReport) -> _Section:
+def _list_costs(report: TaskReport) -> Html:
     facts, whole = report.training, report.backbone["num_parameters"]
     share = f" ({percent(report.num_parameters / whole, 2)} of the backbone's {show_number(whole)})" if whole else ""
     pairs = {
@@ -352,24 +341,20 @@ def _list_costs(report: TaskReport) -> _Section:
     items = [tag("div", None, tag("dt", None, name), tag("dd", None, value)) for name, value in pairs.items() if value]
     settings = {f"method.{name}": value for name, value in report.method.items()}
     settings |= {f"train.{name}": value for name, value in report.settings.items()}
-    rows = [
-        [tag("th", {"scope": "row"}, name), tag("td", None, _spell(value))]
-        for name, value in settings.items()
-        if value is not None
-    ]
+    rows = []
+    for name, value in settings.items():
+        if value is not None:
+            shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            rows.append([tag("th", {"scope": "row"}, name), tag("td", None, shown)])
     table = draw_table("Settings", ["Setting", "Value"], rows, num_words=2)
     folded = tag("details", None, tag("summary", None, "Every setting"), table)
-    return "cost", "What it cost", join([tag("dl", {"class": "facts"}, *items), folded])
+    return join([tag("dl", {"class": "facts"}, *items), folded])
 
 
-def _spell(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _show_use(report: TaskReport) -> _Section:
+def _show_use(report: TaskReport) -> Html:
     if not report.digest:
         words = "This run is not in the store. Training with its settings reads it back and publishes it."
-        return "use", "How to use it", tag("p", None, words)
+        return tag("p", None, words)
     text, pair = "a text", "the second text" if report.has_pairs else None
     pieces = {
         "On the command line": write_command(report.name, text, pair),
@@ -379,23 +364,17 @@ def _show_use(report: TaskReport) -> _Section:
     parts = []
     for title, code in pieces.items():
         parts += [tag("h3", None, title), tag("pre", {"tabindex": 0}, tag("code", None, code))]
-    return "use", "How to use it", join(parts)
+    return join(parts)
 
 
-_SECTIONS = (
-    *(_draw_scores, _draw_data, _list_notes, _draw_confusion, _list_labels, _draw_calibration, _draw_numbers),
-    *(_draw_training, _list_wrong, _list_unsure, _list_costs, _show_use),
-)
-
-
-def _draw(plot: Plot, below: str, above: str, more: Sequence[Html], *, wide_line: bool = False) -> Html:
-    """Return a plot as SVG."""
+def _draw_plot(plot: Plot, below: str, above: str, more: Sequence[Html], *, has_line: bool = False) -> Html:
+    """Return a plot as SVG, with the names of its axes."""
     parts = []
     for mark in plot.rows:
         parts.append(tag("line", {"class": "grid", "x1": 40, "x2": 310, "y1": mark.y, "y2": mark.y}))
         parts.append(tag("text", {"x": 36, "y": mark.y + 4, "text-anchor": "end"}, mark.words))
     parts += [tag("text", {"x": mark.x, "y": 232, "text-anchor": "middle"}, mark.words) for mark in plot.columns]
-    if wide_line:
+    if has_line:
         parts.append(tag("polyline", {"class": "curve", "points": plot.line}))
     for mark in plot.points:
         place: dict[str, str | float] = {"class": f"point {mark.look}", "cx": mark.x, "cy": mark.y}
@@ -426,9 +405,67 @@ def draw_table(
 
 
 def _scroll(title: str, table: Html) -> Html:
-    """Return a table that scrolls by itself where the page is narrow, with the keyboard too."""
+    """Return a table that scrolls by itself on a narrow page, also with the keyboard."""
     return tag("div", {"class": "scroll", "tabindex": 0, "role": "group", "aria-label": title}, table)
 
 
-def _say_more(number: int, most: int, noun: str) -> Html | None:
-    return tag("p", {"class": "soft"}, f"The first {most} of {plural(number, noun)}.") if number > most else None
+def _note_cut_labels(number: int) -> Html | None:
+    """Return a note if a table shows only the first of so many labels."""
+    if number <= _MOST_LABELS:
+        return None
+    return tag("p", {"class": "soft"}, f"The first {_MOST_LABELS} of {plural(number, 'label')}.")
+
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2128; --soft: #59636e; --line: #d8dee4; --page: #fff; --pane: #f6f8fa;
+  --accent: #0b6bcb; --right: 34, 139, 87; --wrong: 200, 60, 50; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e9ed; --soft: #9da7b3; --line: #3a424b; --page: #15191e; --pane: #1d2229; --accent: #6cb6ff;
+    --right: 63, 185, 120; --wrong: 235, 95, 85; } }
+* { box-sizing: border-box; }
+body { margin: 0; font: 16px/1.55 system-ui, sans-serif; color: var(--ink); background: var(--page); }
+main { max-width: 60rem; margin: 0 auto; padding: 2rem 1rem 4rem; }
+h1 { font-size: 1.6rem; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 1.15rem; margin: 0 0 .6rem; } h3 { font-size: .95rem; margin: 1rem 0 .3rem; }
+p { margin: .4rem 0; max-width: 46rem; } .soft { color: var(--soft); font-size: .9rem; }
+.score { font-size: 1.05rem; } .score strong { font-size: 1.9rem; font-variant-numeric: tabular-nums; }
+a { color: var(--accent); }
+:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; }
+nav ul { display: flex; flex-wrap: wrap; gap: .2rem 1rem; list-style: none; padding: 0; margin: 1rem 0 0;
+  font-size: .9rem; }
+section { border-top: 1px solid var(--line); padding-top: 1.2rem; margin-top: 1.8rem; }
+section ul { margin: .3rem 0; padding-left: 1.2rem; max-width: 46rem; overflow-wrap: anywhere; }
+.scroll { overflow-x: auto; margin: .6rem 0; }
+table { border-collapse: collapse; font-size: .92rem; }
+caption { text-align: left; color: var(--soft); font-size: .9rem; padding-bottom: .3rem; }
+caption.hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
+th, td { text-align: left; vertical-align: top; border-bottom: 1px solid var(--line); padding: .3rem 1rem .3rem 0;
+  font-weight: normal; overflow-wrap: break-word; min-width: 4.5rem; max-width: 40rem; }
+tbody th { min-width: 7.5rem; }
+thead th { color: var(--soft); font-weight: 600; vertical-align: bottom; overflow-wrap: normal; }
+.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.text { min-width: 16rem; white-space: pre-wrap; }
+.second { display: block; color: var(--soft); }
+.confusion th, .confusion td { padding: .35rem .6rem; border: 1px solid var(--line); text-align: center;
+  min-width: 3rem; max-width: 9rem; font-variant-numeric: tabular-nums; }
+.confusion tbody th { text-align: left; } .confusion .none { color: var(--soft); }
+.r1 { background: rgba(var(--right), .12); } .r2 { background: rgba(var(--right), .22); }
+.r3 { background: rgba(var(--right), .32); } .r4 { background: rgba(var(--right), .42); }
+.w1 { background: rgba(var(--wrong), .12); } .w2 { background: rgba(var(--wrong), .22); }
+.w3 { background: rgba(var(--wrong), .32); } .w4 { background: rgba(var(--wrong), .42); }
+svg { display: block; width: 100%; max-width: 26rem; height: auto; font: 10px system-ui, sans-serif; }
+svg text { fill: var(--soft); } svg .grid { stroke: var(--line); } svg .ideal { stroke: var(--soft);
+  stroke-dasharray: 4 4; } svg .point { fill: var(--accent); } svg .curve { fill: none; stroke: var(--accent);
+  stroke-width: 1.5; } svg .few { fill: none; stroke: var(--accent); } svg .best { fill: var(--page);
+  stroke: var(--accent); stroke-width: 2.5; }
+.pair { display: flex; flex-wrap: wrap; gap: 1rem 2rem; } figure { margin: 0; flex: 1 1 18rem; max-width: 26rem; }
+figcaption { font-weight: 600; font-size: .9rem; margin-bottom: .3rem; }
+details { margin: .8rem 0; } summary { cursor: pointer; color: var(--accent); }
+.facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr)); gap: .8rem 1.5rem;
+  margin: .5rem 0; }
+dt { color: var(--soft); font-size: .9rem; } dd { margin: 0; overflow-wrap: anywhere; }
+pre { background: var(--pane); border: 1px solid var(--line); border-radius: .4rem; padding: .7rem .9rem; margin: 0;
+  overflow-x: auto; font-size: .88rem; }
+code { font-family: ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
+@media print { nav { display: none; } section { break-inside: avoid-page; } }
+"""

@@ -1,6 +1,6 @@
-"""Run folders of a store: listed, compared, deleted. Only settings and results are read: no torch.
+"""Lists, compares and deletes the run folders of a store. Only settings and results are read; no torch.
 
-What always holds: a version needs no run folder to answer. A run that may be training now is never deleted.
+A version needs no run folder to answer. A run that may be training now is never deleted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RUNS, _BUDGETS, _COHORTS = "runs", "budgets", "cohorts"
 
 @dataclass(frozen=True)
 class RunEntry:
-    """A run's folder: what was trained, how it ended, the room it takes, and the versions that came of it."""
+    """A run's folder: what was trained, how it ended, its size, and the versions that were published from it."""
 
     id: str
     folder: Path
@@ -50,7 +50,7 @@ class RunEntry:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it came to an end, be it an early one."""
+        """Whether it has ended, even early."""
         return self.status != UNFINISHED
 
     @property
@@ -60,10 +60,11 @@ class RunEntry:
 
     @property
     def trainer(self) -> str:
-        """What tells that it is being trained now, in words; "" if nothing does.
+        """Describe in words why it seems to be training now; "" if it does not.
 
-        A process that trains holds a lock on a file that names its runs. Where no such file tells, or only one of
-        another machine, whose locks may not be seen here, files that changed minutes ago count.
+        A process that trains holds a lock on a file that names its runs. If there is no such file, or only one of
+        another machine, whose locks may not be visible here, a run counts as training if its files changed in the last
+        minutes.
         """
         if self.is_finished:
             return ""
@@ -85,16 +86,16 @@ class RunEntry:
 
 @dataclass(frozen=True)
 class Deleted:
-    """The runs that were deleted, and the room that they took."""
+    """The runs that were deleted, and the size of their files."""
 
     runs: tuple[str, ...] = ()
     num_bytes: int = 0
     num_cohorts: int = 0
-    """resume states that went with them"""
+    """number of resume states that were deleted with them"""
 
 
 def list_runs(store: Store) -> list[RunEntry]:
-    """Return every run folder of a store, the newest first; candidates of time budgets are among them."""
+    """Return every run folder of a store, including candidates of time budgets, the newest first."""
     versions: dict[str, list[str]] = {}
     for task in store.ledger(on_damage=lambda version, error: None):
         for info in task.versions:
@@ -111,7 +112,7 @@ def _read_run(folder: Path, versions: Sequence[str]) -> RunEntry:
     config, result = RunConfig(), {}
     with suppress(OSError, InlayError):
         config = read_toml(folder / "config.toml")
-        config = replace(config, data=keep_places(config.data))  # folders of before have links as they were given
+        config = replace(config, data=keep_places(config.data))  # older folders have links exactly as they were given
     with suppress(OSError, ValueError):
         result = json.loads((folder / "result.json").read_text(encoding="utf8"))
     settings = {
@@ -150,7 +151,7 @@ def _read_digests(folder: Path) -> tuple[str, ...]:
 
 
 def _measure(folder: Path) -> tuple[int, float]:
-    """Return the bytes below a folder, and when something in it changed last."""
+    """Return the size of all files below a folder, and the time of the last change."""
     num_bytes, changed = 0, 0.0
     for root, _, names in os.walk(folder):
         for name in names:
@@ -161,7 +162,7 @@ def _measure(folder: Path) -> tuple[int, float]:
 
 
 def find_runs(entries: Sequence[RunEntry], ids: Iterable[str]) -> list[RunEntry]:
-    """Return the runs of these ids, or of the only one that begins so."""
+    """Return the runs with these ids; an unambiguous beginning of an id is enough."""
     found = []
     for wanted in ids:
         matches = [entry for entry in entries if entry.id == wanted]
@@ -182,9 +183,9 @@ def compare_runs(entries: Sequence[RunEntry]) -> dict[str, list[Any]]:
 
 
 def delete_runs(store: Store, entries: Sequence[RunEntry]) -> Deleted:
-    """Delete run folders, with the resume states that hold their weights; refuse runs that may be training.
+    """Delete run folders and the resume states that hold their weights; refuse runs that may be training.
 
-    Other unfinished runs of such a state begin anew when they are trained again.
+    Other unfinished runs of such a state start from the beginning when they are trained again.
     """
     for entry in entries:
         if trainer := entry.trainer:
@@ -198,7 +199,7 @@ def delete_runs(store: Store, entries: Sequence[RunEntry]) -> Deleted:
         shutil.rmtree(folder, ignore_errors=True)
     for entry in entries:
         num_bytes += entry.num_bytes
-        # The result first: what is left of a folder after a kill is then no finished run without weights.
+        # Delete the result first: after a kill, the rest of the folder must not look like a finished run.
         (entry.folder / "result.json").unlink(missing_ok=True)
         shutil.rmtree(entry.folder)
     for parent in {entry.folder.parent for entry in entries if entry.folder.parent.parent == store.root / _BUDGETS}:
@@ -208,7 +209,7 @@ def delete_runs(store: Store, entries: Sequence[RunEntry]) -> Deleted:
 
 
 def _list_cohorts(parent: Path, run_ids: Collection[str]) -> list[Path]:
-    """Return the folders of resume states that have some of these runs; one that does not tell may have any."""
+    """Return the folders of resume states that have some of these runs, or whose runs are unknown."""
     found = []
     for folder in sorted((parent / _COHORTS).glob("*")):
         members: Any = None
@@ -221,17 +222,17 @@ def _list_cohorts(parent: Path, run_ids: Collection[str]) -> list[Path]:
 
 
 def list_unneeded_runs(store: Store) -> tuple[list[RunEntry], list[RunEntry]]:
-    """Return the runs that no version came of, and of those the ones that stay: a stopped run can go on.
+    """Return the runs without a version that can be deleted, and those that should stay, as they can be resumed.
 
-    All candidates of a time budget stay if a version came of one of them.
+    All candidates of a time budget are needed if one of them has a version.
     """
+
+    def can_resume(entry: RunEntry) -> bool:
+        states = _list_cohorts(entry.folder.parent, {entry.id})
+        return not entry.is_finished and any((folder / "state.safetensors").is_file() for folder in states)
+
     entries = list_runs(store)
     used = {entry.folder.parent for entry in entries if entry.versions and entry.folder.parent != store.root / _RUNS}
     unneeded = [entry for entry in entries if not entry.versions and entry.folder.parent not in used]
-    resumable = [entry for entry in unneeded if entry.is_busy or (not entry.is_finished and _has_state(entry))]
+    resumable = [entry for entry in unneeded if entry.is_busy or can_resume(entry)]
     return [entry for entry in unneeded if entry not in resumable], resumable
-
-
-def _has_state(entry: RunEntry) -> bool:
-    folders = _list_cohorts(entry.folder.parent, {entry.id})
-    return any((folder / "state.safetensors").is_file() for folder in folders)

@@ -1,8 +1,8 @@
-"""The report on a trained task as data: its rows, its scores with intervals, what it got wrong, what it cost.
+"""The report on a trained task as data: its rows, scores with intervals, wrong answers and costs.
 
 The page (`report_page.py`) and the model card (`model_card.py`) are written from it. It is computed by answering the
-dev rows, and the test rows where there are some, with the version's own tensors: as the version would when served. A
-brief report (`run_reports.py`) has only what training wrote of a run, and answers nothing.
+dev rows, and the test rows if there are some, with the version's own tensors, exactly as when it is served. A brief
+report (`run_reports.py`) has only what training wrote, and answers nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from inlay.model import Backbone
 
 MOST_ERRORS = 50
-"""rows that a report shows of those the version got wrong"""
+"""most wrong rows that a report shows"""
 MOST_UNSURE = 20
-_MOST_POINTS = 400  # of a picture of numbers
+_MOST_POINTS = 400  # of a plot of numbers
 
 
 @dataclass(frozen=True)
 class TrainingFacts:
-    """The facts that only the training of a version knows; all of them may be missing."""
+    """Facts about a version that only its training knows; any of them may be missing."""
 
     notes: tuple[str, ...] = ()
     history: tuple[Mapping[str, Any], ...] = ()
@@ -49,20 +49,20 @@ class TrainingFacts:
 
 @dataclass(frozen=True)
 class SideFacts:
-    """The rows of one side: how many, how long their texts are, and how often each label occurs."""
+    """The rows of one side (train, dev, test): their number, the length of their texts, the counts of labels."""
 
     side: str
     path: str
     num_rows: int
     median_words: int
     long_words: int
-    """words of a text that is longer than 95% of all"""
+    """number of words that 95% of the texts do not exceed"""
     labels: Mapping[str, int]
 
 
 @dataclass(frozen=True)
 class SideScores:
-    """The scores of one side. Intervals are of `num_judged` rows, drawn evenly where there are more."""
+    """The scores of one side, with intervals from `num_judged` rows, which are drawn evenly if there are more."""
 
     side: str
     num_rows: int
@@ -73,17 +73,17 @@ class SideScores:
 
 @dataclass(frozen=True)
 class SideDetails:
-    """The answers to the rows of one side, summed up and, where rows may be shown, one by one."""
+    """The answers to the rows of one side: summed up, and, if rows may be shown, single rows."""
 
     side: str
     about: Mapping[str, Any]
     """scores of labels, confusion and calibration, as `make_report` gives them"""
     errors: tuple[Mapping[str, Any], ...]
     num_errors: int
-    """rows it got wrong; of numbers, all rows"""
+    """number of rows it got wrong; for numbers, of all rows"""
     unsure: tuple[Mapping[str, Any], ...]
     points: tuple[tuple[float, float], ...]
-    """of numbers: the target and the answer of some rows"""
+    """target and answer of some rows, if the task's answers are numbers"""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class TaskReport:
     metric: str
     has_pairs: bool
     digest: str
-    """of the version's content; "" where it was not published"""
+    """digest of the version's content; "" if it was not published"""
     size_bytes: int | None
     backbone: Mapping[str, Any]
     method: Mapping[str, Any]
@@ -115,12 +115,12 @@ class TaskReport:
     sides: tuple[SideFacts, ...]
     scores: tuple[SideScores, ...]
     details: tuple[SideDetails, ...]
-    """of the test rows, where there are some, and of the dev rows; none in a brief report"""
+    """first of the test rows, if there are some, then of the dev rows; none in a brief report"""
     training: TrainingFacts = field(default_factory=TrainingFacts)
     shows_rows: bool = True
-    """whether rows are in it at all"""
+    """whether the report has texts of rows"""
     left_out: str = ""
-    """of a brief report: why it has no details, and how to get them"""
+    """why a brief report has no details, and how to get them"""
 
     def __repr__(self) -> str:
         main = self.main_scores
@@ -130,12 +130,12 @@ class TaskReport:
 
     @property
     def main_scores(self) -> SideScores:
-        """The scores that tell most: of test rows, where there are some."""
+        """The scores on the test rows if there are some, else on the dev rows."""
         return next((each for each in self.scores if each.side == "test"), self.scores[0])
 
     @property
     def main(self) -> SideDetails | None:
-        """The details that tell most, of the rows of `main_scores`; None in a brief report."""
+        """The details on the same side as `main_scores`; None in a brief report."""
         return self.details[0] if self.details else None
 
     def to_json(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class TaskReport:
 
 @dataclass(frozen=True)
 class TrainedTensors:
-    """A manifest and its tensors, on the backbone that they were trained on."""
+    """A manifest with its tensors and their backbone; with the version, if it was published."""
 
     manifest: Manifest
     tensors: Mapping[str, Tensor]
@@ -178,8 +178,7 @@ class TrainedTensors:
 def report_on(
     trained: TrainedTensors, task: Task, facts: TrainingFacts = TrainingFacts(), *, shows_rows: bool = True
 ) -> TaskReport:
-    """Return the report on trained tensors and the rows they were trained on, judged by the dev and test rows."""
-
+    """Return the report on trained tensors, judged by the dev and test rows of their task."""
     manifest, version = trained.manifest, trained.version
     if not len(task.dev):
         raise Unsupported(f"task `{task.name}` has no dev rows to report on", "give some with `--data FILE`")
@@ -230,7 +229,7 @@ def _detail_side(side: str, evaluation: Evaluation, scored: Report, *, shows_row
 
 
 def _judge(trained: TrainedTensors, rows: Split) -> tuple[Evaluation, Report]:
-    """Answer rows, as many as an evaluation keeps, and score the answers."""
+    """Answer rows (as many as an evaluation keeps) and score the answers."""
     from inlay.serving import find_reading, read_slot
     from inlay.training import judge_split
 
@@ -247,7 +246,7 @@ def _judge(trained: TrainedTensors, rows: Split) -> tuple[Evaluation, Report]:
 def _score_side(
     side: str, num_rows: int, evaluation: Evaluation, scored: Report, known: Mapping[str, float]
 ) -> SideScores:
-    """Return a side's scores: those that the version has of all rows, with the intervals of the judged ones."""
+    """Return a side's scores: those that the version knows, of all rows, with intervals from the judged rows."""
     metrics: dict[str, tuple[float | None, float | None, float | None]] = {
         name: (known.get(name, found.value), found.low, found.high) for name, found in scored.metrics.items()
     }
@@ -293,12 +292,11 @@ def report_version(
 
 
 def _read_training_facts(store: Store, version: Version, manifest: Manifest, notes: Sequence[str]) -> TrainingFacts:
-    """Return what is left of a version's training: its run's folder, or else what lies beside the version."""
-    facts = TrainingFacts(tuple(notes))
+    """Read the facts about a version's training from its sidecar, and from its run's folder if that is still there."""
     sidecar = store.sidecar(version) or {}
     seconds, peak = sidecar.get("seconds"), sidecar.get("peak_memory_bytes")
-    facts = dataclasses.replace(facts, seconds=seconds, peak_memory_bytes=peak)
-    if "joint" in manifest.extra:  # the history is that of all its tasks together
+    facts = TrainingFacts(tuple(notes), seconds=seconds, peak_memory_bytes=peak)
+    if "joint" in manifest.extra:  # the run's history is of all its tasks together
         return facts
     with suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads((store.run_folder(manifest.run_id) / "result.json").read_text(encoding="utf8"))
@@ -309,7 +307,7 @@ def _read_training_facts(store: Store, version: Version, manifest: Manifest, not
 
 
 def write_reports(report: TaskReport, page: Path | None, card: Path | None) -> None:
-    """Write a report as a page and as a model card, each whole or not at all."""
+    """Write a report as a page and as a model card, each atomically; None skips one of them."""
     if page is not None:
         write_atomically(page, report.to_html().encode("utf8", "replace"))
     if card is not None:

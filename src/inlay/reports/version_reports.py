@@ -1,23 +1,21 @@
-"""Reports on versions: scores with intervals, scores by label, confusion, calibration, and the rows they got wrong.
+"""Reports on versions: scores with intervals, scores of labels, confusion, calibration, and the wrong rows.
 
-All of it is computed from evaluations, so that it takes no backbone and no engine. No torch.
+Everything is computed from evaluations, without a backbone or an engine. No torch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inlay.reports.evaluations import EvaluatedRow, Evaluation, decide_rows, list_labels, make_judged
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from inlay.data import Report
 
 SHOWN_LABELS = 20
-"""labels of a confusion matrix that a page shows at most"""
+"""most labels of a confusion matrix that a page shows"""
 
 
 def score_rows(evaluation: Evaluation) -> Report:
@@ -32,16 +30,19 @@ def score_rows(evaluation: Evaluation) -> Report:
 
 
 def make_report(evaluation: Evaluation, scored: Report | None = None) -> dict[str, Any]:
-    """Return the report on a version: intervals, scores of labels, confusion and calibration, as the API shows it.
+    """Return the report on a version as the API has it: intervals, scores of labels, confusion and calibration.
 
-    `scored` is what `score_rows` gives, where that is known already.
+    `scored` is the result of `score_rows`, if it is known already.
     """
+    import numpy as np
+
     from inlay.data import KINDS, bin_confidences
 
     report = score_rows(evaluation) if scored is None else scored
     found = report.metrics.get(evaluation.metric)
     sure = [row for row in evaluation.rows if row.confidence is not None and row.is_right is not None]
-    bins = bin_confidences(_as_array([row.confidence for row in sure]), _as_array([row.is_right for row in sure]))
+    confidences = np.array([row.confidence for row in sure], dtype=np.float64)
+    bins = bin_confidences(confidences, np.array([row.is_right for row in sure], dtype=np.float64))
     return {
         "version": evaluation.version,
         "kind": evaluation.kind,
@@ -58,7 +59,7 @@ def make_report(evaluation: Evaluation, scored: Report | None = None) -> dict[st
 
 
 def _find_confusion(evaluation: Evaluation, report: Report) -> dict[str, Any] | None:
-    """Return how often each label was taken for each; None where a row has not one label."""
+    """Return how often each label was given for each right label; None unless every row has exactly one label."""
     from inlay.data import KINDS
 
     labels = list_labels([evaluation])
@@ -68,32 +69,26 @@ def _find_confusion(evaluation: Evaluation, report: Report) -> dict[str, Any] | 
     if not (form.is_one_label and form.is_ordered and len(labels) <= SHOWN_LABELS):
         return None
     place, counts = {label: number for number, label in enumerate(labels)}, [[0] * len(labels) for _ in labels]
-    for row in evaluation.rows:  # levels, whose metrics are of distances and need no confusion
+    for row in evaluation.rows:  # the metrics of levels do not compute the confusion
         counts[place[row.target]][place[row.given]] += 1
     return {"labels": list(labels), "counts": counts}
-
-
-def _as_array(values: Sequence[Any]) -> np.ndarray:
-    import numpy as np
-
-    return np.array(values, dtype=np.float64)
 
 
 def list_errors(
     evaluation: Evaluation, *, expected: str | None = None, answer: str | None = None
 ) -> list[dict[str, Any]]:
-    """Return the rows a version got wrong, the surest first; of numbers all rows, the worst first.
+    """Return the rows a version got wrong, the surest first; for numbers all rows, the worst first.
 
-    `expected` and `answer` keep the rows whose cell is, or whose set has, that label. Both the same: those it got
-    right, as a cell of the confusion's diagonal counts them.
+    `expected` and `answer` select the rows whose target, or answer, is that label (or has it, for sets). If both are
+    the same label, the right rows are returned: those of a cell on the confusion's diagonal.
     """
     from inlay.data import KINDS
 
     wants_right = expected is not None and expected == answer
     found = []
     for number, row in enumerate(evaluation.rows):
-        is_asked = row.is_right is None or row.is_right == wants_right
-        if is_asked and _has(row.target, expected) and _has(row.given, answer):
+        is_wanted = row.is_right is None or row.is_right == wants_right
+        if is_wanted and _has(row.target, expected) and _has(row.given, answer):
             found.append((number, row))
     if KINDS[evaluation.kind].is_number:
         found.sort(key=lambda item: -abs(item[1].given - item[1].target))
@@ -103,7 +98,7 @@ def list_errors(
 
 
 def list_unsure(evaluation: Evaluation, most: int) -> list[dict[str, Any]]:
-    """Return the rows whose answers a version was least sure of, each with whether it was right."""
+    """Return the rows that a version was least sure of, and whether it got each right."""
     rows = [(number, row) for number, row in enumerate(evaluation.rows) if row.confidence is not None]
     rows.sort(key=lambda item: item[1].confidence or 0.0)
     return [_describe_row(evaluation.kind, number, row) | {"is_right": row.is_right} for number, row in rows[:most]]
@@ -137,14 +132,14 @@ def spell_row(kind: str, row: EvaluatedRow) -> tuple[str, str]:
     form, text = KINDS[kind].targets, row.text
     if KINDS[kind].decide is not None:
         return form.spell(row.target, text), form.spell(row.given, text)
-    if form.has_labels:  # tags, which stand for the words of the target
+    if form.has_labels:  # tags, one for each word of the target
         words = [[start, end, tag] for (start, end, _), tag in zip(row.target, row.given, strict=True)]
         return form.spell(row.target, text), form.spell(words, text)
     return form.spell(row.target, text), row.given
 
 
 def choose_labels(report: Mapping[str, Any]) -> list[str]:
-    """Return the labels of a confusion that are shown: all, or those most confused, then most frequent, in order."""
+    """Return the labels of a confusion matrix that are shown, in order: if they are many, the most confused ones."""
     labels, counts = report["confusion"]["labels"], report["confusion"]["counts"]
     if len(labels) <= SHOWN_LABELS:
         return list(labels)

@@ -29,7 +29,7 @@ _MANY_HOURS = 3
 
 
 def show_number(value: float | None) -> str:
-    """Write a count or a measurement with thousands apart, and at most four digits behind the point."""
+    """Write a number with thousands separators; one that is not whole with four significant digits."""
     if value is None:
         return "–"
     if isinstance(value, int) or float(value).is_integer():
@@ -62,14 +62,14 @@ def metric_words(metric: str | None) -> str:
 
 
 def first_large(text: str) -> str:
-    """Return words as the beginning of a sentence; the letters after the first stay, and so does a file's name."""
+    """Return a text with its first letter large, unless it begins with a file's name."""
     is_name = "." in text.partition(" ")[0][:-1].rstrip(".:")
     return text if is_name else text[:1].upper() + text[1:]
 
 
-def plural(count: float, one: str, many: str | None = None) -> str:
+def plural(count: float, noun: str) -> str:
     """Write a count with its noun: `1 row`, `2 rows`."""
-    return f"{show_number(count)} {one if count == 1 else many or one + 's'}"
+    return f"{show_number(count)} {noun}{'' if count == 1 else 's'}"
 
 
 def show_bytes(size: float | None) -> str:
@@ -100,8 +100,8 @@ def duration(seconds: float | None) -> str:
     return plural(round(seconds / _DAY), "day")
 
 
-def level(value: float, most: float, steps: int = 4) -> int:
-    """Return the step of a scale of colours that a value stands on: 0 for nothing, `steps` for the most."""
+def level(value: float, most: float) -> int:
+    """Return the step of a colour scale for a value: 0 for nothing, 4 for the largest value."""
     if value <= 0 or most <= 0:
         return 0
-    return min(steps, max(1, math.ceil(steps * value / most)))
+    return min(4, max(1, math.ceil(4 * value / most)))

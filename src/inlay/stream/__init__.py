@@ -1,4 +1,4 @@
-"""The stream room: a folder whose data files become tasks, and the proof after each that all earlier ones stand."""
+"""The stream room: the data files of a folder become tasks, and after each, all earlier ones are proved to stand."""
 
 from __future__ import annotations
 

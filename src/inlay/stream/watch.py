@@ -1,15 +1,15 @@
-"""The stream: every data file that appears in a folder becomes a task, and no earlier task is disturbed.
+"""The stream: every data file that appears in a folder becomes a task, and no earlier task changes.
 
-Files that are there together are trained as one cohort, published, and then every version on the backbone is proved by
-its probes. The stream may be killed at any moment: a journal in the store (`runs/streams/<id>/journal.jsonl`) says
-which content is done and which files are being trained together, so that a restart goes on with the same cohort from
-its resume state. The journal lies with the versions it speaks of, not with the data: a fresh store begins afresh, and
-a folder may be moved (its files are then read again and found trained).
+Files that are there at the same time are trained as one cohort and published. Then every version on the backbone is
+proved by its probes. The stream may be killed at any moment: a journal in the store (`runs/streams/<id>/journal.jsonl`)
+records which content is done and which files are being trained together, so that a restart continues the same cohort
+from its resume state. The journal is stored with the versions and not with the data: a new store starts from the
+beginning, and a folder may be moved (its files are then read again and recognised).
 
-What always holds: the same content (a file's bytes or rows, with its own settings, on one backbone) is trained once,
-whatever it is called, and published again if its version was removed; a file that cannot be used is moved to `bad/`
-with its error beside it and stops no other; a file that is still changing is not touched. Trouble with the store, or a
-version that no longer stands, stops the stream.
+The same content (a file's bytes or rows, with its own settings, on one backbone) is trained once, under whatever name,
+and published again if its version was removed. A file that cannot be used is moved to `bad/` with its error beside it,
+and the others go on. A file that is still changing is not touched. The stream stops if the store fails, or if a version
+fails its proof.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Settings of the watch itself. None of them is part of a run."""
+    """Settings of the stream itself, none of which is part of a run."""
 
     together: bool = True
-    """train the files that are there at the same time as one cohort, not one after another"""
+    """train files that are there at the same time as one cohort, and not one after another"""
     settle_s: float = 2.0
     """seconds a file must stay unchanged before it is read"""
     every_s: float = 5.0
     """seconds between looks at the folder"""
     once: bool = False
-    """process the files that are there, and end"""
+    """process the present files, and end"""
     fit: FitSettings = field(default_factory=FitSettings)
     """settings of the training"""
     writes_reports: bool = True
@@ -71,10 +71,10 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class StreamEvent(Event):
-    """An event: its kind, a line for people, and the same as data.
+    """An event: its kind, a line of text, and the same as data.
 
     Kinds: `waiting`, `ignored`, `unsettled`, `read`, `training`, `epoch`, `published`, `known` (not trained again),
-    `aside` (moved to `bad/`), `stands` (everything was proved), `fallen` (something was not), `stopped`.
+    `aside` (moved to `bad/`), `stands` (all versions passed the proof), `fallen` (some did not), `stopped`.
     """
 
     kind: str
@@ -99,7 +99,7 @@ class StreamResult:
     aside: tuple[str, ...]
     """names of the files that were moved to `bad/`"""
     num_standing: int
-    """tasks that stood at the last proof; 0 if nothing was added"""
+    """number of tasks that passed the last proof; 0 if nothing was added"""
     is_interrupted: bool = False
 
 
@@ -113,14 +113,14 @@ def watch_folder(
 ) -> StreamResult:
     """Train, publish and prove every data file of `folder`, until Ctrl-C or, with `once`, until all are done.
 
-    `config` has the settings of files that bring none in a `NAME.toml` of their own. Raises `StoreDamaged` when a
-    published version no longer stands.
+    `config` has the settings of files without their own in a `NAME.toml`. Raises `StoreDamaged` if a published version
+    fails the proof.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise Missing(f"no folder `{folder}`", "make it, then put data files into it")
     config = dataclasses.replace(config, backbone=backbone.name)
-    # Settings that no file could be trained with are refused before the first file is called bad for them.
+    # Refuse settings that do not work with any file, before the first file is treated as bad because of them.
     rows = Split(["a", "b"], None, np.array([0, 1]), [1, 2])
     make_run(Task("any", WHOLE_ROW, ("a", "b"), "accuracy", rows, rows, None, (), "", ""), config, backbone, store)
     with open_journal(store, folder) as journal:
@@ -152,13 +152,14 @@ class _Stream:
         self._settings, self._emit = settings, emit
         self._runs = store.root / "runs"
         self._engine = Engine(backbone, store)  # for all proofs
-        self._closed: dict[str, Stamp] = {}  # file -> its stamp, for files that need no second look until they change
+        self._closed: dict[str, Stamp] = {}  # file -> its stamp, for files that are done unless they change
         self._ignored: set[str] = set()
         self._published: list[Version] = []
         self._aside: list[str] = []
         self._num_standing = 0
 
     def run(self, config: RunConfig) -> StreamResult:
+        """Finish what an earlier stream began, then add the files of the folder, once or until Ctrl-C."""
         is_interrupted = False
         try:
             self._finish_pending(config)
@@ -167,7 +168,7 @@ class _Stream:
             else:
                 self._take_forever(config)
         except KeyboardInterrupt:
-            self._emit(StreamEvent("stopped", "stopped; everything so far is kept, and a restart goes on from here"))
+            self._emit(StreamEvent("stopped", "stopped; everything so far is kept, and a restart continues from here"))
             is_interrupted = True
         return StreamResult(tuple(self._published), tuple(self._aside), self._num_standing, is_interrupted)
 
@@ -190,11 +191,11 @@ class _Stream:
             time.sleep(min(every_s, settle_s) if self._open_files() else every_s)
 
     def _open_files(self) -> list[str]:
-        """Return the files that are not done: after a drain, those that have not settled."""
+        """Return the files that are not done; after a drain, these have not settled."""
         return [path.name for path, stamp, _ in self._folder.look() if self._closed.get(path.name) != stamp]
 
     def _drain(self, config: RunConfig, names: Collection[str] | None = None) -> bool:
-        """Add file after file, or cohort after cohort, until no settled file is left. Return whether any was added."""
+        """Add files, alone or in cohorts, until no settled file is left; return whether any was added."""
         for path in self._folder.scan():
             if path.suffix.lower() not in (*SUFFIXES, ".toml") and path.name not in self._ignored:
                 self._ignored.add(path.name)
@@ -224,10 +225,10 @@ class _Stream:
         return list(batch.values())
 
     def _finish_pending(self, config: RunConfig) -> None:
-        """Resume after a kill: the same files together, with their settings then, find their resume state."""
+        """Resume after a kill: the same files, trained together with the same settings, find their resume state."""
         pending = self._journal.pending
         if pending is not None:
-            with suppress(InlayError):  # settings of another Inlay version: use those of now
+            with suppress(InlayError):  # the settings are of another Inlay version: use the current ones
                 config = from_tree(RunConfig, tomllib.loads(pending["settings"]))
             batch = []
             for file in pending["files"]:
@@ -241,7 +242,7 @@ class _Stream:
             self._prove()
 
     def _prepare(self, path: Path, stamp: Stamp, config: RunConfig, *, known: bool = False) -> _ReadyFile | None:
-        """Make a file ready to train; None if it is bad, gone, changing, or done (unless `known` ones are wanted)."""
+        """Make a file ready to train; None if it is bad, gone, changing, or (without `known`) already trained."""
         item = self._attempt(path, stamp, lambda: identify(path, stamp, config, self._backbone.fingerprint))
         if item is None or (not known and self._is_known(item, item.content)):
             return None
@@ -251,12 +252,12 @@ class _Stream:
         return ready
 
     def _attempt(self, path: Path, stamp: Stamp, read: Callable[[], T]) -> T | None:
-        """Return the result of `read`; None if the file is bad, which moves it aside, or if it changed meanwhile."""
+        """Return the result of `read`; None if the file is bad, and was moved aside, or has changed meanwhile."""
         try:
             found = read()
-        except (DiskFull, StoreBusy):  # no fault of the file
+        except (DiskFull, StoreBusy):  # not the file's fault
             raise
-        except Exception as error:  # the border that isolates one file: whatever is wrong with it, the others go on
+        except Exception as error:  # whatever is wrong with one file, the others go on
             self._set_aside(path, stamp, error)
             return None
         return found if self._folder.stamp(path) == stamp else None
@@ -273,7 +274,7 @@ class _Stream:
         return _ReadyFile(item, prepared, rows)
 
     def _is_known(self, item: DataFile, content: str, *, also: str | None = None) -> bool:
-        """Tell whether this content has a version; publish that under this name too, if it has another one."""
+        """Tell whether this content has a version; if that has another name, publish it under this name too."""
         name, version = item.config.task, self._find(content)
         if version is None:
             return False
@@ -283,7 +284,7 @@ class _Stream:
             try:
                 loaded = self._store.load(version)
             except InlayError:
-                return False  # damaged, or removed just now: the run's folder still knows it, or it is trained again
+                return False  # damaged, or removed just now: read it from the run's folder, or train it again
             twin = self._store.publish(name, loaded.tensors, loaded.manifest, self._store.sidecar(version))
             self._keep(item, twin, [content] if also is None else [content, also])
         if is_news:
@@ -295,7 +296,7 @@ class _Stream:
         return True
 
     def _find(self, content: str, name: str | None = None) -> Version | None:
-        """Find a version of this content that the store still has, under this name or any name."""
+        """Find a version of this content that the store still has, under this name, or under any name."""
         for version in self._journal.versions(content):
             with suppress(UnknownName):  # removed since
                 if name in (None, version.name) and self._store.resolve(version.reference) == version:
@@ -308,7 +309,7 @@ class _Stream:
         self._closed[item.name] = item.stamp
 
     def _add(self, batch: list[_ReadyFile]) -> None:
-        """Train files together, publish each, and prove that every version stands."""
+        """Train files together, publish each, and prove every version."""
         names = [ready.item.name for ready in batch]
         message = f"training {', '.join(names)}" + (f" together ({len(batch)} files)" if len(batch) > 1 else "")
         run_ids = [ready.prepared.run.id for ready in batch]
@@ -322,7 +323,8 @@ class _Stream:
         self._prove()
 
     def _fit(self, batch: list[_ReadyFile], *, restart: bool = False) -> dict[str, Result]:
-        """Train files; return results by run id. If a cohort fails, its files train alone; a bad one goes aside."""
+        """Train files; return results by run id. If a cohort fails, its files train alone, and bad ones are set
+        aside."""
         runs = [ready.prepared.run for ready in batch]
         try:
             settings = dataclasses.replace(self._settings.fit, restart=restart)
@@ -330,11 +332,11 @@ class _Stream:
         except StoreDamaged as error:
             if restart:
                 raise
-            self._emit(StreamEvent("training", f"begun anew: {error.message}"))
+            self._emit(StreamEvent("training", f"started again from the beginning: {error.message}"))
             return self._fit(batch, restart=True)
-        except (DiskFull, StoreBusy):  # no fault of the files: they stay, and are trained by the next stream
+        except (DiskFull, StoreBusy):  # not the files' fault: they stay, and the next stream trains them
             raise
-        except (InlayError, RuntimeError) as error:  # RuntimeError: among others, memory that one long file used up
+        except (InlayError, RuntimeError) as error:  # RuntimeError: for example, one file used up the memory
             if len(batch) == 1:
                 self._set_aside(batch[0].item.path, batch[0].item.stamp, error)
                 return {}
@@ -344,7 +346,7 @@ class _Stream:
     def _publish(self, ready: _ReadyFile, result: Result, *, was_trained: bool) -> None:
         item, task = ready.item, ready.prepared.run.task
         if result.status == DIVERGED:
-            hint = f"give it a smaller learning rate in `{item.path.stem}.toml`, or mend its rows, and put it back"
+            hint = f"set a smaller learning rate in `{item.path.stem}.toml`, or correct its rows, and put it back"
             self._set_aside(item.path, item.stamp, Diverged(result.message, hint))
             return
         version = publish_result(ready.prepared, result)
@@ -361,7 +363,7 @@ class _Stream:
         self._emit(StreamEvent("published", message, item.name, task.name, version.reference, details))
 
     def _write_report(self, ready: _ReadyFile, result: Result, version: Version) -> str | None:
-        """Write the report on a published file; return where it lies, None if there is none. No task fails for it."""
+        """Write the report on a published file and return its path; None if it is not wanted or cannot be written."""
         if not self._settings.writes_reports:
             return None
         run = ready.prepared.run
@@ -372,11 +374,11 @@ class _Stream:
         return None
 
     def _prove(self) -> None:
-        """Check every version on this backbone, alone and in mixed batches; raise if one does not stand."""
+        """Check every version on this backbone, alone and in mixed batches; raise `StoreDamaged` if one fails."""
         fingerprint = self._backbone.fingerprint
         infos = [info for task in self._store.ledger() for info in task.versions]
         ours = [info.version for info in infos if info.summary.backbone["fingerprint"] == fingerprint]
-        different = list({version.digest: version for version in ours}.values())  # names of one content share a proof
+        different = list({version.digest: version for version in ours}.values())  # each content needs one proof
         checks = verify(different, self._backbone, self._store, engine=self._engine)
         fallen = {check.version.reference: check.problem for check in checks if not check.stands}
         self._num_standing = len({version.name for version in ours})
@@ -396,21 +398,22 @@ class _Stream:
         self._emit(StreamEvent("stands", message, details={**details, "num_on_other_backbones": num_elsewhere}))
 
     def _set_aside(self, path: Path, stamp: Stamp, error: Exception) -> None:
+        """Move a bad file to `bad/`, and emit an event."""
         if stamp[0] is None or self._folder.stamp(path) != stamp:
-            return  # gone or changed meanwhile: the version there now is not the one that failed
+            return  # gone or changed meanwhile: the file there now is not the one that failed
         reason = error.to_json() if isinstance(error, InlayError) else {"message": f"{type(error).__name__}: {error}"}
         try:
             target = self._folder.move_aside(path, describe_error(error))
             where = f"moved to {target.relative_to(self._folder.path)}"
         except (OSError, DiskFull) as trouble:
             why = trouble.strerror if isinstance(trouble, OSError) else trouble.message
-            where = f"left where it is, since it cannot be moved ({why})"
+            where = f"stays where it is, as it cannot be moved ({why})"
             self._closed[path.name] = stamp
         self._aside.append(path.name)
         self._emit(StreamEvent("aside", f"bad file {path.name} {where}: {error}", path.name, details={"error": reason}))
 
     def _emit_epoch(self, event: Event) -> None:
-        """Emit an event for each scored epoch of each run, and ignore other events of training."""
+        """Emit an event for each scored epoch of each run; other events of training are ignored."""
         if not isinstance(event, EpochEnded):
             return
         run, record, num_epochs = event.member.run, event.record, event.member.num_stages

@@ -1,8 +1,8 @@
 """Ablation: dev scores of a trained task without the adapters of some layers, without retraining.
 
-Houlsby et al. 2019 (section 3.6) remove the adapters of every contiguous span of layers and score the dev rows anew.
-Here the spans are slots of one bank, all of them the trained task behind gates of its own: rows of all spans go through
-the backbone in shared batches, and the task's tensors are there once. Layer norms and head stay as they were trained.
+Houlsby et al. 2019 (section 3.6) remove the adapters of every contiguous span of layers and score the dev rows again.
+Here each span is a slot of one bank with a gate that removes its layers' adapters. The rows of all spans go through the
+backbone in shared batches, and the task's tensors are in memory once. Layer norms and head stay as trained.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ def list_spans(num_layers: int) -> list[Span]:
 def score_spans(backbone: Backbone, run_folder: Path, task: Task) -> dict[Span | None, float]:
     """Score a finished run on dev without the adapters of each span of layers; None is the whole run.
 
-    The score is accuracy for tasks with classes, whatever they were selected by (a majority classifier has a Matthews
-    correlation of 0, which says nothing of what is left), and the task's own metric elsewhere.
+    The score is accuracy for tasks with classes, whatever their own metric (the Matthews correlation of a majority
+    classifier is 0, which does not show what is left), and the task's own metric otherwise.
     """
     trained = read_trained(run_folder, task, backbone)
     spec = trained.spec
     metric = "accuracy" if KINDS[task.kind].is_classifier else task.metric
     if not site_shapes(backbone.anatomy, spec.method):
         raise Unsupported(
-            f"an ablation of method `{spec.method.name}`, which has no adapters to take out",
-            "give a run of houlsby, pfeiffer, parallel or lora",
+            f"an ablation of method `{spec.method.name}`, which has no adapters to remove",
+            "use a run of houlsby, pfeiffer, parallel or lora",
         )
-    # 1. a bank with a slot for every span: the same task, without the adapters of the span's layers
+    # 1. a bank with the task in a slot for every span, without the adapters of the span's layers
     spans: list[Span | None] = [None, *list_spans(backbone.anatomy.num_layers)]
     whole = Bank(backbone, 1)
     whole.put(0, spec, trained.result.tensors)
@@ -59,7 +59,7 @@ def score_spans(backbone: Backbone, run_folder: Path, task: Task) -> dict[Span |
 
 
 def _infer_spans(bank: Bank, encoded: Encoded) -> list[list[Tensor]]:
-    """Compute the logits of every window by slot. As many windows at a time as fill a batch with all their spans."""
+    """Compute the logits of every window through every slot; as many windows at a time as fill a few batches."""
     answers: list[list[Tensor]] = [[] for _ in range(bank.num_slots)]
     windows = list(encoded)
     mean_length = float(encoded.lengths.mean()) if windows else 1.0

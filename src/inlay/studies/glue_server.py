@@ -1,12 +1,12 @@
 """Entries for the GLUE server: the best runs' answers to its unlabelled test sets, as files in the official format.
 
-The server takes one zip with a file for each task: a header `index`, `prediction` and a line for every test row, in
-the order of the test file. Classes are written as the data's own labels (0 and 1, or words), STS-B as a number from 0
-to 5. It refuses a zip that lacks a task; GLUE's sample submission fills those that were not attempted.
+The server takes one zip with a file for each task: a header `index`, `prediction` and a line for every test row, in the
+order of the test file. Classes are written as the data's own labels (0 and 1, or words), STS-B as a number from 0 to 5.
+It refuses a zip that lacks a task; GLUE's sample submission has files for tasks that were not attempted.
 
-For each arm of a study, the best on dev of its runs on a task answers, wherever it was trained; nothing of the test
-sets is used to choose. What was answered is kept beside the results, with the run that did: it needs no weights any
-more. Where they are gone before, that is said, and the run can be trained again.
+For each arm of a study and each task, the run that is best on dev answers, wherever it was trained; the choice never
+uses the test sets. The answers are kept beside the results, with the id of the run, whose weights are then no longer
+needed. If its weights are gone before it has answered, this is reported, and the run can be trained again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TestFile:
     name: str
     num_rows: int
     labels: tuple[str, ...]
-    """the labels that the server knows; empty: a number from 0 to 5"""
+    """the labels that the server knows; empty for a number from 0 to 5"""
 
 
 SUBMISSION = {
@@ -61,9 +61,9 @@ SUBMISSION = {
 
 
 def answer_test(backbone: Backbone, run_folder: Path, task: Task, config: DataConfig) -> list[str | float]:
-    """Return a finished run's answer to every row of its task's unlabelled test file, in order: labels, or numbers.
+    """Return a finished run's answer (label or number) to every row of its task's unlabelled test file, in order.
 
-    `config` says where GLUE lies; the task's name says which set. A set whose test file is missing is a `Missing`.
+    `config` has the folder of GLUE; the task's name tells the set. Raises `Missing` if the set has no test file here.
     """
     split = read_test(task.name, config)
     trained = read_trained(run_folder, task, backbone)
@@ -90,7 +90,7 @@ def _glue_name(task: str) -> str:
 
 
 def _has_test(plan: StudyPlan, task: str, root: str | None) -> bool:
-    """Tell whether the test file of a GLUE set is at hand."""
+    """Tell whether a task is a GLUE set whose test file is here."""
     name = _glue_name(task)
     try:
         return name in SUBMISSION and "test" in _open(name, plan.study.data_config(task, root)).sides
@@ -135,7 +135,7 @@ def pack_submission(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """One task's file in the entry of an arm: the run that answers, and the paths."""
+    """One task's file in the entry of an arm, and the run that answers it."""
 
     arm: str
     task: str
@@ -154,7 +154,7 @@ class Entry:
 
     @property
     def answered_by(self) -> str | None:
-        """The id of the run whose answers are there: this one, or one that was the best before."""
+        """The id of the run that wrote the file: this one, or one that was the best before; None without a file."""
         return _read_noted(self.folder).get(self.file, {}).get("run") if (self.folder / self.file).is_file() else None
 
     @property
@@ -163,16 +163,17 @@ class Entry:
 
     @property
     def rank(self) -> tuple[float, bool, bool]:
-        """A sort key: the dev score (all of GLUE's metrics are better when higher), then what is at hand."""
+        """A sort key: the dev score (higher is better in all of GLUE's metrics), then whether it can answer here."""
         return (self.record.dev[self.record.metric], self.is_written, self.has_weights)
 
     def describe_gone(self) -> str:
-        there = f" ({self.answered_by} answers)" if self.answered_by else ""
-        return f"{self.task} {self.run.id}{there}"
+        """Name its task and run, and the run that has answered instead, if any."""
+        answered = f" ({self.answered_by} answers)" if self.answered_by else ""
+        return f"{self.task} {self.run.id}{answered}"
 
 
 def choose_entries(plan: StudyPlan, records: Iterable[Record], places: StudyDirs, root: str | None) -> list[Entry]:
-    """Choose the best run on dev for each arm and GLUE task whose test file is here; in a tie, one with weights."""
+    """Choose the best run on dev for each arm and each GLUE task with a test file; in a tie, one with weights."""
     asked = [task for task in plan.study.tasks if task.startswith("glue/") and _has_test(plan, task, root)]
     runs = {item.id: item.run for item in plan.items if isinstance(item.run, Run)}
     best: dict[tuple[str, str], Entry] = {}
@@ -190,12 +191,12 @@ def choose_entries(plan: StudyPlan, records: Iterable[Record], places: StudyDirs
 
 
 def list_gone(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the unanswered entries whose weights are not here."""
+    """Return the entries that are not written and whose weights are not here."""
     return [entry for entry in entries if not entry.is_written and not entry.has_weights]
 
 
 def train_again(plan: StudyPlan, entries: Iterable[Entry], places: StudyDirs, emit: Emit) -> None:
-    """Train anew the runs whose weights are gone. Their records stay: nothing new is measured."""
+    """Train the runs of these entries again; their records stay as they are."""
     runs = {entry.run.id: entry.run for entry in entries}
     for run_id in runs:
         (places.runs / run_id / "result.json").unlink(missing_ok=True)
@@ -208,31 +209,37 @@ def write_entries(
 ) -> list[str]:
     """Write `<results>/<study>/submission/<backbone>-<profile>-<arm>/`, a file for each task and a zip of them.
 
-    What comes back says where they are, what they lack, and why. `missing` has what is still to be trained.
+    Returns lines that tell where they are, what they lack, and why. `missing` are the runs that are still to be
+    trained.
     """
-    said = []
+    # 1. answer the test sets whose best run has weights here
+    lines = []
     for entry in entries:
         try:
             if not entry.is_written and entry.has_weights:
                 _answer_entry(plan, entry, root)
         except InlayError as error:
-            said.append(f"{entry.arm}, {entry.task}: {error.message}")
-    unsettled = {(item.arm.name, item.task) for item in missing}
+            lines.append(f"{entry.arm}, {entry.task}: {error.message}")
+    # 2. describe each arm's files
+    unfinished = {(item.arm.name, item.task) for item in missing}
     for arm in plan.study.arms:
         own = [entry for entry in entries if entry.arm == arm]
-        said += _describe_arm(plan, own, root)
-        so_far = [entry.task for entry in own if entry.is_written and (arm, entry.task) in unsettled]
-        said += [f"{arm}: the best run so far answers {', '.join(so_far)}"] if so_far else []
-    if gone := list_gone(entries):
-        for arm in dict.fromkeys(entry.arm for entry in gone):
-            of_arm = ", ".join(entry.describe_gone() for entry in gone if entry.arm == arm)
-            said.append(f"{arm}: no weights here of the best runs {of_arm}")
-        said.append(f"put the folders of these runs into `{places.runs}`, or train them again with `--retrain`")
-    return said
+        lines += _describe_arm(plan, own, root)
+        so_far = [entry.task for entry in own if entry.is_written and (arm, entry.task) in unfinished]
+        if so_far:
+            lines.append(f"{arm}: the best run so far answers {', '.join(so_far)}")
+    # 3. name the best runs whose weights are gone
+    gone: dict[str, list[str]] = {}
+    for entry in list_gone(entries):
+        gone.setdefault(entry.arm, []).append(entry.describe_gone())
+    lines += [f"{arm}: no weights here of the best runs {', '.join(runs)}" for arm, runs in gone.items()]
+    if gone:
+        lines.append(f"put the folders of these runs into `{places.runs}`, or train them again with `--retrain`")
+    return lines
 
 
 def _answer_entry(plan: StudyPlan, entry: Entry, root: str | None) -> None:
-    """Have a task's test set answered, and note the run that did."""
+    """Answer a task's test set, and note the run that answered."""
     run_folder, config = entry.weights.parent, plan.study.data_config(entry.task, root)
     answers = answer_test(plan.backbone, run_folder, plan.tasks[entry.task], config)
     write_submission(entry.task, answers, entry.folder)
@@ -245,7 +252,7 @@ def _answer_entry(plan: StudyPlan, entry: Entry, root: str | None) -> None:
 
 
 def _describe_arm(plan: StudyPlan, entries: Sequence[Entry], root: str | None) -> list[str]:
-    """Describe where an arm's entry lies and which of the server's files it lacks; empty if none was written."""
+    """Describe where an arm's entry is and which of the server's files it lacks; empty if none was written."""
     if not entries or not (entries[0].folder / "submission.zip").is_file():
         return []
     folder = entries[0].folder

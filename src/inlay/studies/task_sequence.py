@@ -1,13 +1,13 @@
-"""Tasks that arrive one after another: the scores of earlier tasks after each step.
+"""Learns tasks one after another, and scores all earlier tasks after each step.
 
-A method with its own weights (full and top-k fine-tuning) is one network that every task trains on: it starts where the
-task before left it, each task keeps its head, and after every step the network is scored on all tasks so far, which
-shows what it has forgotten. Any other method has a slot for each task on the frozen backbone: the same steps, scored
-through one bank that holds all tasks so far, and the proof that earlier ones did not move: their answers to a few dev
-rows on the canonical path (one row at a time, float32, CPU), which must be the same to the last bit.
+With full and top-k fine-tuning, one network learns all tasks in turn: each task starts from the weights that the one
+before left, and keeps its own head. After every step the network is scored on all tasks so far, which shows what it has
+forgotten. With any other method, each task has a slot on the frozen backbone. The steps are the same, scored through
+one bank with all tasks so far. That earlier tasks do not change is proved by their answers to a few dev rows on the
+canonical path (one row at a time, float32, CPU), which must be the same to the last bit.
 
-A step has a folder of its own, named by all runs up to it; a step that ended is never repeated. Of a network's weights
-only the last step's are kept on disk.
+Each step has its own folder, named after all runs up to it, and a finished step is never repeated. Of a network's
+weights only those of the last step are kept on disk.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ NUM_PROBES = 4
 
 @dataclass(frozen=True)
 class _Learned:
-    """A learnt task: its slot and its tensors at that time. In one shared network only the head is its own."""
+    """A learnt task: its slot, and its own tensors at that time (in a shared network, only the head)."""
 
     run: Run
     spec: SlotSpec
     tensors: Mapping[str, Tensor]
     probes: list[Tensor]
-    """answers to the probes when it had just been learnt"""
+    """answers to the probes right after it was learnt"""
 
 
 def conduct_sequence(
@@ -70,12 +70,14 @@ def conduct_sequence(
 ) -> list[dict[str, Any]]:
     """Learn the tasks in order, each with the settings of `config`; return a record's fields for each step.
 
-    `extra["after"]` is the dev score of every task so far (each by its own metric), `extra["total_parameters"]` all
-    that must be kept to answer them, `extra["moved"]` the largest difference of a probe's logit from what it was when
-    its task had been learnt (None for one network, which moves). A step that diverges ends the sequence.
+    `extra["after"]` is the dev score of every task so far (each by its own metric). `extra["total_parameters"]` counts
+    everything that must be kept to answer them. `extra["moved"]` is the largest change of a probe's logit since its
+    task was learnt (None for a shared network, whose answers do change). A step that diverges ends the sequence.
     """
     walk = _Walk(backbone, folder, emit, settings)
-    runs = [make_run(task, config, backbone) for task in tasks]  # all at first: what cannot be is refused before any
+    runs = [
+        make_run(task, config, backbone) for task in tasks
+    ]  # all at first, to refuse impossible runs before training
     steps = []
     for number in range(len(runs)):
         steps.append(walk.take_step(runs[: number + 1]))
@@ -92,12 +94,12 @@ class _Walk:
         self._backbone, self._folder, self._emit, self._settings = backbone, folder, emit, settings
         self._learned: list[_Learned] = []
         self._body: dict[str, Tensor] = {}
-        """the weights that tasks train one after another; empty if each has its own"""
+        """the shared weights that tasks train one after another; empty if each task has its own"""
         self._spent: list[Path] = []
-        """folders of runs with a network's weights; the last one's are still needed"""
+        """run folders whose weights can be deleted after the next step"""
 
     def take_step(self, runs: Sequence[Run]) -> dict[str, Any]:
-        """Learn the last of these runs' tasks and score all of them, or read the result of an earlier session."""
+        """Learn the task of the last run and score all tasks, or read the result of an earlier session."""
         run = runs[-1]
         place = self._folder / f"{len(runs):02d}-{digest([each.id for each in runs])[:12]}"
         kept = place / "step.json"
@@ -117,14 +119,14 @@ class _Walk:
         return json.loads(kept.read_text(encoding="utf8"))
 
     def drop_weights(self) -> None:
-        """Remove weights that no later step starts from: a copy of the backbone for each would fill the disk."""
+        """Delete weights that no later step starts from: a copy of the backbone for each step would fill the disk."""
         for folder in self._spent:
             assert is_finished(folder)
             for name in ("best.safetensors", "last.safetensors"):
                 (folder / name).unlink(missing_ok=True)
 
     def _learn(self, place: Path, run: Run, result: Result) -> None:
-        """Take over the tensors that a step trained: from its result, or from what was kept of a continued network."""
+        """Take the tensors that a step trained, from its result or from the file that an earlier session kept."""
         own = place / "own.safetensors"
         if result.tensors and run.spec.is_finetuned:
             self._body |= {name: tensor for name, tensor in result.tensors.items() if not head_part.is_of_head(name)}
@@ -169,7 +171,7 @@ class _Walk:
         }
 
     def _score(self) -> dict[str, float]:
-        """Score every task so far on dev: with the current network, or with one bank of all tasks."""
+        """Score every task so far on dev, with the current network or with one bank of all tasks."""
         if self._learned[0].spec.is_finetuned:
             scores = {}
             for learned in self._learned:

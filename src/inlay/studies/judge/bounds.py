@@ -1,17 +1,17 @@
-"""Means with their errors, and how sure a bound on them is.
+"""Means with their standard errors, and bounds on them.
 
 An estimate has two errors, which are kept apart:
 
-- `sem`, the error of training: seeds could have been others. Each task has its own variance over seeds (tasks differ
-  by more than ten-fold, so it is never pooled over them); a mean over tasks has the sum of these variances, with the
+- `sem`, the error of training: other seeds give other scores. Each task has its own variance over seeds (it differs by
+  more than ten-fold between tasks, so it is never pooled); a mean over tasks has the sum of these variances, with the
   degrees of freedom of Welch and Satterthwaite, rounded down.
-- `rows`, the error of the rows that were scored: a dev set is a sample too, and all seeds are scored on the same one.
+- `rows`, the error of the scored rows: a dev set is a sample too, and all seeds are scored on the same one.
 
-A one-sided bound lies √((t · sem)² + (z · rows)²) from the mean, with Student's t for the one and the normal quantile
-for the other. `tests/studies/test_error_rates.py` holds it on simulated records: it is wrong at most as often as it
-says, also with two seeds and with tasks whose deviations differ 17-fold.
+A one-sided bound lies √((t · sem)² + (z · rows)²) from the mean, with Student's t for the first term and the normal
+quantile for the second. `tests/studies/test_error_rates.py` checks on simulated records that bounds are wrong at most
+as often as they should be, also with two seeds and with tasks whose deviations differ 17-fold.
 
-The tasks themselves are what a claim is about: they are given, and no error is counted for drawing others.
+A claim is about the tasks it names, so no error is counted for drawing other tasks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def estimate(scores: Iterable[float], rows: float | None = 0.0) -> MeanWithError
 def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None = None) -> MeanWithError:
     """Average the groups' means; the error comes from the scores within the groups, which are independent.
 
-    A group with a single score has no variance of its own, and another's is not lent to it: then there is no error.
+    A group with a single score has no variance, and borrows none from other groups: the average then has no error.
     """
     shares = [weight / sum(weights) for weight in weights] if weights else [1 / len(groups)] * len(groups)
     mean = sum(share * statistics.fmean(group) for share, group in zip(shares, groups, strict=True))
@@ -68,8 +68,9 @@ def average(groups: Sequence[Sequence[float]], weights: Sequence[float] | None =
 def combine(values: Sequence[MeanWithError], weights: Sequence[float]) -> MeanWithError:
     """Return a weighted sum of estimates whose seeds do not depend on each other.
 
-    They are scored on the same rows, where methods err together. So a sum's error of rows is at most the sum of their
-    errors (all weights of one sign), and a difference's at most that of independent rows.
+    They are scored on the same rows, where methods tend to make the same mistakes. So the row error of a sum (all
+    weights of one sign) is at most the sum of their errors, and that of a difference at most the one of independent
+    rows.
     """
     mean = sum(weight * value.mean for weight, value in zip(weights, values, strict=True))
     num = sum(value.num for value in values)
@@ -85,7 +86,10 @@ def combine(values: Sequence[MeanWithError], weights: Sequence[float]) -> MeanWi
 
 
 def satterthwaite(variances: Sequence[float], freedoms: Sequence[int | None]) -> int | None:
-    """Return the degrees of freedom of a sum of variances, rounded down, at least the smallest part's; None: known."""
+    """Return the degrees of freedom of a sum of variances, rounded down, but at least the smallest part's.
+
+    None stands for a variance that is known exactly.
+    """
     known = [(part, freedom) for part, freedom in zip(variances, freedoms, strict=True) if freedom is not None]
     if not known:
         return None
@@ -151,21 +155,21 @@ def tail(value: MeanWithError, distance: float, *, new_rows: bool = False) -> fl
 
 
 def moderate(values: Sequence[MeanWithError]) -> list[MeanWithError]:
-    """Moderate the estimates of several tasks of which one may be picked: none is surer than the average.
+    """Raise the variance of each task's estimate to at least the mean variance of all tasks.
 
-    Two or three seeds are equal by chance on one of many tasks, which then looks sure. So a task has its own variance
-    or the mean of all tasks' variances, whichever is larger; its degrees of freedom are those of that mean.
+    Needed where one of many tasks is picked: with two or three seeds, some task has nearly equal scores by chance and
+    looks certain. The degrees of freedom become those of the mean variance.
     """
     known = [value for value in values if value.sem is not None and value.freedom]
     if len(known) < 2:
         return list(values)
     variances = [value.margin**2 * value.num for value in known]
-    usual = statistics.fmean(variances)
+    mean_variance = statistics.fmean(variances)
     shares = [variance / len(known) for variance in variances]
     freedom = satterthwaite(shares, [value.freedom for value in known])
     found = []
     for value in values:
-        variance = max(usual, value.margin**2 * value.num)
+        variance = max(mean_variance, value.margin**2 * value.num)
         found.append(value._replace(sem=math.sqrt(variance / value.num), freedom=freedom))
     return found
 

@@ -1,10 +1,10 @@
-"""The claims of studies' files, each held against our records: confirmed, not confirmed or open, with a sentence.
+"""Judges the claims of studies' files by our records: confirmed, not confirmed or open, with a sentence.
 
-A claim names a rule and gives its numbers; `RULES` in `spec/report_spec.py` says what each holds to be true, and the
-rules here which rows are compared, how, and the sentence about it. What makes a claim confirmed is in `verdicts.py`,
-what it is sure by in `bounds.py`. No rule knows which study it judges.
+A claim names a rule and its parameters. `RULES` in `spec/report_spec.py` says what each rule claims; the functions here
+compare the rows and write the sentence. When a claim counts as confirmed is in `verdicts.py`, the statistics in
+`bounds.py`. No rule knows which study it judges.
 
-Claims are judged for each backbone and profile by itself, and those of one of them are a family of verdicts.
+Claims are judged separately for each backbone and profile; the verdicts of one backbone and profile are a family.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple
 from inlay.studies.judge.bounds import CHANCE, MeanWithError, deviations, moderate, negated, reach, show
 from inlay.studies.judge.coverage import match_rows
 from inlay.studies.judge.extra_data import judge_embeddings, judge_init, judge_moved, judge_spans
-from inlay.studies.judge.pairs import Paired, describe_ends, find_gaps, pair
+from inlay.studies.judge.row_differences import Paired, describe_ends, find_gaps, pair
 from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, find_number, has_joint_runs, name_task
-from inlay.studies.judge.scored import (
+from inlay.studies.judge.scored_study import (
     ScoredStudy,
     averaged_tasks,
     list_series,
@@ -56,8 +56,7 @@ from inlay.studies.judge.verdicts import (
 from inlay.studies.spec.report_spec import Claim
 
 LIKE = 0.5
-"""points by which our and the published difference may differ and still agree, if ours is known to twice as many"""
-Judge = Callable[[ScoredStudy, Claim], ClaimVerdict]
+"""points by which our and the published difference may differ and still agree, if our bound is at most twice that"""
 _TESTS: dict[str, Callable[[MeanWithError, float], Finding]] = {
     "above": above,
     "within": lambda gap, bound: at_least(gap, -bound),
@@ -71,11 +70,11 @@ _TESTS: dict[str, Callable[[MeanWithError, float], Finding]] = {
 
 
 def judge_difference(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge a row less another by the test of the claim's rule."""
+    """Judge the difference of two rows by the test of the claim's rule."""
     key, other = claim.rows
     if missing := _find_untried(scored, claim):
         return ClaimVerdict(NONE, missing)
-    # 1. the two rows, over the tasks that the claim is about
+    # 1. compare the two rows over the tasks of the claim
     tasks = _source_tasks(scored, key) if claim.on_published else claim.tasks or None
     best = _best_within(scored, key, claim.share) if claim.share is not None else None
     if claim.share is None:
@@ -86,7 +85,7 @@ def judge_difference(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
         unshown = {rule.key for rule in scored.study.report.rows if not rule.is_shown}
         shown = [row for row in claim.rows if claim.share is None and row not in unshown]
         return not_planned(scored, *shown) or lacking(*(claim.needs or claim.rows))
-    # 2. what is tested
+    # 2. test the difference, and the limits on parameters
     finding = judge_pair(paired, lambda gap: _TESTS[claim.rule](gap, claim.bound))
     if claim.only_confirmed:
         paired = replace(paired, equal=None)
@@ -101,7 +100,7 @@ def judge_difference(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
         counts = [sum(cell.trained_parameters for cell in scored.find_row(row).values()) for row in claim.rows]
         facts.append(fact(counts[0] <= claim.fraction * counts[1]))
         words["fraction"] = f"{100 * counts[0] / counts[1]:.0f}%"
-    # 3. what is said
+    # 3. write the sentence
     labels = [best.label if best else scored.label(key), scored.label(other)]
     names = [given or label for given, label in zip(claim.names or ("", ""), labels, strict=True)]
     words["gap"] = gap_text(paired, f"{names[0]} less {names[1]}")
@@ -119,7 +118,7 @@ def judge_difference(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
 
 
 def _find_untried(scored: ScoredStudy, claim: Claim) -> str:
-    """Return the settings that the claim is about and the second row was not tried with; empty if there are none."""
+    """Name the settings of the claim that the second row was not trained with; empty if there are none."""
     records = [record for spec in scored.specs if spec.key == claim.rows[-1] for record in spec.records]
     for name, values in claim.covers.items():
         tried = {find_number(scored.study, record, name) for record in records}
@@ -129,7 +128,7 @@ def _find_untried(scored: ScoredStudy, claim: Claim) -> str:
 
 
 def _source_tasks(scored: ScoredStudy, key: str) -> tuple[str, ...]:
-    """Return the study's tasks on which a row was published; all if none was."""
+    """Return the study's tasks for which a row has published values; all tasks if there are none."""
     columns = {
         column.partition(":")[0]
         for table in scored.published.tables
@@ -141,7 +140,7 @@ def _source_tasks(scored: ScoredStudy, key: str) -> tuple[str, ...]:
 
 
 def _tell_unequal(scored: ScoredStudy, *keys: str) -> str:
-    """Return a remark if one row's settings are chosen per task and the other's once for all."""
+    """Return a remark if one row's settings are chosen per task and the other's once for all tasks."""
     rows = [scored.rows[key] for key in keys if key in scored.rows]
     if len(rows) < len(keys):
         return ""
@@ -154,7 +153,7 @@ def _tell_unequal(scored: ScoredStudy, *keys: str) -> str:
 
 
 class _Best(NamedTuple):
-    """The best of a series' rows within a share of the backbone's parameters."""
+    """The best row of a series that trains at most some share of the backbone's parameters."""
 
     label: str
     row: Row
@@ -164,7 +163,7 @@ class _Best(NamedTuple):
 
 
 def _best_within(scored: ScoredStudy, series: str, most_share: float) -> _Best | None:
-    """Return the best row of a series; if it trains more than a share, the best of those that do not."""
+    """Return the best row of a series; if it trains more than `most_share` percent, the best that does not."""
     key = next((key for key in (series, *series_keys(scored, series)[::-1]) if key in scored.rows), None)
     if key is None:
         return None
@@ -191,7 +190,7 @@ def _mean_share(scored: ScoredStudy, row: Row) -> float:
 
 
 def judge_total(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge the parameters of some tasks together: adapters beside one backbone against a network for each task."""
+    """Judge the total parameters of several tasks: adapters and one backbone against a network for each task."""
     best, full = _best_within(scored, claim.rows[0], claim.share or 100.0), scored.rows.get(claim.rows[1])
     if best is None or not full:
         return lacking(*claim.needs)
@@ -206,21 +205,20 @@ def judge_total(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
 
 
 def judge_some_above(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge whether a row is above another on some task by more than the best of so many is by chance.
+    """Judge whether a row is above another on some task, by more than the best of so many tasks is by chance.
 
-    Two seeds say little about the error of one task: it is drawn towards that of all, as far as tasks are alike.
+    Two seeds say little about the variance of one task, so it is raised to the mean over tasks (`moderate`).
     """
     paired = compare(scored, *claim.rows)
     if paired is None:
         return lacking(*claim.needs)
-    found, *more = (
-        dict(zip(side.by_task, moderate(list(side.by_task.values())), strict=True))
-        for side in (paired, paired.equal)
-        if side is not None
-    )
+    sides = []
+    for side in (paired, paired.equal):
+        if side is not None:
+            sides.append(dict(zip(side.by_task, moderate(list(side.by_task.values())), strict=True)))
+    found = sides[0]
     if any(item.sem is None for item in found.values()):
         return lacking("two seeds a task")
-    sides = [found, *more]
     tests = {task: bracket([above(side[task], 0.0) for side in sides if task in side]) for task in found}
     best = min(tests, key=lambda task: tests[task].new.confirm)
     text = (
@@ -300,7 +298,7 @@ def judge_series_above(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
 def join_series(scored: ScoredStudy, series: str) -> Row:
     """Join the rows of a series into one: a task with a number of samples becomes a task of its own.
 
-    The few samples that a seed draws of a task are among the many that it draws: columns of one task vary together.
+    A seed's few samples of a task are among its many samples, so the columns of one task vary together.
     """
     return {
         f"{task}@{number:g}": replace(cell, networks=cell.networks | {f"samples of {task}"})
@@ -318,10 +316,11 @@ def judge_series_below(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
     for key in series_keys(scored, series):
         limit = most_parameters(scored, key)
         smaller = [row for row in smaller_rows if most_parameters(scored, row) <= limit]
-        # Only where the two curves overlap: at least a quarter of these parameters.
+        # Compare only where the two curves overlap: the other row has at least a quarter of these parameters.
         if smaller and most_parameters(scored, smaller[-1]) >= limit / 4:
             paired = pair(scored.rows[key], scored.rows[smaller[-1]], tasks)
-            gaps += [paired] if paired else []
+            if paired:
+                gaps.append(paired)
             used.append(smaller[-1])
     if not gaps:
         return lacking(*claim.needs)
@@ -335,7 +334,7 @@ def judge_series_below(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
 
 
 def _mean_gap(values: Sequence[MeanWithError]) -> MeanWithError:
-    """Return the mean of differences to the same rows, with the largest error: these errors do not cancel."""
+    """Return the mean of differences to the same rows with the largest of their errors, as these do not cancel."""
     widest = max(values, key=lambda value: math.inf if value.sem is None else reach(value, new_rows=True))
     return widest._replace(mean=sum(value.mean for value in values) / len(values))
 
@@ -358,7 +357,7 @@ def judge_stable(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
 
 
 # Rule -> the function that judges by it; `RULES` in `spec/report_spec.py` says what each claims.
-JUDGES: dict[str, Judge] = {
+JUDGES: dict[str, Callable[[ScoredStudy, Claim], ClaimVerdict]] = {
     **dict.fromkeys(_TESTS, judge_difference),
     "some_above": judge_some_above,
     "none_above": judge_none_above,
@@ -382,13 +381,13 @@ class JudgedClaim:
     claim: Claim
     verdict: ClaimVerdict
     stands: bool = False
-    """whether it holds together with all others that stand: the chance that one of them is wrong is 5%"""
+    """whether it stands as part of the family: the chance that any standing verdict is wrong is 5%"""
 
 
 def judge_claims(claims: Sequence[Claim], studies: Mapping[str, ScoredStudy]) -> list[JudgedClaim]:
-    """Judge claims on one backbone by its studies, given by name; a claim whose study was not run has no verdict.
+    """Judge claims on one backbone and profile; `studies` has its scored studies by name.
 
-    A claim is open, with the reason, while planned runs of its rows are missing.
+    A claim whose study was not run has no verdict. One whose rows lack planned runs is open, with the reason.
     """
     verdicts = []
     for claim in claims:
@@ -398,7 +397,7 @@ def judge_claims(claims: Sequence[Claim], studies: Mapping[str, ScoredStudy]) ->
             continue
         found = JUDGES[claim.rule](scored, claim)
         rows = match_rows(scored.rows, found.rows)
-        if found.rows != ("*",):  # not for claims on all rows: the table of settings says it
+        if found.rows != ("*",):  # for claims on all rows, the table of settings has this note
             found = replace(found, sentence="; ".join((found.sentence, *describe_ends(scored, rows, found.tasks))))
         gap = scored.coverage.find_gap(found.rows, found.tasks)
         if gap:
@@ -408,7 +407,7 @@ def judge_claims(claims: Sequence[Claim], studies: Mapping[str, ScoredStudy]) ->
 
 
 def describe_agreement(scored: ScoredStudy) -> list[str]:
-    """Say of each row with a published difference to the reference whether ours agrees with it."""
+    """Describe for each row with a published difference to the reference whether ours agrees with it."""
     sentences = []
     for key in scored.rows:
         gaps = find_gaps(scored, key)

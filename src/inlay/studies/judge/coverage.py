@@ -1,9 +1,9 @@
-"""The plan of a study compared with its records: what is missing, in words, and whether a row is complete.
+"""The plan of a study compared with its records: which runs are missing, in words, and whether a row is complete.
 
-A planned run is an arm's setting on a task with a seed. It is there once a record has the same arm, task and seed, the
-same values on the arm's axes and no other setting than the arm's, unless that says it failed; one that diverged has
-come to its end. What several arms ask for is one run, and there for all of them. A record of settings that the study's
-file no longer has is of no run of the plan, and stands in no table beside those that are.
+A planned run is an arm's setting on a task with a seed. It is done once there is a record with the same arm, task, seed
+and settings that does not say it failed; a diverged run is done too. A run that several arms ask for is done for all of
+them. A record of settings that the study's file no longer has belongs to no planned run, and is shown in no table
+beside records that do.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any
 from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, list_rows, make_rows, name_task, plain_value
 from inlay.studies.judge.scores import joint_of
 from inlay.studies.run.records import FAILED, Record, count_layers
-from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.report_spec import SETTINGS
-from inlay.studies.spec.study import LEFT_OPEN, Study, bare_name
+from inlay.studies.spec.study import ARM_KINDS, LEFT_OPEN, Study, bare_name
 
 _MOST_LINES, _MOST_NAMES = 8, 8
 
@@ -31,7 +30,7 @@ class Planned:
     """A run that a study asks for; a multi-task run occurs once for each task."""
 
     run: tuple[Any, ...]
-    """the key that tells runs apart, whichever arm asks for them"""
+    """the key of the run, equal for all arms that ask for it"""
     arm: str
     task: str
     seed: int
@@ -39,19 +38,19 @@ class Planned:
     settings: Mapping[str, Mapping[str, Any]]
     """settings of its method and training, alone or with other tasks, by section"""
     data: Mapping[str, Mapping[str, Any]]
-    """short name of a possible first task -> the settings that choose its rows"""
+    """short name of each task that may be the run's first -> the settings that choose its rows"""
     sample: int | None
     """most training rows of a task; None: all"""
     depth: int
-    """layers that its arm needs; 0 if an arm that needs as many has run"""
+    """layers that its arm needs; 0 once an arm that needs as many has run"""
 
     @property
     def place(self) -> tuple[str, int]:
-        """Return the key that tells it apart from the others of its arm and task."""
+        """The key that tells it apart from the other runs of its arm and task."""
         return (repr(sorted(self.axes.items())), self.seed)
 
     def is_met_by(self, record: Record) -> bool:
-        """Tell whether a record has this setting, as far as it says; open settings of the plan match anything."""
+        """Tell whether a record has these settings, as far as it has them at all; open settings match anything."""
         if self.axes and record.axes != dict(self.axes):
             return False
         if self.sample is not None and record.num_train > self.sample:
@@ -62,12 +61,12 @@ class Planned:
             for name, value in settings.items():
                 if name in found and value not in LEFT_OPEN and plain_value(found[name]) != plain_value(value):
                     return False
-        # 2. the same rows: the data settings of a record of several tasks are those of the first
+        # 2. the same rows; a record of several tasks has the data settings of the first
         tasks = list(self.data)
         if len(tasks) > 1:
             named = joint_of(record).get("tasks") or record.extra.get("sequence") or [record.task]
             tasks = [bare_name(task) for task in named]
-        if not self.data.keys() >= set(tasks):  # `--skip-missing` leaves some tasks out, so the first may be another
+        if not self.data.keys() >= set(tasks):  # `--skip-missing` drops tasks, so any of them may be the first
             return False
         read, planned = record.config.get("data", {}), dict(self.data[tasks[0]])
         answers = planned.pop("answers", ())
@@ -117,10 +116,10 @@ class Coverage:
         missing = [item for item in planned if (item.run, item.task) not in done]
         layers = count_layers(records)
         deepest = layers or max((item.depth for item in planned if (item.run, item.task) in done), default=1)
-        # Where records do not say how many layers the backbone has, it is too shallow for arms of more layers than any
-        # that ran once all else is there; what it is too shallow for is in no plan.
+        # Arms that need more layers than the backbone has are not planned. Where records do not say how many it has, an
+        # arm counts as too deep if it needs more than any that ran, once everything else is done.
         self.too_deep: dict[str, int] = {}
-        """arm -> layers that it needs and the backbone has not"""
+        """arm -> layers that it needs and the backbone lacks"""
         if layers is not None or (done and all(item.depth > deepest for item in missing)):
             self.too_deep = {item.arm: item.depth for item in missing if item.depth > deepest}
             planned, missing = ([item for item in items if item.depth <= deepest] for items in (planned, missing))
@@ -131,8 +130,8 @@ class Coverage:
 
     @cached_property
     def _rows(self) -> dict[str, set[tuple[Any, ...]]]:
-        """Row, also one for claims alone -> its planned runs; rows are made of these as of records."""
-        records = _pretend(self.planned)
+        """Row (shown, or for claims alone) -> its planned runs; rows are made from these as from records."""
+        records = _make_empty_records(self.planned)
         made = list_rows(self._study, records)
         for rule in self._study.report.rows:
             made += [] if rule.is_shown else make_rows(self._study, rule, records)
@@ -163,12 +162,12 @@ class Coverage:
 
 
 def list_planned_rows(study: Study) -> list[RowSpec]:
-    """List the rows of a complete study; their records are empty but for settings."""
-    return list_rows(study, _pretend(list(_plan(study))))
+    """List the rows of a complete study; their records have settings and no results."""
+    return list_rows(study, _make_empty_records(list(_plan(study))))
 
 
-def _pretend(planned: Sequence[Planned]) -> list[Record]:
-    """Make records that planned runs would have, with the fields that tables sort rows by, and their numbers as ids."""
+def _make_empty_records(planned: Sequence[Planned]) -> list[Record]:
+    """Make a record for each planned run, with the fields that select rows; its id is its position in the list."""
     empty: dict[str, Any] = {item.name: None for item in dataclasses.fields(Record)}
     records = []
     for number, item in enumerate(planned):
@@ -187,7 +186,7 @@ def split_planned(
 ) -> tuple[list[Record], list[Record]]:
     """Split records into those of the study's current settings (with any seed) and others.
 
-    So are those that go on from one of `old_starts`: runs of settings that their own study has not.
+    Records that start from one of `old_starts`, runs of settings that their own study no longer has, are others too.
     """
     planned: dict[tuple[str, str], list[Planned]] = {}
     for item in _plan(study):
@@ -203,7 +202,7 @@ def split_planned(
 
 
 def list_missing(study: Study, records: Sequence[Record]) -> list[str]:
-    """Describe what a study still lacks: how many runs, which, and the failed ones."""
+    """Describe what a study still lacks: how many runs, which ones, and which failed."""
     coverage = Coverage(study, records)
     lines = describe_runs(coverage.missing, coverage.planned)
     found = [f"{coverage.count} are there", *lines] if lines else []
@@ -219,12 +218,12 @@ def list_missing(study: Study, records: Sequence[Record]) -> list[str]:
     return found
 
 
-# Data settings that do not choose rows: found out by a run, given by an arm, or paths.
+# Data settings that do not choose rows: a run infers them, an arm gives them, or they are paths.
 _NOT_ROWS = frozenset(("kind", "metric", "labels", "sample", "sample_seed", "root", "source", "dev", "test", "pairs"))
 
 
 def _plan(study: Study) -> Iterator[Planned]:
-    """List every arm, task, setting and seed; multi-task runs have the arm's own grid, as in `planning.py`."""
+    """List every arm, task, setting and seed of a study."""
 
     @cache
     def row_settings(task: str) -> dict[str, Any]:
@@ -232,31 +231,24 @@ def _plan(study: Study) -> Iterator[Planned]:
         config |= {f"most_{side}": number for side, number in study.most_rows.items()}
         return {name: value for name, value in config.items() if name not in _NOT_ROWS}
 
-    for name, arm in study.arms.items():
-        is_one = ARM_KINDS[arm.kind].spans_tasks
-        made: dict[str, Any] = {}
-        for task in arm.tasks:
-            own = {} if is_one else study.per_task.get(task, {})
-            data = {bare_name(first): row_settings(first) for first in (arm.tasks if is_one else (task,))}
-            if repr(own) not in made:
-                made[repr(own)] = arm.points(own)
-            for point in made[repr(own)]:
-                config = point.config
-                rows = (arm.kind, arm.tasks if is_one else task, arm.sample, arm.source)
-                run = (*rows, repr(config.method), repr(config.train), repr(config.joint))
-                settings = {section: dataclasses.asdict(getattr(config, section)) for section in SETTINGS}
-                del settings["train"]["seed"]
-                if arm.source and not is_one:
-                    like = study.like.get(task)
-                    settings["joint"]["like"] = [f"{bare_name(task)}={like}"] if like is not None else []
-                for seed in range(arm.seeds):
-                    yield Planned(
-                        (*run, seed), name, task, seed, point.axes, settings, data, arm.sample, arm.min_layers
-                    )
+    for arm, task, point in study.points():
+        config, is_one_run = point.config, ARM_KINDS[arm.kind].spans_tasks
+        # 1. the settings that a record of it has
+        settings = {section: dataclasses.asdict(getattr(config, section)) for section in SETTINGS}
+        del settings["train"]["seed"]
+        if arm.source and not is_one_run:
+            like = study.like.get(task)
+            settings["joint"]["like"] = [f"{bare_name(task)}={like}"] if like is not None else []
+        data = {bare_name(first): row_settings(first) for first in (arm.tasks if is_one_run else (task,))}
+        # 2. a run for each seed
+        rows = (arm.kind, arm.tasks if is_one_run else task, arm.sample, arm.source)
+        run = (*rows, repr(config.method), repr(config.train), repr(config.joint))
+        for seed in range(arm.seeds):
+            yield Planned((*run, seed), arm.name, task, seed, point.axes, settings, data, arm.sample, arm.min_layers)
 
 
 def _list_answers(given: Iterable[str]) -> set[str]:
-    """List the answers that differ from their label, as `label=text`; records of single runs have only these."""
+    """List the answers (`label=text`) that differ from their label; records of single runs keep only these."""
     return {item for item in given if len(set(item.split("=", 1))) > 1}
 
 
@@ -267,7 +259,7 @@ def _count_runs(items: Iterable[Planned]) -> int:
 def describe_runs(missing: Sequence[Planned], planned: Sequence[Planned]) -> list[str]:
     """Describe missing runs: a line for arms and tasks that lack the same, `no run with epochs 10: full on CoLA, RTE`.
 
-    An arm that needs more layers than any that has run is said to.
+    Arms that need more layers than any that has run are marked.
     """
     # 1. what each arm lacks on each task
     wanted: dict[tuple[str, str], list[Planned]] = {}
@@ -279,7 +271,7 @@ def describe_runs(missing: Sequence[Planned], planned: Sequence[Planned]) -> lis
     by_arm: dict[tuple[str, str], list[str]] = {}
     for (arm, task), own in absent.items():
         depth = f" (if the backbone has {own[0].depth} layers)" if own[0].depth > 1 else ""
-        by_arm.setdefault((_name_places(own, wanted[arm, task]), arm + depth), []).append(name_task(task))
+        by_arm.setdefault((_describe_lack(own, wanted[arm, task]), arm + depth), []).append(name_task(task))
     by_tasks: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (what, arm), tasks in by_arm.items():
         by_tasks.setdefault((what, tuple(tasks)), []).append(arm)
@@ -290,7 +282,7 @@ def describe_runs(missing: Sequence[Planned], planned: Sequence[Planned]) -> lis
     return [*lines[: _MOST_LINES - 1], f"other runs missing: {_list_some(list(rest))}"]
 
 
-def _name_places(missing: Sequence[Planned], planned: Sequence[Planned]) -> str:
+def _describe_lack(missing: Sequence[Planned], planned: Sequence[Planned]) -> str:
     """Describe what an arm lacks on a task: everything, the values without a run, or a number of runs."""
     if len(missing) == len(planned):
         return "not run"

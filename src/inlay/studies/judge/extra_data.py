@@ -1,7 +1,8 @@
-"""Data that records keep beside scores, and the rules on it: spans of an ablation, initial scales, steps, embeddings.
+"""Claims about ablations, initial scales, task sequences and embeddings, and the extra data of their records.
 
-Spans and steps are read from a record's `extra`: scores in points, means over the seeds of a task; a run that was
-repeated on other hardware counts once, as the mean of its repeats.
+Ablations (scores without the adapters of spans of layers) and the steps of a sequence are read from a record's `extra`.
+Scores are in points, means over the seeds of a task; a run that was repeated on other hardware counts once, as the mean
+of its repeats.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from inlay.studies.judge.bounds import MeanWithError, deviations, difference, estimate, mean_of_all, show
 from inlay.studies.judge.row_sampling import num_rows, score_error
 from inlay.studies.judge.row_specs import name_task
-from inlay.studies.judge.scored import ScoredStudy, list_series
+from inlay.studies.judge.scored_study import ScoredStudy, list_series
 from inlay.studies.judge.scores import average_repeats, keep_best
 from inlay.studies.judge.verdicts import (
     OPEN,
@@ -40,11 +41,11 @@ Span = tuple[int, int]
 SMALL_SCALE = 1.0001e-2
 """the largest scale of initial values that counts as small: 1e-2, however it is rounded"""
 SPENT = 90.0
-"""percent of the accuracy above the majority class; a row that lost as much can hardly lose more"""
+"""percent of the accuracy above the majority class; a row that lost this much can hardly lose more"""
 UNMOVED = 0.01
 """points of a dev score that do not count as a change"""
 MOVED = 0.1
-"""share of the embeddings' length that training must move them before they say anything about tasks"""
+"""how far training must move embeddings, as a share of their length, before they say anything about tasks"""
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,9 @@ class Ablation:
         return self.less(self.whole, self.spans[first, last])
 
     def less(self, scores: Mapping[int, float], others: Mapping[int, float]) -> MeanWithError:
-        """Accuracy less another, paired by seed."""
+        """Return one accuracy less another, paired by seed."""
         errors = [self._row_error(scores), self._row_error(others)]
-        # Answers with and without some adapters are mostly the same: taken as independent, the error is too large.
+        # Answers with and without some adapters are mostly the same, so this error for independent rows is too large.
         rows = None if None in errors else math.hypot(*(error or 0.0 for error in errors))
         return estimate((scores[seed] - others[seed] for seed in others if seed in scores), rows)
 
@@ -103,12 +104,12 @@ class Ablation:
 
 
 def lower_part(item: Ablation) -> int:
-    """Return the number of layers called lower: in proportion to layers 0–4 of the twelve in Houlsby et al."""
+    """Return the number of lower layers, in proportion to layers 0–4 of twelve in Houlsby et al."""
     return max(1, round(item.num_layers * 5 / 12))
 
 
 def read_ablations(records: Iterable[Record], tasks: Sequence[str]) -> list[Ablation]:
-    """Read the ablations among records in the order of tasks, each at the setting that is best on dev."""
+    """Read the ablations of records, in the order of tasks, each at the setting that is best on dev."""
     by_task: dict[str, list[Record]] = {}
     for record in keep_best(record for record in records if record.extra.get("spans")):
         by_task.setdefault(record.task, []).append(record)
@@ -152,7 +153,7 @@ class Step:
 def read_steps(records: Iterable[Record], tasks: Sequence[str]) -> list[Step]:
     """Return a row's scores after each step of its sequence of tasks, over seeds: `extra["after"]`, task -> score.
 
-    One setting goes through the whole sequence: the one whose tasks were best on dev, each when it was learnt.
+    The whole sequence has one setting: the one whose tasks were best on dev, each right after it was learnt.
     """
     found: dict[str, dict[str, list[tuple[Record, float]]]] = {}
     sequences = [record for record in records if isinstance(record.extra.get("after"), Mapping)]
@@ -197,25 +198,25 @@ class Embeddings:
         return float((norm(self.vectors - self.starts, axis=1) / norm(self.starts, axis=1)).mean())
 
 
-Likeness = tuple[tuple[str, str], float]
-"""two tasks, and how alike they are"""
+Cosine = tuple[tuple[str, str], float]
+"""two tasks, and the cosine of their embeddings"""
 
 
-def _find_alike(tasks: Sequence[str], vectors: Any, kinds: Mapping[str, str]) -> tuple[list[Likeness], list[Likeness]]:
-    """Return the cosines of all pairs of tasks: of one kind, and of different kinds."""
+def _list_cosines(tasks: Sequence[str], vectors: Any, kinds: Mapping[str, str]) -> tuple[list[Cosine], list[Cosine]]:
+    """Return the cosines of all pairs of tasks: first of pairs of one kind, then of different kinds."""
     import numpy
 
     unit = vectors / numpy.linalg.norm(vectors, axis=1, keepdims=True)
-    groups: tuple[list[Likeness], list[Likeness]] = ([], [])
+    groups: tuple[list[Cosine], list[Cosine]] = ([], [])
     for (i, a), (j, b) in itertools.combinations(enumerate(tasks), 2):
         is_one_kind = kinds.get(a, a) == kinds.get(b, b)
         groups[0 if is_one_kind else 1].append(((a, b), float(unit[i] @ unit[j])))
     return groups
 
 
-def _find_gap(tasks: Sequence[str], vectors: Any, kinds: Mapping[str, str]) -> float | None:
-    """Return the mean cosine within kinds less that between kinds; None without pairs of both."""
-    groups = _find_alike(tasks, vectors, kinds)
+def _cosine_gap(tasks: Sequence[str], vectors: Any, kinds: Mapping[str, str]) -> float | None:
+    """Return the mean cosine within kinds less the one between kinds; None without pairs of both."""
+    groups = _list_cosines(tasks, vectors, kinds)
     if not all(groups):
         return None
     within, between = (sum(value for _, value in pairs) / len(pairs) for pairs in groups)
@@ -223,7 +224,7 @@ def _find_gap(tasks: Sequence[str], vectors: Any, kinds: Mapping[str, str]) -> f
 
 
 def read_embeddings(scored: ScoredStudy) -> dict[int, Embeddings]:
-    """Read the embeddings of the best run on dev by seed, for the first row with two tasks or more."""
+    """Read the embeddings of the best run on dev by seed, of the first row that has them for two tasks or more."""
     import numpy
 
     order = {task: place for place, task in enumerate(scored.study.tasks)}
@@ -252,7 +253,8 @@ def judge_spans(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
     found = read_ablations(scored.records, scored.study.tasks)
     if not found:
         return ClaimVerdict(OPEN, "no spans were removed yet")
-    return replace(_SPANS[claim.part](found, claim), rows=("*",))
+    judge = {"single": _single_layers, "all": _all_layers, "lower": _lower_layers, "lowest": _lowest_layers}[claim.part]
+    return replace(judge(found, claim), rows=("*",))
 
 
 def _single_layers(ablations: Sequence[Ablation], claim: Claim) -> ClaimVerdict:
@@ -298,20 +300,13 @@ def _lowest_layers(ablations: Sequence[Ablation], claim: Claim) -> ClaimVerdict:
     return verdict(at_most(lost, claim.bound), text)
 
 
-_SPANS: dict[str, Callable[[Sequence[Ablation], Claim], ClaimVerdict]] = {
-    "single": _single_layers,
-    "all": _all_layers,
-    "lower": _lower_layers,
-    "lowest": _lowest_layers,
-}
-
-
 # Scales of the initial values
 
 
 def judge_init(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge the effect of the initial scale: up to 1e-2, above it, and on one task against another."""
-    return _INIT[claim.part](scored, claim)
+    """Judge the effect of the initial scale: up to 1e-2, above it, and on one task compared with another."""
+    judge = {"robust": _init_robust, "worse": _init_worse, "compare": _init_compare}[claim.part]
+    return judge(scored, claim)
 
 
 def _scales(
@@ -364,15 +359,8 @@ def _init_compare(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
     return verdict(above(difference(first, second), claim.bound), text, claim.rests_on, claim.tasks)
 
 
-_INIT: dict[str, Callable[[ScoredStudy, Claim], ClaimVerdict]] = {
-    "robust": _init_robust,
-    "worse": _init_worse,
-    "compare": _init_compare,
-}
-
-
 def _lost_share(scored: ScoredStudy, series: str, task: str) -> MeanWithError | None:
-    """Return the share, in percent, of the accuracy above the majority class that the first scale above 1e-2 loses."""
+    """Return how much the first scale above 1e-2 loses, in percent of the accuracy above the majority class."""
     small, large = _scales(scored, series, task)
     majority = next((row[task].majority for row in scored.rows.values() if task in row), None)
     if not small or not large or majority is None:
@@ -384,7 +372,7 @@ def _lost_share(scored: ScoredStudy, series: str, task: str) -> MeanWithError | 
     left = (fallen.mean - majority) / height
     if usual.sem is None or fallen.sem is None:
         return MeanWithError(100 * (1 - left))
-    # The error of a ratio, to first order; its degrees of freedom are those of a difference.
+    # The error of a ratio, to first order, with the degrees of freedom of a difference.
     scaled = usual._replace(mean=0.0, sem=left * usual.sem, rows=None if usual.rows is None else left * usual.rows)
     whole = difference(scaled, fallen)
     rows = None if whole.rows is None else 100 * whole.rows / height
@@ -396,9 +384,9 @@ def _lost_share(scored: ScoredStudy, series: str, task: str) -> MeanWithError | 
 
 def judge_moved(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
     """Judge whether, with a slot for each task, no answer and no dev score of an earlier task changes."""
-    changes: list[float] = []
-    losses: list[float] = []  # of single networks
-    moves: list[float] = []
+    moves: list[float] = []  # largest changes of answers, with slots
+    changes: list[float] = []  # changes of dev scores, with slots
+    losses: list[float] = []  # points that one shared network lost
     rows: list[str] = []
     for spec in scored.specs:
         moved = [record.extra["moved"] for record in spec.records if record.extra.get("moved") is not None]
@@ -407,7 +395,7 @@ def judge_moved(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
             continue
         moves += moved
         rows.append(spec.key)
-        # The change of each earlier task's dev score since it was learnt, run by run.
+        # How each earlier task's dev score changed since it was learnt, run by run.
         sequences: dict[tuple[str, str, int, str], list[Record]] = {}
         for record in spec.records:
             axes = repr(sorted(record.axes.items()))
@@ -433,20 +421,24 @@ def judge_moved(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
 
 
 def judge_embeddings(scored: ScoredStudy, claim: Claim) -> ClaimVerdict:
-    """Judge whether training brings embeddings of similar tasks closer together than those of others.
+    """Judge whether training brings the embeddings of similar tasks closer together than those of others.
 
-    They begin as draws by chance, which have a gap of their own: what counts is how much wider it gets. While they have
-    hardly moved nothing is said.
+    Their random initial values have a gap already, so what counts is how much wider it gets. As long as training has
+    hardly moved them, the claim is open.
     """
     kinds = claim.kinds
-    found = [
-        item for item in read_embeddings(scored).values() if _find_gap(item.tasks, item.vectors, kinds) is not None
-    ]
+    # 1. the gap of each seed, after training and before
+    found, gaps, firsts = [], [], []
+    for item in read_embeddings(scored).values():
+        gap = _cosine_gap(item.tasks, item.vectors, kinds)
+        if gap is not None:
+            found.append(item)
+            gaps.append(gap)
+            firsts.append(None if item.starts is None else _cosine_gap(item.tasks, item.starts, kinds))
     if not found:
         return lacking(*claim.needs)
-    gaps = [_find_gap(item.tasks, item.vectors, kinds) or 0.0 for item in found]
-    firsts = [None if item.starts is None else _find_gap(item.tasks, item.starts, kinds) for item in found]
-    pairs = [pair for group in _find_alike(found[0].tasks, found[0].vectors, kinds) for pair in group]
+    # 2. how much training widened it
+    pairs = [pair for group in _list_cosines(found[0].tasks, found[0].vectors, kinds) for pair in group]
     nearest = max(pairs, key=lambda item: item[1])[0]
     text = f"cosine within kinds less that between: {_show(gaps)} over {len(gaps)} seeds"
     named = f"nearest in the first seed: {name_task(nearest[0])} and {name_task(nearest[1])}"

@@ -1,9 +1,9 @@
-"""Published values as data: what a paper printed, its source, and what the numbers mean.
+"""Published values as data: the numbers a paper printed, their source and their meaning.
 
-`studies/published/NAME.toml` holds one or more tables. A column is `task:metric`, so that a value is set beside ours
-only where both mean the same; `mean:metric` is a mean over the source's own tasks. Values stand as printed, in points,
-also where the source's own arithmetic disagrees (the notes say so); what a source derives from its columns (totals,
-averages) is kept apart in `printed` and never compared.
+`studies/published/NAME.toml` has one or more tables. A column is `task:metric`, so that a value is compared with ours
+only where both mean the same; `mean:metric` is a mean over the source's own tasks. Values are as printed, in points,
+even where the source's own arithmetic disagrees (the notes say so). Values that a source derives from its columns
+(totals, averages) are kept apart in `printed` and never compared.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from inlay.errors import BadConfig, UnknownName
 from inlay.settings import from_tree
 
-_MEND = "see studies/published/glue.toml for an example"
+_HINT = "see studies/published/glue.toml for an example"
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class PublishedRow:
     """One printed row."""
 
     arm: str
-    """the arm of ours that it compares with, or a name of its own"""
+    """the row of ours that it is compared with, or another name"""
     label: str
     cells: tuple[float | None, ...]
     """in points, one for each column; None where nothing is printed"""
     printed: Mapping[str, float] = field(default_factory=dict)
-    """values that the source derives from its cells, or says about the row"""
+    """other values of the row, such as totals that the source derives from its cells"""
     deviations: tuple[float | None, ...] = ()
     """standard deviations over seeds, one for each column or none at all"""
     trained_parameters: int | None = None
     is_difference: bool = False
-    """the row is one row less another, as the source prints it"""
+    """whether the source prints one row less another"""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class PublishedTable:
     rows: tuple[PublishedRow, ...]
     notes: tuple[str, ...] = ()
     over: str = ""
-    """the tasks of a `mean:…` column, in words, if the source prints nothing else: `17 tasks`"""
+    """the tasks of a `mean:…` column in words (`17 tasks`), if the source prints means alone"""
     mean_of: tuple[str, ...] = ()
-    """the columns (`task:metric`) of this mean, if known: ours is taken over the same"""
+    """the columns (`task:metric`) of this mean, if known: our mean is taken over the same"""
 
     def row(self, arm: str) -> PublishedRow | None:
         """Return the row that compares with an arm of ours; None if there is none."""
@@ -86,12 +86,12 @@ class Published:
 
 
 def split_columns(columns: Iterable[str]) -> list[tuple[str, str]]:
-    """Return columns, named `task:metric`, as pairs of these."""
+    """Return columns named `task:metric` as pairs (task, metric)."""
     return [(task, metric) for task, _, metric in (column.partition(":") for column in columns)]
 
 
 def read_published(folder: Path, name: str) -> Published:
-    """Read the published values of `folder/NAME.toml`; empty for an empty name."""
+    """Read the published values of `folder/NAME.toml`; no tables if the name is empty."""
     if not name:
         return Published("")
     path = folder / f"{name}.toml"
@@ -100,10 +100,10 @@ def read_published(folder: Path, name: str) -> Published:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: not TOML: {error}", _MEND) from None
+        raise BadConfig(f"{path}: not TOML: {error}", _HINT) from None
     unknown = sorted(tree.keys() - {"tables"})
     if unknown or not isinstance(tree.get("tables"), list):
-        raise BadConfig(f"{path}: `{unknown[0] if unknown else 'tables'}` is no list of tables", _MEND)
+        raise BadConfig(f"{path}: `{unknown[0] if unknown else 'tables'}` is not a list of tables", _HINT)
     return Published(name, tuple(_read_table(item, f"{path}: ") for item in tree["tables"]))
 
 
@@ -111,7 +111,7 @@ def _read_table(tree: Mapping[str, Any], where: str) -> PublishedTable:
     texts = {"name", "title", "source", "backbone", "split", "protocol"}
     missing = sorted((texts | {"columns", "rows"}) - tree.keys())
     if missing:
-        raise BadConfig(f"{where}table `{tree.get('name', '?')}` has no `{missing[0]}`", _MEND)
+        raise BadConfig(f"{where}table `{tree.get('name', '?')}` has no `{missing[0]}`", _HINT)
     rows = tuple(_read_row(item, f"{where}{tree['name']}: ") for item in tree["rows"])
     table = from_tree(
         PublishedTable, {key: value for key, value in tree.items() if key != "rows"} | {"rows": ()}, where
@@ -128,13 +128,13 @@ def _read_row(tree: Mapping[str, Any], where: str) -> PublishedRow:
     wrong = sorted((tree.keys() - known) | ({"arm", "label", "cells"} - tree.keys()))
     if wrong:
         has = "an unknown" if wrong[0] in tree else "no"
-        raise BadConfig(f"{where}row `{tree.get('arm', '?')}` has {has} `{wrong[0]}`", _MEND)
+        raise BadConfig(f"{where}row `{tree.get('arm', '?')}` has {has} `{wrong[0]}`", _HINT)
     cells = tuple(None if cell == "" else float(cell) for cell in tree["cells"])
     given = tuple(map(float, tree.get("deviations", ())))  # standard deviations of the printed cells
     num_printed = sum(cell is not None for cell in cells)
     if given and len(given) != num_printed:
         counts = f"{len(given)} deviations for {num_printed} printed cells"
-        raise BadConfig(f"{where}row `{tree['arm']}` has {counts}", _MEND)
+        raise BadConfig(f"{where}row `{tree['arm']}` has {counts}", _HINT)
     each = iter(given)
     return PublishedRow(
         arm=tree["arm"],

@@ -1,13 +1,13 @@
-"""Standard errors of metrics from the rows that were scored: how far a score may be from the score on new rows.
+"""Standard errors of metrics from the scored rows: how far a score may be from the score on new rows.
 
-Two ways. Where the answers of two runs to the same rows are at hand, the covariances of their scores are measured and
-kept in the records, so that a difference has the error of rows that were answered by both. Where only metrics were
-kept, an error is computed from them (`score_error`), and two runs are taken as independent: they err on the same rows
-more often than that, so their difference has a smaller error in truth, never a larger one.
+There are two ways. Where the answers of two runs to the same rows are known, the covariances of their scores are
+measured and kept in the records, so that the error of a difference takes into account that both answered the same rows.
+Where only metrics were kept, an error is computed from them (`score_error`), and two runs are taken as independent. As
+two runs tend to make the same mistakes, the true error of their difference is then smaller, never larger.
 
-For covariances, a study with `paired_rows` keeps in each run's folder how every dev row moves the run's metrics
-(`influence`). When a session ends, the covariances of all runs of a task are put into their records. Rows, labels and
-answers themselves stay out of the results: data sets need not be passed on with them.
+For covariances, a study with `paired_rows` keeps in each run's folder how much every dev row influences the run's
+metrics (`influence`). When a session ends, the covariances of all runs of a task are put into their records. The
+results contain no rows, labels or answers, so they can be shared without the data sets.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def score_error(metric: str, scores: Mapping[str, float], rows: int | None) -> f
         return None
     value = scores[metric]
     if metric in ("accuracy", "exact_match", "token_f1") or value == 1:
-        # A row's score lies between 0 and 1: its variance is at most that of a row that is right or wrong. Two rows
-        # of each are added (Agresti and Coull), so that none that is wrong does not mean that none would be.
+        # A row's score lies between 0 and 1, so its variance is at most that of a row that is right or wrong. Two right
+        # and two wrong rows are added (Agresti and Coull): without a single wrong row the error would be zero.
         share = (value * rows + 2) / (rows + 4)
         return math.sqrt(max(share * (1 - share), 0.0) / rows)
     if metric in ("spearman", "pearson"):
-        # Bonett and Wright 2000, Psychometrika 65: of Spearman's coefficient; Pearson's own is smaller.
+        # Bonett and Wright 2000, Psychometrika 65, for Spearman's coefficient; the error of Pearson's is smaller.
         return (1 - value**2) * math.sqrt((1 + value**2 / 2) / (rows - 3))
     if metric in ("f1", "matthews"):
         shares = _confusion(scores)
@@ -71,8 +71,8 @@ def _confusion(scores: Mapping[str, float]) -> Floats | None:
     """Return the shares of true and false positives, false and true negatives, for two classes.
 
     With W the share of wrong rows and F the F1, 2TP / (2TP + W) = F gives the true positives. Matthews' coefficient
-    then tells how the wrong rows are divided, up to which part are the false positives, which neither error depends
-    on: by search, since it has no simple inverse.
+    then tells how the wrong rows are divided in two parts. Which part are the false positives stays unknown, but no
+    error depends on it. The division is found by search, since the coefficient has no simple inverse.
     """
     if not {"accuracy", "f1", "matthews"} <= scores.keys():
         return None
@@ -124,9 +124,9 @@ def _slopes(metric: str, shares: Floats) -> Floats:
 
 
 def influence(metric: str, gold: Floats, answers: Floats) -> Floats | None:
-    """Return each row's influence on a metric: over draws of rows, the metric varies as the mean of these values.
+    """Return each row's influence on a metric: for random rows, the metric varies as the mean of these values.
 
-    The covariance of two runs' metrics on the same n rows is the covariance of their influences over n.
+    The covariance of two runs' metrics on the same n rows is the covariance of their influences, divided by n.
     """
     if metric == "accuracy":
         return np.asarray(gold == answers, dtype=np.float64)
@@ -170,7 +170,7 @@ def paired_error(records: Sequence[tuple[Record, float]], metric: str) -> float 
 
 def keep_influences(folder: Path, run: Run, result: Result, backbone: Backbone) -> None:
     """Answer a run's dev rows with its best weights, and write each row's influence on its metrics."""
-    from inlay.training import judge_split  # imports torch, which a report needs not
+    from inlay.training import judge_split  # imports torch, which a report does not need
 
     task = run.task
     kind = KINDS[task.kind]
@@ -211,8 +211,8 @@ def add_covariances(records: Sequence[Record], runs: Path) -> list[Record]:
                 for run_id, line in zip(ids, matrix, strict=True):
                     known = {other: float(f"{value:.{DIGITS}g}") for other, value in zip(ids, line, strict=True)}
                     measured.setdefault(run_id, {})[metric] = known
+    # 3. put them into the records, beside those that another machine measured, whose runs' folders are not here
     changed = []
-    # 3. put into the records; those that another machine measured stay: its runs' folders are not here
     for record in records:
         before = record.extra.get("row_covariances") or {}
         own = measured.get(record.id, {})

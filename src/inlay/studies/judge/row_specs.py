@@ -1,7 +1,7 @@
 """The rows of a study's tables: their records, labels and order.
 
-A row is what a rule of the study's `[report]` takes, by what was trained, or an arm as the file names it. A rule
-without `each` takes runs of several settings together; the best of them is chosen on dev.
+A row has the runs that a rule of the study's `[report]` selects by their settings; runs that no rule selects make a row
+for each arm. A rule without `each` takes runs of several settings together, and the best of these is chosen on dev.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any
 
 from inlay.studies.judge.scores import joint_of, select
 from inlay.studies.run.records import Record
-from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.report_spec import SAMPLE, SETTINGS, RowRule, find_section
-from inlay.studies.spec.study import Study
+from inlay.studies.spec.study import ARM_KINDS, Study
 
 TASKS = {
     "glue/cola": "CoLA",
@@ -46,24 +45,24 @@ METRICS = {
     "entity_f1": "entity F1",
 }
 NOT_AVERAGED = frozenset({"glue/wnli"})
-WIDE = 7  # above this number, tasks are shown group by group, and as lines instead of columns
+WIDE = 7  # more tasks than this are shown in groups, and as lines instead of columns
 
 
 @dataclass(frozen=True)
 class RowSpec:
-    """A row to be shown: its key (also that of the published row), its label and its records."""
+    """A row to be shown: its key (the published row has the same), its label and its records."""
 
     key: str
     label: str
     records: tuple[Record, ...]
     series: str = ""
-    """the series that it belongs to, such as the adapters of any size; "" for an arm's own row"""
+    """the series that it belongs to, such as `adapters`, of any size; "" for an arm's own row"""
     number: float | None = None
-    """its place in the series: a size, a number of layers or of samples, a scale"""
+    """its number in the series: a size, a number of layers or of samples, a scale"""
 
 
 def find_setting(study: Study, record: Record, name: str) -> Any:
-    """Return the value of a setting in a record's run; for `sample`, its arm's."""
+    """Return the value of a setting in a record's run; `sample` is a setting of its arm."""
     if name == SAMPLE:
         return study.arms[record.arm].sample if record.arm in study.arms else None
     section = find_section(name)
@@ -82,17 +81,6 @@ def find_number(study: Study, record: Record, name: str) -> float | None:
     return value
 
 
-def is_taken(study: Study, rule: RowRule, record: Record) -> bool:
-    """Tell whether a rule takes a record."""
-    kind = study.arms[record.arm].kind if record.arm in study.arms else "runs"
-    is_of_kind = kind == rule.kind if rule.kind else ARM_KINDS[kind].needs_backbone
-    if not is_of_kind:
-        return False
-    return all(
-        plain_value(find_setting(study, record, name)) == plain_value(value) for name, value in rule.where.items()
-    )
-
-
 def plain_value(value: Any) -> Any:
     """Return a setting as JSON has it: tuples are lists."""
     return list(value) if isinstance(value, tuple) else value
@@ -100,7 +88,15 @@ def plain_value(value: Any) -> Any:
 
 def make_rows(study: Study, rule: RowRule, records: Sequence[Record]) -> list[RowSpec]:
     """Make the rows of a rule that have records: one, or one for every value of a setting."""
-    found = select(records, lambda record: is_taken(study, rule, record))
+
+    def is_taken(record: Record) -> bool:
+        kind = study.arms[record.arm].kind if record.arm in study.arms else "runs"
+        is_of_kind = kind == rule.kind if rule.kind else ARM_KINDS[kind].needs_backbone
+        return is_of_kind and all(
+            plain_value(find_setting(study, record, name)) == plain_value(value) for name, value in rule.where.items()
+        )
+
+    found = select(records, is_taken)
     named = rule.each or next(iter(re.findall(r"\{(\w+)\}", rule.label)), "")
     numbers = {record.id: find_number(study, record, named) for record in found} if named else {}
     known = sorted({number for number in numbers.values() if number is not None})
@@ -115,7 +111,7 @@ def make_rows(study: Study, rule: RowRule, records: Sequence[Record]) -> list[Ro
 
 
 def _fill(label: str, name: str, numbers: Sequence[float]) -> str:
-    """Fill a label with its number, or with the range of several; without any, drop the part in brackets."""
+    """Fill a label with its number, or the range of several; without numbers, drop the part in brackets."""
     if not name:
         return label
     if not numbers:
@@ -126,10 +122,10 @@ def _fill(label: str, name: str, numbers: Sequence[float]) -> str:
 
 
 def list_rows(study: Study, records: Sequence[Record]) -> list[RowSpec]:
-    """List the rows of a study that have records, in order: those of rules, then arms that no rule takes."""
+    """List the rows of a study that have records, in order: those of rules, then arms that no rule selects."""
     rules = [rule for rule in study.report.rows if rule.is_shown]
     made = [row for rule in rules for row in make_rows(study, rule, records)]
-    # The best of a single size is that size: show it once.
+    # A row for the best of all sizes equals the row of a size if there is only one: show it once.
     rows = [row for place, row in enumerate(made) if all(row.records != other.records for other in made[place + 1 :])]
     taken = {(record.id, record.hardware) for row in rows for record in row.records}
     left = [record for record in records if (record.id, record.hardware) not in taken]
@@ -170,12 +166,12 @@ def has_joint_runs(spec: RowSpec) -> bool:
 
 
 def has_one_setting(spec: RowSpec) -> bool:
-    """Tell whether a row has one setting for all its tasks: they are one run, or one sequence."""
+    """Tell whether a row has one setting for all its tasks, as they are one run or one sequence."""
     return has_joint_runs(spec) or any(len(record.extra.get("sequence", ())) > 1 for record in spec.records)
 
 
 def group_tasks(tasks: Sequence[str]) -> dict[str, list[str]]:
-    """Group tasks by their set (`glue/…`, `extra/…`); few tasks stay together."""
+    """Group tasks by their set (`glue/…`, `extra/…`); few tasks stay in one group."""
     if len(tasks) <= WIDE:
         return {"": list(tasks)} if tasks else {}
     groups: dict[str, list[str]] = {}

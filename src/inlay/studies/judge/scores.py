@@ -1,14 +1,14 @@
-"""Numbers from records: settings chosen on dev, means and s.e.m. over seeds, differences pair by pair.
+"""Numbers from records: settings chosen on dev, means and standard errors over seeds, sizes.
 
-Everything shown about a study goes through here, so that one rule holds everywhere. A **setting** is an arm with values
-on its axes. Of the settings of a row the one with the best mean dev score is chosen: for each task, or once for all
-tasks of one run or of one sequence. While a grid is not complete, settings have unlike numbers of seeds: one seed among
-settings of more is no candidate, as a lucky one could win, nor is one of whose runs some diverged, as its others were
-lucky; and a candidate counts by the lower of two means, over its own seeds and over those that all candidates have.
-Test scores are never looked at before that. Numbers here are in points (× 100).
+All numbers of a report come from here, so that one rule holds everywhere. A **setting** is an arm with values on its
+axes. Of the settings of a row, the one with the best mean dev score is chosen: for each task, or once for all tasks of
+one run or one sequence. While a grid is incomplete, settings have different numbers of seeds. A setting with one seed
+is no candidate beside settings with more, as a lucky seed could win. Nor is a setting with a diverged run, as its other
+runs were lucky. A candidate counts by the lower of two means: over its own seeds, and over the seeds that all
+candidates have. Test scores are never looked at before the choice. Numbers here are in points (× 100).
 
-What one network scored is one draw, in however many columns it stands: columns that share networks (the tasks of a
-joint run, two metrics of a task) are averaged seed by seed before their spread over seeds is taken.
+The scores of one network are one draw, however many columns they fill: columns that share networks (the tasks of a
+joint run, two metrics of a task) are averaged for each seed before their spread over seeds is taken.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Cell:
     num_settings: int
     """number of settings it was chosen from"""
     num_waiting: int
-    """number of settings with too few seeds to be chosen"""
+    """number of settings that were no candidates, such as those with too few seeds"""
     num_lost: int
     """number of the row's runs on this task that diverged or failed"""
     by_metric: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """every metric of the chosen runs: seed -> score, in points"""
     is_copy: bool = False
-    """whether all tasks of the row together are one copy of the backbone"""
+    """whether all tasks of the row share one fine-tuned copy of the backbone"""
     is_finetuned: bool = False
     """whether its run trained a copy of the whole backbone, so that the backbone itself is not needed"""
     networks: frozenset[str] = frozenset()
@@ -73,9 +73,9 @@ class Cell:
     row_errors: Mapping[str, float | None] = field(default_factory=dict)
     """metric -> the standard error of its score from the rows that were scored, in points"""
     candidates: tuple[Candidate, ...] = ()
-    """the settings it was chosen from, best first; empty if the shown rows did not choose it"""
+    """the settings it was chosen from, best first; empty if the shown scores are not those that chose"""
     runs: Mapping[int, tuple[Record, ...]] = field(default_factory=dict)
-    """seed -> the scored runs, if they were scored on dev: covariances are of dev rows"""
+    """seed -> the scored runs; empty unless dev scores are shown, as only those have covariances"""
 
     @property
     def estimate(self) -> MeanWithError:
@@ -109,10 +109,10 @@ def average_columns(
     networks: Mapping[str, frozenset[str]],
     row_errors: Mapping[str, float | None],
 ) -> MeanWithError:
-    """Average columns (name -> seed -> score); `networks` has the runs that each column's scores come from.
+    """Average columns (name -> seed -> score); `networks` names the runs that each column's scores come from.
 
-    Columns that share networks vary together, so they become one group: their mean for each seed that all have. The
-    errors of rows add up within a task, whose columns are scored on the same rows, and are independent across tasks.
+    Columns that share networks vary together, so they become one group: their mean for each seed that all have. Row
+    errors add up within a task, whose columns are scored on the same rows, and are independent across tasks.
     """
     mean = statistics.fmean(statistics.fmean(column.values()) for column in columns.values())
     by_task: dict[str, float] = {}
@@ -147,8 +147,8 @@ def choose(
 ) -> Row:
     """Choose the best setting on dev for each task, and return the row of its scores.
 
-    `metric_of` a task is what is shown, and on dev also what chooses; default: each record's own. A task without a
-    finished run, or without the split that is reported, has no cell.
+    `metric_of` gives the metric that is shown, and by which settings are chosen; by default each record's own. A task
+    without a finished run, or without scores on the reported split, has no cell.
     """
     by_task: dict[str, list[Record]] = {}
     for record in records:
@@ -184,9 +184,13 @@ def choose(
 
 
 def list_candidates(ranked: Sequence[Sequence[Record]], task: str, metric: str | None) -> tuple[Candidate, ...]:
-    """List one task's scores at settings that were ranked, perhaps over several tasks, in that order."""
-    groups = ([record for record in group if record.task == task] for group in ranked)
-    return tuple(Candidate(_by_seed(group, "dev", metric), _runs_by_seed(group)) for group in groups if group)
+    """List one task's scores at ranked settings, in their order; the ranking may be over several tasks."""
+    candidates = []
+    for group in ranked:
+        own = [record for record in group if record.task == task]
+        if own:
+            candidates.append(Candidate(_by_seed(own, "dev", metric), _runs_by_seed(own)))
+    return tuple(candidates)
 
 
 def _runs_by_seed(records: Sequence[Record]) -> dict[int, tuple[Record, ...]]:
@@ -197,7 +201,7 @@ def _runs_by_seed(records: Sequence[Record]) -> dict[int, tuple[Record, ...]]:
 
 
 def _row_error(records: Sequence[Record], split: str, metric: str) -> float | None:
-    """Return the row error of a mean over runs, in points: all have the same rows, so it is that of one run."""
+    """Return the row error of a mean over runs, in points: all runs have the same rows, so it is that of one run."""
     errors = []
     for record in records:
         scores = record.dev if split == "dev" else record.test
@@ -209,11 +213,11 @@ def _row_error(records: Sequence[Record], split: str, metric: str) -> float | No
 
 
 def _is_own_copy(record: Record) -> bool:
-    """Tell whether a run trained the whole backbone; many parameters alone (a hypernetwork) are no copy."""
+    """Tell whether a run trained the whole backbone; a large hypernetwork is no copy of it."""
     method = (METHODS | JOINT_METHODS).get(record.config.get("method", {}).get("name", ""))
     if method is not None and not method.is_finetuned:
         return False
-    # Top layers are a copy where they are all layers. Of a method that is in no table its size is all that is known.
+    # Top layers are a copy if they are all layers. Of a method that is in no table, only the size is known.
     is_large = record.trained_parameters > 0.95 * record.backbone_parameters
     return is_large or (method is not None and method.layers == "all")
 
@@ -239,10 +243,15 @@ def _mean_by_seed(records: Sequence[Record], metric: str | None) -> dict[int, tu
 
 def keep_best(records: Iterable[Record], *, over_tasks: bool = False) -> list[Record]:
     """Return the finished runs of the setting that is best on dev: per task, or one for all tasks together."""
-    by_task: dict[str, list[Record]] = {}
+    groups: dict[str, list[Record]] = {}
     for record in records:
-        by_task.setdefault("" if over_tasks else record.task, []).append(record)
-    return [record for group in by_task.values() for ranked in rank_settings(group)[:1] for record in ranked]
+        groups.setdefault("" if over_tasks else record.task, []).append(record)
+    best: list[Record] = []
+    for group in groups.values():
+        ranked = rank_settings(group)
+        if ranked:
+            best += ranked[0]
+    return best
 
 
 def rank_settings(
@@ -258,11 +267,11 @@ def rank_settings(
             settings.setdefault(setting, []).append(record)
     if not settings:
         return []
-    # 1. scores by setting and seed; a seed counts once it has all tasks; before any has, that with the most of them
+    # 1. scores by setting and seed; a seed counts if it has all tasks, or else the most tasks that any seed has
     found = {name: _mean_by_seed(group, metric) for name, group in settings.items()}
     tasks = max(num_tasks for seeds in found.values() for num_tasks, _ in seeds.values())
     whole = {name: {seed: mean for seed, (n, mean) in seeds.items() if n == tasks} for name, seeds in found.items()}
-    # 2. no candidate: a setting with a run that diverged on every machine that tried it, and one of too few seeds
+    # 2. leave out settings with a run that diverged on every machine that tried it, then settings with too few seeds
     diverged = {key[0] for key, statuses in tried.items() if DIVERGED in statuses and FINISHED not in statuses}
     steady = {name: seeds for name, seeds in whole.items() if name not in diverged and seeds} or whole
     fewest = min(ENOUGH_SEEDS, max(map(len, steady.values())))
@@ -271,15 +280,16 @@ def rank_settings(
 
     def worth(name: str) -> tuple[float, int]:
         seeds = candidates[name]
-        means = [statistics.fmean(seeds.values())]
-        means += [statistics.fmean(seeds[seed] for seed in shared)] if shared else []
-        return min(means), len(seeds)
+        mean = statistics.fmean(seeds.values())
+        if shared:
+            mean = min(mean, statistics.fmean(seeds[seed] for seed in shared))
+        return mean, len(seeds)
 
     return [settings[name] for name in sorted(candidates, key=worth, reverse=True)]
 
 
 def _setting(record: Record) -> str:
-    """Return the settings that a record shares with its other seeds; if none are kept, its axes."""
+    """Return a text that is equal for the seeds of one setting: the run's settings, or its axes if it has none."""
     config = record.config
     if "train" not in config:
         return json.dumps([record.arm, record.axes], sort_keys=True, default=str)
@@ -300,7 +310,7 @@ def average_repeats(values: Iterable[tuple[Record, float]]) -> dict[int, float]:
     """Map each seed to its value, from single records; repeats on other hardware count once, as their mean."""
     found: dict[int, dict[str, float]] = {}
     for record, value in values:
-        # A run in two arms is one run; on two machines it is two measurements of one seed.
+        # A run that two arms share counts once; on two machines it is two measurements of one seed.
         found.setdefault(record.seed, {})[record.hardware] = value
     return {seed: statistics.fmean(scores.values()) for seed, scores in sorted(found.items())}
 
@@ -345,7 +355,7 @@ def select(records: Iterable[Record], accepts: Callable[[Record], bool]) -> list
 def total_parameters(row: Row, *, needs_backbone: bool = True) -> float | None:
     """Return the size of all tasks together as a multiple of the backbone: 1 + their parts, or a copy for each.
 
-    A row that has no use for the backbone (TF-IDF) takes its parts alone.
+    A row that does not need the backbone (TF-IDF) counts its parts alone.
     """
     if not row:
         return None
@@ -353,7 +363,7 @@ def total_parameters(row: Row, *, needs_backbone: bool = True) -> float | None:
     backbone = cells[0].backbone_parameters
     if not needs_backbone:
         return sum(cell.trained_parameters for cell in cells) / backbone
-    # A network for each task, or one for all of them: the backbone itself is not kept.
+    # Unless every task has a fine-tuned network, its own or a shared one, the backbone itself is kept too.
     if not all(cell.is_finetuned or cell.is_copy for cell in cells):
         return 1 + sum(cell.trained_parameters for cell in cells) / backbone
     if any(cell.is_copy for cell in cells):  # each task has its share of the one network

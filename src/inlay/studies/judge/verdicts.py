@@ -1,15 +1,16 @@
 """Verdicts on claims: an estimate compared with a bound, and the sentence about it.
 
-A claim is **confirmed** if our estimate keeps it and a statement like this is wrong at most once in twenty times, **not
-confirmed** if it breaks it, as surely, and **open** in between. What could have come out otherwise are the seeds and
-the rows that were scored (`bounds.py`); a verdict is about new rows, and where it differs for the very rows that were
-scored that is said too. A condition that has several parts holds if each does (the weakest part decides) and is broken
-if one is broken (Bonferroni over the parts). A single seed has no error: what rests on one is open, and so is what
-rests on rows of which planned runs are missing. Where one row had more settings to choose from than the other, a
-verdict must hold for the difference as chosen and for that with equally many (`pairs.py`).
+A claim is **confirmed** if our estimate satisfies it and such a statement is wrong at most once in twenty times, **not
+confirmed** if our estimate contradicts it with the same certainty, and **open** otherwise. Two things are random: the
+seeds and the scored rows (`bounds.py`). A verdict is about new rows; where it differs for exactly the rows that were
+scored, the sentence says so. A condition of several parts is confirmed if every part is (the weakest part decides) and
+broken if one part is (Bonferroni over the parts). A single seed has no known error, so a claim that rests on one is
+open; so is a claim whose rows lack planned runs. Where one row had more settings to choose from than the other, a
+verdict must hold both for the difference as chosen and for the difference with equally many settings
+(`row_differences.py`).
 
-Each verdict by itself may be wrong once in twenty times, so some of a long table are. `hold_together` says which of
-them stand as a family: the chance that even one of those is wrong is at most one in twenty (Holm).
+Each single verdict may be wrong once in twenty times, so in a long table some are. `hold_together` tells which verdicts
+stand as a family: the chance that even one of those is wrong is at most one in twenty (Holm).
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from inlay.studies.judge.bounds import CHANCE, MeanWithError, negated, reach, show, tail
-from inlay.studies.judge.pairs import Paired, pair
-from inlay.studies.judge.scored import ScoredStudy, averaged_tasks
+from inlay.studies.judge.row_differences import Paired, pair
+from inlay.studies.judge.scored_study import ScoredStudy, averaged_tasks
 
 CONFIRMED, REFUTED, OPEN = "confirmed", "not confirmed", "open"
 NONE = "–"
@@ -40,7 +41,7 @@ class Chances(NamedTuple):
     refute: float
     """p-value of the claim being true"""
     is_fact: bool = False
-    """whether nothing of it is random, as a count of parameters"""
+    """whether nothing in it is random, as in a count of parameters"""
 
     @property
     def status(self) -> str:
@@ -63,7 +64,7 @@ class Finding(NamedTuple):
 
 
 UNKNOWN = Finding(Chances(1.0, 1.0), Chances(1.0, 1.0))
-"""the finding without any error to test by"""
+"""the finding of an estimate without a known error"""
 
 
 def fact(is_true: bool) -> Finding:
@@ -142,7 +143,7 @@ def judge_pair(paired: Paired, test: Callable[[MeanWithError], Finding]) -> Find
 
 
 def never_broken(finding: Finding) -> Finding:
-    """Return a condition that can only be confirmed: numbers against it may come from how they were made."""
+    """Return a condition that can be confirmed but not broken, as its numbers are biased against it."""
     return Finding(*(Chances(test.confirm, 1.0) for test in finding))
 
 
@@ -158,7 +159,7 @@ class ClaimVerdict:
     status: str
     sentence: str
     rows: tuple[str, ...] = ()
-    """the rows it rests on (`*` stands for any end of a name); it is open while their planned runs are missing"""
+    """the rows it rests on; the claim is open while planned runs of them are missing; `*` matches any end of a name"""
     tasks: tuple[str, ...] | None = None
     """the tasks it rests on; None: all that count in a mean"""
     chance: float | None = None
@@ -173,9 +174,9 @@ def verdict(
     *,
     is_tested: bool | None = None,
 ) -> ClaimVerdict:
-    """Make the verdict on a claim; say what these dev rows alone would give, if that differs.
+    """Make the verdict on a claim; add what these dev rows alone would give, if that differs.
 
-    `is_tested` says that it counts among those that could have been judged wrongly, though its numbers say nothing.
+    `is_tested` counts the verdict among those that could be wrong, even if its numbers decide nothing.
     """
     status = finding.status
     if finding.here.status != status:
@@ -188,8 +189,8 @@ def verdict(
 def hold_together(verdicts: Sequence[ClaimVerdict]) -> list[bool]:
     """Find the verdicts that stand as a family, by Holm's step-down: the chance that one of them is wrong is 5%.
 
-    Each claim is either true or false, so each that was tested has one way to be judged wrongly. What was not tested,
-    since its rows were not run or say nothing, cannot be.
+    A tested claim is either true or false, so there is one way to judge it wrongly. A claim that was not tested, as its
+    rows were not run or decide nothing, cannot be judged wrongly.
     """
     tested = {number: item.chance for number, item in enumerate(verdicts) if item.chance is not None}
     kept = [False] * len(verdicts)

@@ -1,8 +1,8 @@
-"""The style of the figures of studies: one colour per kind of tuning, and pictures as bytes.
+"""The common style and parts of the figures of studies, and figures rendered as bytes.
 
-Colours are Okabe and Ito's, which colour-blind readers tell apart, and every series has a marker of its own besides.
-Ours is filled, what was published is hollow, and a point of a single seed, which has no error, is pale. Lines break
-where a planned point is missing. Legends stand outside of the data. The same records give the same bytes.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, and every series also has its own marker. Our
+values are filled, published ones are hollow, and a point of a single seed, which has no error, is pale. Lines have a
+gap where a planned point is missing. Legends are outside the axes. The same records give the same bytes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A finished figure: `name` is the name of its files, `caption` describes it."""
+    """A finished figure; its files are named `name`."""
 
     name: str
     caption: str
@@ -126,7 +126,7 @@ def task_marks(tasks: Sequence[str]) -> dict[str, Mark]:
 
 
 def marks_for(keys: Sequence[str]) -> dict[str, Mark]:
-    """Choose a mark for each row; kinds with a mark of their own have it in every figure."""
+    """Choose a mark for each row; a kind of row in MARKS has the same mark in every figure."""
     free = iter(OTHERS * (1 + len(keys) // len(OTHERS)))
     marks: dict[str, Mark] = {}
     for key in keys:
@@ -140,7 +140,7 @@ def marks_for(keys: Sequence[str]) -> dict[str, Mark]:
 @contextmanager
 def paper_style(name: str) -> Iterator[None]:
     """Set Matplotlib's style for the block; `name` makes the ids inside an SVG unique."""
-    import matplotlib  # half a second to import, and only where something is drawn
+    import matplotlib  # takes half a second to import
 
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": f"inlay-{name}"}):
         yield
@@ -187,7 +187,7 @@ Place = tuple[float, MeanWithError]
 
 
 def draw_series(axes: Any, places: Sequence[Place | None], mark: Mark) -> list[MeanWithError]:
-    """Draw points with their errors and a line through them, broken at missing planned points (None).
+    """Draw points with their errors and a line through them, with gaps at missing planned points (None).
 
     Returns the values that were drawn.
     """
@@ -200,7 +200,7 @@ def draw_series(axes: Any, places: Sequence[Place | None], mark: Mark) -> list[M
 
 
 def split_runs(items: Iterable[T | None]) -> list[list[T]]:
-    """Split items into the stretches between missing ones."""
+    """Split items into the parts between missing ones (None)."""
     parts: list[list[T]] = [[]]
     for item in items:
         if item is None:
@@ -211,7 +211,7 @@ def split_runs(items: Iterable[T | None]) -> list[list[T]]:
 
 
 def tell_lone(shown: Iterable[MeanWithError]) -> str:
-    """Return the caption's sentence about points of one seed; it begins with a space."""
+    """Return a sentence for the caption about points of one seed, with a space before it; empty if there are none."""
     lone = [y.sem is None for y in shown]
     if not any(lone):
         return ""
@@ -232,7 +232,8 @@ def legend(
 ) -> None:
     """Draw a legend below the axes, in as many columns as fit.
 
-    After `entries` it has one for points of a single seed, if any of those `shown` is, and one named `hollow`.
+    After `entries` comes one for points of a single seed, if any of the values `shown` has no error, and one labelled
+    `hollow`, if given.
     """
     from matplotlib.lines import Line2D
 
@@ -255,19 +256,19 @@ def legend(
 def _fit_columns(lengths: Sequence[int], width: float) -> int:
     """Return the largest number of columns whose widest labels fit side by side; entries fill column by column."""
     for columns in range(len(lengths), 1, -1):
-        few, rest = divmod(len(lengths), columns)  # as Matplotlib fills them: the first columns have one more
+        few, rest = divmod(len(lengths), columns)  # Matplotlib gives the first columns one entry more
         ends = [few * place + min(place, rest) for place in range(columns + 1)]
         widest = [max(lengths[first:last]) for first, last in itertools.pairwise(ends)]
-        # 8 point letters are some 0.07 inches wide; marker and gap take half an inch.
+        # An 8 point letter is about 0.07 inches wide; marker and gap take half an inch.
         if sum(0.07 * length + 0.5 for length in widest) <= width:
             return columns
     return 1
 
 
-def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]], *, size: float = 7) -> None:
+def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]]) -> None:
     """Write each point's name near it, without covering a point, an error bar or another name.
 
-    A name that finds room only further off is led to its point by a thin line.
+    If there is room only further off, a thin line connects the name with its point.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -282,7 +283,7 @@ def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]], *
     for x, value, text in sorted(points, key=lambda point: -point[1].mean):
         tried = []
         for offset in _OFFSETS:
-            note = _annotate(axes, (x, value.mean), text, offset, size)
+            note = _annotate(axes, (x, value.mean), text, offset)
             box = tuple(note.get_window_extent(renderer).extents)
             note.remove()
             out = max(0.0, frame.x0 - box[0], box[2] - frame.x1, frame.y0 - box[1], box[3] - frame.y1)
@@ -295,19 +296,19 @@ def hold_labels(axes: Any, points: Sequence[tuple[float, MeanWithError, str]], *
             if tried[-1][0] == 0:
                 break
         _, offset, box = min(tried, key=lambda item: item[0])
-        _annotate(axes, (x, value.mean), text, offset, size, is_led=max(map(abs, offset)) > 10)
+        _annotate(axes, (x, value.mean), text, offset, has_line=max(map(abs, offset)) > 10)
         taken.append(box)
 
 
 def _annotate(
-    axes: Any, spot: tuple[float, float], text: str, offset: tuple[float, float], size: float, *, is_led: bool = False
+    axes: Any, spot: tuple[float, float], text: str, offset: tuple[float, float], *, has_line: bool = False
 ) -> Any:
     across = "left" if offset[0] > 0 else "right" if offset[0] < 0 else "center"
     upright = "center" if offset[1] == 0 else "bottom" if offset[1] > 0 else "top"
     line = {"arrowstyle": "-", "color": PALE_INK, "linewidth": 0.5, "shrinkA": 0, "shrinkB": 3}
     return axes.annotate(
-        text, spot, xytext=offset, textcoords="offset points", ha=across, va=upright, fontsize=size, zorder=5,
-        arrowprops=line if is_led else None,
+        text, spot, xytext=offset, textcoords="offset points", ha=across, va=upright, fontsize=7, zorder=5,
+        arrowprops=line if has_line else None,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Figures of score against a setting (samples, size, scale of initial values, lowest layer) and against steps.
 
-A line goes from one planned point to the next: where one of them has not been run, it breaks. What a step budget cut
-short is to be seen in the learning curves: a line that still rises at its end, a task that was not begun to be learnt.
+A line connects planned points, with a gap where one was not run. Learning curves show what a budget of steps cut short:
+a line that still rises at its end, or a task that was hardly learnt.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inlay.studies.judge.bounds import MeanWithError, estimate
-from inlay.studies.judge.pairs import pair
+from inlay.studies.judge.row_differences import pair
 from inlay.studies.judge.row_specs import METRICS, RowSpec, has_joint_runs, name_column, name_task
-from inlay.studies.judge.scored import ScoredStudy, list_series, mean_tasks, planned_numbers
+from inlay.studies.judge.scored_study import ScoredStudy, list_series, mean_tasks, planned_numbers
 from inlay.studies.judge.scores import mean_of, network_of
 from inlay.studies.report import chart
 
@@ -26,7 +26,7 @@ def _first_series(scored: ScoredStudy) -> tuple[str, dict[float, str]]:
 def _places(
     scored: ScoredStudy, tasks: Sequence[str], series: str, reference: str | None = None
 ) -> list[chart.Place | None]:
-    """Return a series' points over these tasks, less those of a reference, None for planned ones that were not run."""
+    """Return a series' points over these tasks, less the reference if given; None for planned rows without runs."""
     places: list[chart.Place | None] = []
     for number, key in planned_numbers(scored, series, tasks).items():
         row = scored.rows.get(key, {})
@@ -42,9 +42,9 @@ def _places(
 
 
 def draw_samples(scored: ScoredStudy) -> chart.Drawing | None:
-    """Draw score against number of samples, a line per method: a panel per task, or one for the mean.
+    """Draw score against number of samples, a line per method: one panel for the mean if every row has all tasks.
 
-    Where every row has all tasks their mean is shown; a row of few-shot transfer has those tasks that have the rows.
+    Otherwise each task has a panel: in few-shot transfer, small tasks lack the larger numbers of samples.
     """
     series, tasks = list_series(scored), mean_tasks(scored)
     if not series or not scored.tasks:
@@ -91,7 +91,7 @@ def _draw_printed(
 
 
 def draw_sizes(scored: ScoredStudy) -> chart.Drawing | None:
-    """Draw scores against adapter sizes: the mean beside the published one, and each task beside its own mean."""
+    """Draw scores against adapter sizes: on the left the mean and the published mean, on the right each task."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     rows = planned_numbers(scored, "adapters")
@@ -126,7 +126,8 @@ def draw_sizes(scored: ScoredStudy) -> chart.Drawing | None:
             axes.set_xlabel("adapter size m")
             axes.margins(x=0.1)
         entries: list[chart.Entry] = [("mean", mark, False)]
-        entries += [("mean, published (BERT-large, 8 tasks)", mark, True)] if has_published else []
+        if has_published:
+            entries.append(("mean, published (BERT-large, 8 tasks)", mark, True))
         entries += [(name_task(task), own, False) for task, own in marks.items()]
         chart.legend(figure, entries, shown)
         caption = f"Dev {metric} against adapter size, ± one s.e.m.: the mean over tasks (left) and each task (right)."
@@ -134,7 +135,7 @@ def draw_sizes(scored: ScoredStudy) -> chart.Drawing | None:
 
 
 def draw_init(scored: ScoredStudy) -> chart.Drawing | None:
-    """Draw accuracy against the initial scale, a panel per task, all of the same height in points."""
+    """Draw accuracy against the initial scale, a panel per task; all panels span the same number of points."""
     series, rows = _first_series(scored)
     cells = [scored.rows[key] for key in rows.values()]
     tasks = [task for task in scored.tasks if sum(task in row for row in cells) > 1]
@@ -173,7 +174,7 @@ def draw_init(scored: ScoredStudy) -> chart.Drawing | None:
 
 
 def draw_layers(scored: ScoredStudy) -> chart.Drawing | None:
-    """Draw each task's difference to all layers adapted, and the mean, against the lowest adapted layer."""
+    """Draw each task's difference to adapters in all layers, and the mean, against the lowest adapted layer."""
     series, rows = _first_series(scored)
     tasks, reference = mean_tasks(scored), scored.reference
     if not tasks or reference is None or len(rows) < 2:
@@ -214,9 +215,11 @@ def draw_learning(scored: ScoredStudy) -> chart.Drawing | None:
     tasks = [task for task in scored.tasks if any(len(own.get(task, ())) > 1 for own in curves.values())]
     if not tasks:
         return None
-    panels = [[task] for task in tasks] + [tasks] * (len(tasks) > 1)
+    panels = [[task] for task in tasks]
+    if len(tasks) > 1:
+        panels.append(tasks)
     num_lines = -(-len(panels) // _COLUMNS)
-    # From the first step, with ticks at scored steps, at every second one if there are many.
+    # The axis begins at 0 and has ticks at scored steps, at some of them if there are many.
     steps = sorted({step for found in curves.values() for curve in found.values() for step in curve})
     ticks = steps[:: -(-len(steps) // _MOST_TICKS)]
     with chart.paper_style("learning"):
@@ -224,7 +227,7 @@ def draw_learning(scored: ScoredStudy) -> chart.Drawing | None:
         grid = figure.subplots(num_lines, min(_COLUMNS, len(panels)), squeeze=False).flat
         marks = chart.marks_for([spec.key for spec in specs])
         shown: list[MeanWithError] = []
-        for own, axes in zip(panels, grid, strict=False):  # in this order: an axes too many is left for below
+        for own, axes in zip(panels, grid, strict=False):  # panels first, so that `grid` keeps the unused axes
             for key, found in curves.items():
                 shown += chart.draw_series(axes, _mean_places(found, own), marks[key])
             title = name_column(own[0], scored.metric(own[0])) if len(own) == 1 else f"mean of {len(own)} tasks"
@@ -243,17 +246,17 @@ def draw_learning(scored: ScoredStudy) -> chart.Drawing | None:
 
 
 def _read_curves(scored: ScoredStudy, spec: RowSpec) -> dict[str, Curve]:
-    """Read the curve of each task from the runs of a row's cells, if it is in the cell's metric."""
+    """Read each task's curve from the runs of the row's cells, if it has the cell's metric."""
     found: dict[str, Curve] = {}
     for record in spec.records:
         cell = scored.rows[spec.key].get(record.task)
         if cell is None or network_of(record) not in cell.networks or record.metric != cell.metric:
             continue
         steps: int = (record.config.get("joint") or {}).get("steps") or 0
-        parts: int = record.config.get("train", {}).get("epochs") or 0
-        for epoch, value in record.curve if steps and parts else ():
+        epochs: int = record.config.get("train", {}).get("epochs") or 0
+        for epoch, value in record.curve if steps and epochs else ():
             if value is not None:
-                step = min(epoch * -(-steps // parts), steps)  # the last part may be shorter
+                step = min(epoch * -(-steps // epochs), steps)  # the last epoch may be shorter
                 found.setdefault(record.task, {}).setdefault(step, {}).setdefault(record.seed, 100 * value)
     return found
 

@@ -1,7 +1,6 @@
-"""The figures of every study, as a paper would print them: the table FIGURES, and those that are no curves.
+"""The figures of studies, as a paper would print them: the table FIGURES, and all figures that are not curves.
 
-A figure is made of what there is: rows or tasks that were not run are not in it, and one that would show nothing is not
-drawn at all.
+Rows or tasks that were not run are left out of a figure, and a figure that would show nothing is not drawn.
 """
 
 from __future__ import annotations
@@ -12,23 +11,26 @@ from typing import Any
 from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.extra_data import Ablation, read_ablations, read_embeddings, read_steps
-from inlay.studies.judge.pairs import pair
+from inlay.studies.judge.row_differences import pair
 from inlay.studies.judge.row_specs import group_tasks, name_column, name_task
-from inlay.studies.judge.scored import ScoredStudy, mean_tasks, needs_backbone
+from inlay.studies.judge.scored_study import ScoredStudy, mean_tasks, needs_backbone
 from inlay.studies.report import chart
 from inlay.studies.report.curves import draw_init, draw_layers, draw_learning, draw_samples, draw_sizes
 from inlay.studies.report.tradeoff import draw_panels, draw_percentiles, draw_points
 
 
 def draw_figures(scored: ScoredStudy) -> list[chart.Drawing]:
-    """Draw all figures that a study's file names and its records can fill; by default differences to the reference."""
+    """Draw the figures that a study's file names and its records can fill; by default differences to the reference."""
     kinds = scored.study.report.figures or ("differences",)
     found: list[chart.Drawing] = []
     for kind in dict.fromkeys(kinds):
         if kind not in FIGURES:
             raise UnknownName("kind of figure", kind, FIGURES)
         made = FIGURES[kind](scored)
-        found += made if isinstance(made, list) else [made] if made else []
+        if isinstance(made, list):
+            found += made
+        elif made is not None:
+            found.append(made)
     return found
 
 
@@ -42,7 +44,8 @@ def draw_differences(scored: ScoredStudy) -> list[chart.Drawing]:
     for group, tasks in groups.items():
         name = f"{scored.study.name}-{group}" if len(groups) > 1 else scored.study.name
         drawing = _draw_differences(scored.narrowed(tasks), name)
-        drawings += [drawing] if drawing else []
+        if drawing is not None:
+            drawings.append(drawing)
     return drawings
 
 
@@ -97,7 +100,7 @@ def difference_lines(scored: ScoredStudy, keys: Sequence[str], reference: str) -
         values = {key: printed.value(key, column) for key in keys if base is not None}
         published = {key: value - (base or 0.0) for key, value in values.items() if value is not None}
         lines.append((name_column(task, scored.metric(task)), ours, published))
-    # 2. the mean; published ones are of the first table with all tasks of ours
+    # 2. the mean; the published one is from the first table with all our tasks
     tasks = mean_tasks(scored)
     gaps = {key: pair(rows[key], rows[reference], tasks) for key in keys}
     means = {key: gap.estimate for key, gap in gaps.items() if gap is not None}
@@ -113,7 +116,7 @@ def difference_lines(scored: ScoredStudy, keys: Sequence[str], reference: str) -
 
 
 def _limits(lines: Sequence[DifferenceLine]) -> tuple[float, float]:
-    """Choose the limits of the axis: all our values with errors, and published values not far outside."""
+    """Choose the limits of the axis: all our values with their errors, and published values not far outside."""
     values = [item for _, found, _ in lines for item in found.values()]
     low = min([*(item.mean - item.margin for item in values), -1.0])
     high = max([*(item.mean + item.margin for item in values), 1.0])
@@ -184,7 +187,7 @@ def draw_less_reference(scored: ScoredStudy) -> chart.Drawing | None:
 
 
 def draw_bars(scored: ScoredStudy) -> chart.Drawing | None:
-    """Draw bars of each row on each task, with published ones hollow beside them."""
+    """Draw a bar for each row on each task, with the published value as a hollow bar beside it."""
     if not scored.rows:
         return None
     name = scored.study.name
@@ -229,11 +232,11 @@ def _draw_bar(axes: Any, x: float, value: MeanWithError, width: float, mark: cha
     axes.annotate(text, spot, xytext=(0, 2), textcoords="offset points", ha="center", fontsize=7.5, zorder=5)
 
 
-# What records keep beside scores
+# Figures of the extra data of records
 
 
 def draw_ablation(scored: ScoredStudy) -> chart.Drawing | None:
-    """Draw the heat-map of spans: y the first, x the last removed layer; colour the relative loss of accuracy."""
+    """Draw the heat-map of spans: y is the first, x the last removed layer, colour the relative loss of accuracy."""
     ablations = [item for item in read_ablations(scored.records, scored.study.tasks) if item.spans]
     if not ablations:
         return None
@@ -282,7 +285,7 @@ def draw_spans(axes: Any, item: Ablation, most: float) -> Any:
 
 
 def draw_embeddings(scored: ScoredStudy) -> chart.Drawing | None:
-    """Draw the embeddings of tasks in their two main directions, a panel per seed; below, what training added."""
+    """Draw the embeddings of tasks along their two main directions, a panel per seed; below, what training added."""
     found = read_embeddings(scored)
     if not found:
         return None
@@ -300,11 +303,12 @@ def draw_embeddings(scored: ScoredStudy) -> chart.Drawing | None:
             "The learnt embeddings of tasks along their two main directions (principal components), for each seed, and "
             "the share of their spread that is seen."
         )
-        below = (
-            " Below: the same of what training added to the draw by chance that each began with, and how far it moved "
-            "them, as a share of the draw's length. While that is little, the panels above show the draw."
-        )
-        return chart.finish(figure, name, caption + below * has_starts)
+        if has_starts:
+            caption += (
+                " Below: the same of what training added to the draw by chance that each began with, and how far it "
+                "moved them, as a share of the draw's length. While that is little, the panels above show the draw."
+            )
+        return chart.finish(figure, name, caption)
 
 
 def _draw_points(axes: Any, tasks: Sequence[str], vectors: Any, title: str) -> None:
@@ -313,7 +317,7 @@ def _draw_points(axes: Any, tasks: Sequence[str], vectors: Any, title: str) -> N
 
     left, spread, _ = numpy.linalg.svd(vectors - vectors.mean(0), full_matrices=False)
     points = left[:, :2] * spread[:2]
-    # A direction's sign is arbitrary: the first task is put at the right and above.
+    # A direction's sign is arbitrary, so choose it such that the first task is on the right and at the top.
     points = points * numpy.where(points[0] < 0, -1.0, 1.0)
     share = float((spread[:2] ** 2).sum() / max((spread**2).sum(), 1e-12))
     marks = chart.marks_for(tasks)
@@ -327,7 +331,7 @@ def _draw_points(axes: Any, tasks: Sequence[str], vectors: Any, title: str) -> N
 
 
 def draw_growth(scored: ScoredStudy) -> chart.Drawing | None:
-    """Draw parameters of all tasks together against the number of tasks, as multiples of the backbone."""
+    """Draw the parameters of all tasks together against the number of tasks, as multiples of the backbone."""
     tasks = [task for task in scored.study.tasks if task in scored.tasks]
     lines = growth(scored, tasks)
     if not lines or not tasks:
@@ -358,8 +362,8 @@ def draw_growth(scored: ScoredStudy) -> chart.Drawing | None:
 def growth(scored: ScoredStudy, tasks: Sequence[str]) -> dict[str, list[float]]:
     """Return each row's total parameters after 1, 2, … tasks, as multiples of the backbone.
 
-    Full fine-tuning keeps a whole network for every task, whether or not it was run; a row that shares one network
-    between all tasks (which forgets) is left out.
+    Full fine-tuning keeps a whole network for every task, and is listed whether or not it was run. A row that trains
+    one network for all tasks (which forgets) is left out.
     """
     lines: dict[str, list[float]] = {"full": [float(count) for count in range(1, len(tasks) + 1)]}
     for key, row in scored.rows.items():

@@ -1,7 +1,7 @@
 """Documents as blocks, written as one self-contained HTML page or as Markdown.
 
-Text is plain with `code` in backticks; everything else is escaped. The page needs nothing besides itself: styles and
-pictures are inside it.
+Text is plain, with `code` in backticks and **bold** words; everything else is escaped. The page contains its styles and
+pictures.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ class Points:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, and the path of its files beside the Markdown."""
+    """A figure, and the path of its files (without suffix) beside the Markdown."""
 
     drawing: Drawing
     path: str
-    """path without suffix"""
     caption: str
 
 
@@ -114,7 +113,7 @@ def _html_table(table: ReportTable) -> str:
         cells = ""
         for cell, kind in zip(line, kinds, strict=True):
             status = {"confirmed": "yes", "not confirmed": "no", "open": "open"}.get(cell.strip("*"))
-            text = _inline(cell)  # a verdict is coloured; the word itself says it too
+            text = _inline(cell)
             cells += f'<td{kind}><span class="{status}">{text}</span></td>' if status else f"<td{kind}>{text}</td>"
         lines.append(f"<tr{' class=published' if number in table.published else ''}>{cells}</tr>")
     notes = "".join(f"<p class=note>{_inline(note)}</p>" for note in table.notes)

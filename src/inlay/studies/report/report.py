@@ -1,7 +1,7 @@
 """The report of all studies: one self-contained page, the same as Markdown, and every figure as SVG and PNG.
 
-A study is shown for each backbone and profile that has records, as far as it was run; what is missing, what differs
-from the `paper` profile and where the numbers come from is said beside it.
+Each study is shown for every backbone and profile that has records, complete or not, with lists of what is missing,
+what differs from the `paper` profile, and where the numbers come from.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inlay.studies.judge.claims import JudgedClaim, describe_agreement, judge_cl
 from inlay.studies.judge.coverage import Coverage, list_missing, split_planned
 from inlay.studies.judge.published import Published, read_published
 from inlay.studies.judge.row_specs import name_column, name_task
-from inlay.studies.judge.scored import ScoredStudy, score_study
+from inlay.studies.judge.scored_study import ScoredStudy, score_study
 from inlay.studies.judge.scores import network_of
 from inlay.studies.judge.verdicts import NONE
 from inlay.studies.report.chart import Drawing
@@ -30,13 +30,13 @@ from inlay.studies.report.page import Block, Folded, Heading, Picture, Points, T
 from inlay.studies.report.tables import ReportTable, other_metric_tables, settings_table, study_tables
 from inlay.studies.run.records import FINISHED, Record, short_name
 from inlay.studies.run.records import read_study as read_results
-from inlay.studies.spec.differences import list_differences
+from inlay.studies.spec.profile_differences import list_differences
 from inlay.studies.spec.report_spec import Claim, ReportSpec
 from inlay.studies.spec.study import Study, read_study, study_folders
 
 PROFILE_ORDER = ("paper", "longer", "long", "device", "laptop", "tiny")
 TRIAL = "tiny"
-"""the profile that no claim is judged by"""
+"""the profile by which no claim is judged"""
 _DRAWN = re.compile(r"training on (\d+) of (\d+) rows, drawn by the seed \d+")
 CONTAMINATION = (
     "The sentence-tuned backbones were tuned on pair data that includes NLI, question-duplicate and SQuAD pairs, and "
@@ -66,23 +66,23 @@ Group = tuple[str, str]
 
 @dataclass(frozen=True)
 class Chapter:
-    """One study to be reported."""
+    """A study with its records, to be reported."""
 
     study: Study
     records: Sequence[Record]
     """the records of all backbones and profiles"""
     published: Published = field(default_factory=lambda: Published(""))
     variants: Mapping[Group, Study] = field(default_factory=dict)
-    """the study under a profile on a backbone, if that is not `study`"""
+    """the study under each profile on each backbone, where that is not `study`"""
     differences: Mapping[Group, Sequence[str]] = field(default_factory=dict)
     """the differences to the profile `paper`"""
     left_out: Mapping[Group, Sequence[Record]] = field(default_factory=dict)
-    """records of settings that are not in the study's file"""
+    """records of settings that the study's file does not have"""
 
 
 @dataclass(frozen=True)
 class StudyReport:
-    """A finished report; `figures` by the path of their files, without suffix."""
+    """A finished report; the keys of `figures` are the paths of their files, without suffix."""
 
     html: str
     markdown: str
@@ -116,7 +116,7 @@ def write_report(report: StudyReport, folder: Path, name: str = "report") -> lis
 
 
 def group_records(records: Sequence[Record]) -> dict[Group, list[Record]]:
-    """Group records by backbone and profile, which no table mixes; large backbones and long profiles first."""
+    """Group records by backbone and profile, which no table mixes; long profiles and large backbones first."""
     groups: dict[Group, list[Record]] = {}
     for record in records:
         groups.setdefault((short_name(record.backbone), record.profile), []).append(record)
@@ -128,7 +128,7 @@ def group_records(records: Sequence[Record]) -> dict[Group, list[Record]]:
 
 
 def _opening(chapters: Sequence[Chapter], groups: Sequence[Group]) -> Iterator[Block]:
-    # A run that several studies or backbones share (TF-IDF needs none) was trained once.
+    # Count a run once that several studies share, or several backbones (TF-IDF).
     seconds = {(item.id, item.hardware): item.seconds for chapter in chapters for item in chapter.records}
     names = ", ".join(f"{backbone} (`{profile}`)" for backbone, profile in groups) or "nothing yet"
     hours = sum(seconds.values()) / 3600
@@ -174,7 +174,8 @@ def _claim_blocks(
         ]
         known = {item.claim.study for item in found if item.verdict.status != NONE}
         absent = dict.fromkeys(f"`{item.claim.study}`" for item in found if item.claim.study not in known)
-        items += [f"not run: {', '.join(absent)}"] if absent else []
+        if absent:
+            items.append(f"not run: {', '.join(absent)}")
         yield Folded(f"the numbers, {group[0]} ({group[1]})", (Points(tuple(items)),))
 
 
@@ -259,7 +260,7 @@ def _published_blocks(published: Published) -> Iterator[Block]:
 
 def _origin_blocks(study: Study, records: Sequence[Record]) -> Iterator[Block]:
     """Yield the section on the data: training rows of each task, notes, and the origin of the numbers."""
-    # 1. training rows, and what heads read of them, with the arms where they differ
+    # 1. training rows, and the pooling that heads read, with the arms if it differs between them
     counts: dict[str, set[int]] = {}
     arms: dict[str, dict[str, None]] = {}
     for record in records:
@@ -274,7 +275,7 @@ def _origin_blocks(study: Study, records: Sequence[Record]) -> Iterator[Block]:
         poolings = [f"{pooling} ({names})" for pooling, names in shown.items()]
     if poolings:
         yield Text("What heads read: " + "; ".join(poolings) + ".")
-    # 2. notes, each once; of those on drawn samples, how many rows there were
+    # 2. notes, each once; notes on drawn samples are summed up in one line for each task
     noted: dict[str, None] = {}
     drawn: dict[tuple[str, int], set[int]] = {}
     for record in records:
@@ -311,9 +312,9 @@ def _range(numbers: Collection[int]) -> str:
 def draw_report(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:
     """Write one report of these studies from the records under `results`; return the page's path.
 
-    The report of a single study lies in its own folder of results, with its figures; that of several beside their
-    folders, and their figures in them, in the order of the papers. That of one `backbone` has the studies with records
-    of it, and its name in its own.
+    The report of a single study is written into the study's folder, beside its figures. The report of several studies
+    is written into `results`, with figures in the studies' folders. With `backbone`, the report has the studies with
+    records of that backbone, and is named after it.
     """
     name = "report" if backbone is None else f"report-{short_name(backbone)}"
     chapters = [gather_chapter(path, results, backbone) for path in order_studies(paths)]
@@ -333,7 +334,7 @@ def draw_report(paths: Sequence[Path], results: Path, backbone: str | None = Non
 
 
 def order_studies(paths: Sequence[Path]) -> list[Path]:
-    """Sort studies as their files' `report.order` says; those without one come last, by name."""
+    """Sort studies by `report.order` of their files; those without it come last, by name."""
     orders = {path: read_tree(path).get("report", {}).get("order", ReportSpec.order) for path in paths}
     return sorted(paths, key=lambda path: (orders[path], path.stem))
 
@@ -341,7 +342,7 @@ def order_studies(paths: Sequence[Path]) -> list[Path]:
 def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Chapter:
     """Read a study's records, and compare each group of them with the study under its profile.
 
-    A study of one's own may have no profile `paper`: it is then its own first one, and differs from nothing.
+    A user's own study may have no profile `paper`: then its first profile is shown, without differences.
     """
     found = read_results(results, path.stem)
     records = [item for item in found if backbone is None or short_name(item.backbone) == short_name(backbone)]
@@ -362,7 +363,7 @@ def gather_chapter(path: Path, results: Path, backbone: str | None = None) -> Ch
 
 
 def _find_old_runs(study: Study, group: Group, results: Path) -> set[str]:
-    """Find the outdated runs of other studies that a study's arms start from: of settings those no longer have."""
+    """Find runs that a study's arms may start from, but with settings that their own studies no longer have."""
     found: set[str] = set()
     for name, source in study.sources.items():
         kept, others = split_planned(source, group_records(read_results(results, name)).get(group, []))

@@ -1,9 +1,9 @@
-"""The tables of a study, ours beside the published values, as cells of text.
+"""The tables of a study, with our values beside the published ones, as cells of text.
 
 A table of scores has a line for each row of `judge/row_specs.py` and one for published values under the same columns.
-Means are over the columns that all lines have, and the published mean is computed anew over exactly these columns. The
-last columns compare with full fine-tuning pair by pair, over the same columns as the means; where fewer of them were
-published, a second comparison is over these. What a half-done study lacks is left out and named in a note.
+Means are over the columns that all our rows have, and the published mean is recomputed over exactly these columns. The
+last columns show paired differences to the reference, over the same columns as the means; if only some of these were
+published, a second comparison is over those. Tasks that an incomplete study lacks are left out and named in a note.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from inlay.errors import UnknownName
 from inlay.studies.judge.bounds import ABSENT, estimate, show
 from inlay.studies.judge.extra_data import lower_part, read_ablations, read_steps
-from inlay.studies.judge.pairs import averaged_rows, describe_ends, own_mean, pair, published_gap
 from inlay.studies.judge.published import PublishedTable, split_columns
+from inlay.studies.judge.row_differences import averaged_rows, describe_ends, own_mean, pair, published_gap
 from inlay.studies.judge.row_specs import (
     WIDE,
     group_tasks,
@@ -24,23 +24,23 @@ from inlay.studies.judge.row_specs import (
     name_column,
     name_task,
 )
-from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks, needs_backbone, published_tasks
+from inlay.studies.judge.scored_study import ScoredStudy, averaged_tasks, mean_tasks, needs_backbone, published_tasks
 from inlay.studies.judge.scores import column_row, mean_of, total_parameters
 
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table to be printed; `notes` stand under it."""
+    """A table to be printed, with notes below it."""
 
     title: str
     columns: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     published: frozenset[int] = frozenset()
-    """numbers of the lines with published values, which are set apart"""
+    """indices of the lines with published values, which are printed in italics"""
 
     def turned(self) -> ReportTable:
-        """Swap columns and lines. Published lines become columns, told apart by their names."""
+        """Swap columns and lines. Published lines become columns, with `published` in their names."""
         names = tuple(line[0] for line in self.lines)
         lines = tuple((name, *(line[i] for line in self.lines)) for i, name in enumerate(self.columns) if i)
         kept = tuple(line for line in lines if any(cell not in ("", ABSENT) for cell in line[1:]))
@@ -60,9 +60,9 @@ class _Layout:
     """The columns of a table of scores besides its tasks."""
 
     averaged: Sequence[str]
-    """tasks that all rows have: for the first mean and the differences"""
+    """tasks that all rows have, for the first mean and the differences"""
     compared: Sequence[str]
-    """published ones of these tasks, for a second mean and second differences; empty if they are the same"""
+    """the published ones of these, for a second mean and second differences; empty if that is all of them"""
     counted: Sequence[str]
     """tasks whose parameters are added up"""
     reference: str | None
@@ -74,7 +74,7 @@ class _Layout:
 
 
 def _score_table(scored: ScoredStudy, group: str) -> ReportTable:
-    # 1. what is averaged and compared
+    # 1. the tasks that are averaged and compared
     averaged, compared, counted = mean_tasks(scored), published_tasks(scored), averaged_tasks(scored)
     compared = compared if len(compared) < len(averaged) else []
     reference = scored.reference if len(scored.rows) > 1 and averaged else None
@@ -83,11 +83,16 @@ def _score_table(scored: ScoredStudy, group: str) -> ReportTable:
     layout = _Layout(averaged, compared, counted, reference, means, differences)
     # 2. the columns
     columns = ["", *(name_column(task, scored.metric(task)) for task in scored.tasks)]
-    columns += [f"mean of {len(averaged)}"] * (len(averaged) > 1)
-    columns += [f"mean of {len(compared)} published"] * (len(compared) > 1)
-    columns += [name for tasks in differences for name in (_name_difference(scored, layout, tasks), "pairs")]
-    columns += ["trained", "% of backbone"] + [f"total, {len(counted)} tasks"] * (len(counted) > 1)
-    # 3. the lines; published rows that match none of ours close the table
+    if len(averaged) > 1:
+        columns.append(f"mean of {len(averaged)}")
+    if len(compared) > 1:
+        columns.append(f"mean of {len(compared)} published")
+    for tasks in differences:
+        columns += [_name_difference(scored, layout, tasks), "pairs"]
+    columns += ["trained", "% of backbone"]
+    if len(counted) > 1:
+        columns.append(f"total, {len(counted)} tasks")
+    # 3. the lines; published rows that match none of ours come last
     lines, is_published = [], set()
     unmatched = [row.arm for table in scored.published.tables for row in table.rows if row.arm not in scored.rows]
     for key in [*scored.rows, *dict.fromkeys(unmatched)]:
@@ -122,7 +127,7 @@ def _own_line(scored: ScoredStudy, key: str, layout: _Layout) -> tuple[str, ...]
         difference = pair(row, scored.rows[layout.reference or key], tasks) if is_compared else None
         line += [show(difference.estimate if difference else None, signed=True)]
         line += [str(difference.num_pairs) if difference else ABSENT]
-    # 2. parameters: of a task, their share over the tasks of the mean, and of all tasks together
+    # 2. parameters of a task, their mean share of the backbone, and the size of all tasks together
     counted = {task: row[task] for task in layout.counted if task in row} or row
     counts = sorted(cell.trained_parameters for cell in counted.values())
     few, many = name_count(counts[0]), name_count(counts[-1])
@@ -162,7 +167,7 @@ def _published_lines(scored: ScoredStudy, key: str, layout: _Layout) -> list[tup
         line.append(ABSENT if row.trained_parameters is None else name_count(row.trained_parameters))
         line.append(ABSENT if share is None else f"{share:g}")
         if len(layout.counted) > 1:
-            # The size of all tasks together, with their number if ours is another.
+            # The size of all tasks together, with the number of tasks if it differs from ours.
             others = "" if tasks_of_total in (None, len(layout.counted)) else f" ({tasks_of_total:g} tasks)"
             line.append(ABSENT if total is None else f"{total:g}×{others}")
         lines.append(tuple(line))
@@ -170,9 +175,9 @@ def _published_lines(scored: ScoredStudy, key: str, layout: _Layout) -> list[tup
 
 
 def _mean_table(scored: ScoredStudy, table: PublishedTable) -> ReportTable:
-    """Compare our means with those that a source prints of its own tasks: only differences compare.
+    """Set our means beside those that a source prints over its own tasks; only differences can be compared.
 
-    Where the source says which columns its mean is over, ours is over those of them that are at hand.
+    If the source says which columns its mean is over, ours is over those of them that we have.
     """
     rows, what, notes = averaged_rows(scored, table)
     reference = scored.reference
@@ -211,11 +216,13 @@ def _notes(scored: ScoredStudy, layout: _Layout) -> list[str]:
     if uncounted:
         notes.append(f"not in trained parameters, their share and total: {', '.join(uncounted)}")
     untested = [name_task(task) for task in scored.tasks if scored.split == "test" and not scored.is_tested(task)]
-    return notes + [f"no labelled test rows, so dev: {', '.join(untested)}"] * bool(untested)
+    if untested:
+        notes.append(f"no labelled test rows, so dev: {', '.join(untested)}")
+    return notes
 
 
 def _chosen_for(scored: ScoredStudy) -> str:
-    """Return the scope of a row's settings: all tasks of one run or of one sequence have one setting."""
+    """Describe for what settings are chosen: for each task, or once for all tasks of one run or one sequence."""
     specs = [spec for spec in scored.specs if spec.key in scored.rows]
     once = [spec for spec in specs if has_one_setting(spec)]
     if not once:
@@ -263,7 +270,7 @@ def step_tables(scored: ScoredStudy) -> list[ReportTable]:
 
 
 def average_tables(scored: ScoredStudy) -> list[ReportTable]:
-    """Make the table of averages as HyperFormer's authors take them: over all printed columns."""
+    """Make the table of averages over all printed columns, as the HyperFormer paper takes them."""
     # 1. every published column of a task that all rows have
     tasks, published = mean_tasks(scored), scored.published.tables
     names = list(dict.fromkeys(column for table in published for column in table.columns))
@@ -322,8 +329,8 @@ def study_tables(scored: ScoredStudy) -> list[ReportTable]:
 def other_metric_tables(scored: ScoredStudy) -> list[ReportTable]:
     """Make a table for each source with our scores in the metrics that it prints and the study does not show.
 
-    A study shows one metric of each task. Where a source prints another (MRPC's accuracy beside our F1), neither is
-    compared with the other: the same runs are shown again, in the metric that was printed.
+    A study shows one metric of each task. Where a source prints another one (MRPC's accuracy, and F1 is shown), the
+    same runs are shown again in the printed metric.
     """
     tables = []
     for printed in scored.published.tables:
@@ -374,17 +381,19 @@ def settings_table(scored: ScoredStudy) -> ReportTable:
         tried = sorted({cell.num_settings for cell in row.values()})
         lines.append((scored.label(key), "–".join(map(str, dict.fromkeys((tried[0], tried[-1])))), *cells))
     columns = ("chosen on dev", "of", *map(name_task, scored.tasks))
-    waits = any(cell.num_waiting for row in scored.rows.values() for cell in row.values())
-    note = (
-        "`of`: settings that were compared, fewest and most of a task; others have one seed where these have more, or "
-        "a run that diverged"
-    )
-    table = ReportTable("settings", columns, tuple(lines), (*(note,) * waits, *describe_ends(scored, scored.rows)))
+    notes = describe_ends(scored, scored.rows)
+    if any(cell.num_waiting for row in scored.rows.values() for cell in row.values()):
+        note = (
+            "`of`: settings that were compared, fewest and most of a task; others have one seed where these have more, "
+            "or a run that diverged"
+        )
+        notes.insert(0, note)
+    table = ReportTable("settings", columns, tuple(lines), tuple(notes))
     return table.turned() if len(scored.tasks) > WIDE else table
 
 
 def _value(value: object) -> str:
-    """Format a value: `3e-4`, `0.1`, `64`."""
+    """Format a setting's value: `3e-4`, `0.1`, `64`."""
     if isinstance(value, float) and 0 < abs(value) < 0.01:
         return f"{value:e}".replace(".000000", "").replace("e-0", "e-")
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,6 +1,6 @@
-"""Figures of score against trained parameters: over all tasks, task by task, and every method by its name.
+"""Figures of score against trained parameters: over all tasks, for each task, and with every method as a named point.
 
-A line goes from one planned point to the next: where one of them has not been run, it breaks.
+A line connects planned points, with a gap where one was not run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from inlay.studies.judge.bounds import MeanWithError
 from inlay.studies.judge.row_specs import name_column, name_task
-from inlay.studies.judge.scored import (
+from inlay.studies.judge.scored_study import (
     ScoredStudy,
     averaged_tasks,
     mean_tasks,
@@ -29,7 +29,7 @@ SERIES = {"adapters": "adapters, by size", "top": "top layers, by number", "norm
 
 
 class Band(NamedTuple):
-    """A point of a curve over tasks: the difference to full fine-tuning at three percentiles."""
+    """A point of a curve: the difference to full fine-tuning, at three percentiles over tasks."""
 
     parameters: float
     low: float
@@ -43,10 +43,10 @@ def _curve_keys(scored: ScoredStudy) -> list[str]:
 
 
 def common_tasks(scored: ScoredStudy) -> list[str]:
-    """Choose the common tasks of all curves: those that, with the rows that have them, show the most.
+    """Choose the common tasks of all curves, such that tasks times rows with all of them is largest.
 
-    A row that lacks many tasks would leave few for all others, so it is left out instead; where many rows lack one
-    task, it is the task.
+    So a row that lacks many tasks is left out, rather than all those tasks; a task that many rows lack is left out,
+    rather than all those rows.
     """
     full, known = scored.rows.get(FULL, {}), averaged_tasks(scored)
     held = [
@@ -60,7 +60,7 @@ def common_tasks(scored: ScoredStudy) -> list[str]:
 def percentiles(scored: ScoredStudy, kind: str, tasks: Sequence[str]) -> list[Band | None]:
     """Return the 20th, 50th and 80th percentile over tasks of each planned row's difference to full fine-tuning.
 
-    None where it has not been run on all of them: with fewer tasks a point would bend the curve by what it lacks.
+    None for a row that was not run on all of them: a point over fewer tasks would distort the curve.
     """
     import numpy
 
@@ -101,7 +101,7 @@ def draw_percentiles(scored: ScoredStudy) -> chart.Drawing | None:
             f"Score against trained parameters over {len(tasks)} task{'s' * (len(tasks) > 1)} ({names}), each less "
             "full fine-tuning on the same task: the median, and the band from the 20th to the 80th percentile."
         )
-        # The rows and tasks that these curves leave out.
+        # Name the rows and tasks that these curves leave out.
         keys = _curve_keys(scored)
         rows = [chart.plain(scored.label(key)) for key in keys if not all(task in scored.rows[key] for task in tasks)]
         if rows:
@@ -126,7 +126,7 @@ def _draw_bands(axes: Any, bands: Sequence[Band], mark: chart.Mark) -> None:
 
 
 def draw_panels(scored: ScoredStudy) -> chart.Drawing | None:
-    """Draw one panel for each task: score against trained parameters, ± s.e.m., full fine-tuning as a line."""
+    """Draw a panel for each task: score against trained parameters, ± s.e.m., with full fine-tuning as a line."""
     tasks = [task for task in scored.tasks if sum(task in row for row in scored.rows.values()) > 1]
     if not tasks:
         return None
@@ -163,7 +163,7 @@ def draw_panels(scored: ScoredStudy) -> chart.Drawing | None:
 
 
 def _draw_panel(axes: Any, scored: ScoredStudy, task: str, shown: list[MeanWithError]) -> bool:
-    """Draw one task's panel and add its values to `shown`; return whether published ones are in it."""
+    """Draw one task's panel and add its values to `shown`; return whether it has published values."""
     marks = chart.marks_for(list(SERIES))
     published: list[tuple[float, float, chart.Mark]] = []
     full = scored.rows.get(FULL, {}).get(task)
@@ -193,7 +193,7 @@ def _draw_panel(axes: Any, scored: ScoredStudy, task: str, shown: list[MeanWithE
 
 
 MOST_NAMES = 14
-"""most points with names beside them; above it, numbers and a list are drawn"""
+"""most points that are labelled by name; more points get numbers, and a list of names beside them"""
 # family of methods -> its label, colour and marker
 FAMILIES = {
     "adapter": ("adapters and their variants", chart.Mark("#D55E00", "o")),
@@ -216,7 +216,7 @@ def _family(scored: ScoredStudy, key: str) -> str:
 
 
 def draw_points(scored: ScoredStudy) -> chart.Drawing | None:
-    """Draw every row as a named point: mean score over the tasks that all have, against trained parameters."""
+    """Draw every row as a named point: mean score over the tasks that all rows have, against trained parameters."""
     tasks = mean_tasks(scored)
     if not tasks or len(scored.rows) < 2:
         return None
@@ -251,7 +251,7 @@ def draw_points(scored: ScoredStudy) -> chart.Drawing | None:
 def _number(
     axes: Any, points: Sequence[tuple[float, MeanWithError, str]], names: Mapping[str, str], colours: Mapping[str, str]
 ) -> dict[str, str]:
-    """List the rows, the best first, in axes of their own; returns each row's number as its label."""
+    """List the rows in axes of their own, the best first; return each row's number as its label."""
     axes.axis("off")
     style = {"va": "center", "fontsize": 7, "transform": axes.transAxes}
     for place, (_, found, key) in enumerate(points):

@@ -1,1 +1,1 @@
-"""Studies at work: what is missing is trained and recorded."""
+"""Trains the missing runs of studies and records their results."""

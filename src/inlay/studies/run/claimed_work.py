@@ -1,8 +1,9 @@
-"""Claims: files that tell every process of a folder of runs which runs another one is training.
+"""Claims: files that tell all processes that share a folder of runs which runs another one is training.
 
 A process claims the runs of a unit before it trains them: it writes their ids to a file of its own under `runs/claims`,
-and holds a lock on that file until the unit is done. The system frees the lock when the process dies, so a claim whose
-lock is free counts no more, and others take its runs over. Who looks at claims or makes one holds `.lock` meanwhile.
+and locks that file until the unit is done. The operating system frees the lock when the process dies. A claim whose
+lock is free no longer counts, and other processes take over its runs. To read claims or make one, a process holds
+`.lock`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Claims:
 
     @contextlib.contextmanager
     def choosing(self) -> Iterator[set[str]]:
-        """Keep others from claiming inside the block; yields the runs that are claimed."""
+        """Keep other processes from claiming inside the block; yields the runs that are claimed."""
         make_directory(self._folder)
         with locked(self._folder / ".lock", exclusive=True):
             yield {run_id for path in sorted(self._folder.glob("*.json")) for run_id in _read_claim(path)}
@@ -47,7 +48,7 @@ class Claims:
         try:
             lock_file(descriptor, waits=True)
             os.write(descriptor, json.dumps(sorted(run_ids)).encode())
-            os.fsync(descriptor)  # other hosts must not see a claim of nothing
+            os.fsync(descriptor)  # other hosts must not see an empty claim
         except BaseException:
             release()
             raise

@@ -1,4 +1,4 @@
-"""Estimates of time and memory before anything is trained: rows from the plans, time from a step or two, measured."""
+"""Estimates of time and memory before anything is trained, from the plans' rows and a few measured steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from inlay.training import (
 # Runs together -> times the rows per second of one run alone, as measured on an H200; a CPU gains nothing.
 _GAIN = {"cuda": {1: 1.0, 8: 2.6, 32: 3.1}, "cpu": {1: 1.0}}
 _CHARACTERS = 4  # characters of a token, as in `PlannedRun.cost`
-_STILL = StepCost(0.0, 0.0, 0)
+_NO_COST = StepCost(0.0, 0.0, 0)
 _Kind = tuple[str, bool, bool]
 
 
@@ -35,18 +35,18 @@ class Estimate:
 
     seconds: float
     memory_bytes: int
-    """memory of the slots in training, with their optimizer, and of the measured step's pass"""
+    """memory of the slots in training, with their optimizer state, and of the measured step"""
     num_slots: int
     num_samples: int
-    """rows trained on, counted as often as they are read"""
+    """training rows, counted as often as they are read"""
 
 
 def estimate_units(units: Sequence[Unit], plans: Sequence[StudyPlan], *, measured: bool = True) -> list[Estimate]:
-    """Estimate each unit: measure a step of the cheapest run of its kind, and scale it by the texts.
+    """Estimate each unit: measure a step of the cheapest run of its kind, and scale it by the length of the texts.
 
-    The kinds are few: adapters or a copy of the backbone, of one task or of several, on each backbone. A sequence of
-    tasks takes what their runs would. Time that no training takes (a baseline) is not counted. Unless `measured`,
-    nothing is computed and no time is known.
+    There are few kinds: adapters or a copy of the backbone, of one task or of several, on each backbone. A sequence of
+    tasks takes as long as a run of each task. A baseline trains nothing and takes no time. Unless `measured`, nothing
+    is computed and the time is 0.
     """
     by_study = {plan.study.name: plan for plan in plans}
     paces: dict[_Kind, StepCost] = {}
@@ -58,8 +58,8 @@ def estimate_units(units: Sequence[Unit], plans: Sequence[StudyPlan], *, measure
         slot_bytes = count_slot_bytes(trained, backbone) if trained else 0
         most = 1 if unit.is_finetuned or unit.kind == "sequence" else min(MAX_COHORT, unit.num_runs)
         num_slots = choose_slots(most, slot_bytes, available_bytes(backbone.device)) if trained else 0
-        # 2. time: the texts at the measured pace, less the gain of training together
-        pace = _STILL
+        # 2. time: the texts at the measured pace, divided by the gain of training together
+        pace = _NO_COST
         if measured and unit.cost:
             kind = _kind_of(unit.items[0], by_study)
             if kind not in paces:
@@ -91,7 +91,7 @@ def _measure_cheapest(kind: _Kind, units: Sequence[Unit], plans: Mapping[str, St
     items = [item for unit in units for item in unit.items if item.run is not None or item.sequence]
     alike = [item for item in items if _kind_of(item, plans) == kind]
     if not alike:
-        return _STILL
+        return _NO_COST
     cheapest = min(alike, key=lambda item: item.cost)
     plan = plans[cheapest.study]
     run = _find_run(cheapest, plan)

@@ -1,4 +1,4 @@
-"""Records of trained runs: scores with settings, commit, hardware, versions and date."""
+"""Makes the records of trained runs: scores with settings, commit, hardware, versions and date."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from inlay.data import KINDS, Task
 from inlay.errors import Diverged, InlayError
 from inlay.model import canonical_environment, draw_tensor
 from inlay.studies.run.records import DIVERGED, FAILED, FINISHED, Record, short_name
-from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.planning import PlannedRun, StudyPlan
+from inlay.studies.spec.study import ARM_KINDS
 from inlay.training import DIVERGED as RUN_DIVERGED
 from inlay.training import AnyRun, JointRun, Result, Run, current_commit, materialize, score_split
 
 
 def has_diverged(result: Result) -> bool:
-    """Tell whether a run diverged, so that it must not be compared."""
+    """Tell whether a run diverged; such runs are not compared."""
     return result.status == RUN_DIVERGED or result.dev_metric is None
 
 
@@ -65,7 +65,7 @@ class Recorder:
     def record_joint(self, item: PlannedRun, result: Result, extra: dict[str, Any]) -> list[Record]:
         """Make the records of a multi-task run, one per task; the first has the run's id, the others `<id>-1` …
 
-        A task's trained parameters are its part of the run's: what is shared is divided among all.
+        A task's trained parameters are its part of the run's: shared ones are divided equally among all tasks.
         """
         run, is_lost = item.run, has_diverged(result)
         assert isinstance(run, JointRun)
@@ -77,7 +77,7 @@ class Recorder:
         for number, (name, part) in enumerate(zip(item.tasks, run.parts, strict=True)):
             own = written[number] if written else None
             more: dict[str, Any] = {"joint": about, "embedding": None, "embedding_start": None}
-            # The task's embedding, which the hypernetwork reads, as it was trained and as it was drawn.
+            # The task's embedding, which the hypernetwork reads: trained, and as it was initialised.
             if (found := result.tensors.get(f"{part.name}/task.embedding")) is not None:
                 more["embedding"] = _rounded(found)
             drawn = next((item for item in part.spec.layout(anatomy) if item.name == "task.embedding"), None)
@@ -117,9 +117,9 @@ class Recorder:
             if rows is not None and rows.targets is not None:
                 about[name] = len(rows)
         if item.config.train.pooling == "auto" and ARM_KINDS[item.arm.kind].needs_backbone:
-            about["pooling"] = self.backbone.default_pooling  # in a multi-task run each task leaves it open
+            about["pooling"] = self.backbone.default_pooling  # the setting `auto` stands for it
         known["extra"] = {**about, **known.get("extra", {})}
-        # Without this machine's folders, so that results of several machines merge.
+        # Leave out this machine's folders, so that results of several machines can be merged.
         written = self.plan.study.data_config(item.task, None)
         places = {name: getattr(written, name) for name in ("source", "dev", "test", "root")}
         data = dataclasses.replace(item.config.data, **places)
@@ -161,7 +161,7 @@ def _rounded(values: Tensor) -> list[float]:
 
 
 def list_notes(task: Task) -> list[str]:
-    """List the notes on a task's data, without folder names."""
+    """List the notes on a task's data, with paths cut to file names."""
     return [re.sub(r"(?<!\S)/\S*/", "", note) for note in task.notes]
 
 

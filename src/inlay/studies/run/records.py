@@ -1,14 +1,16 @@
-"""Records of studies: one for each run, and the files they are kept in.
+"""Records of studies, one for each run, and the files they are kept in.
 
-New records are appended to `results/<study>/<backbone>-<profile>.jsonl`, a line each; reading merges them. A line that
-a kill cut off is not read, and is cleared by the next append. Older results lie in a `.json` of the same name, which is
-read before the `.jsonl` and never written. A record says everything about its run: settings, commit, hardware, seconds.
-The same run from other hardware is a repeat and is kept beside the first; from the same hardware the newer one stands.
+New records are appended to `results/<study>/<backbone>-<profile>.jsonl`, one per line, and merged on reading. A last
+line that a kill cut off is not read, and the next append removes it. Older results are in a `.json` of the same name,
+which is read before the `.jsonl` and never written. A record has everything about its run: settings, commit, hardware,
+seconds. The same run from other hardware is a repeat and is kept beside the first; from the same hardware, the newer
+record replaces the older.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -64,47 +66,50 @@ class Record:
     date: str
     config: dict[str, Any]
     extra: dict[str, Any] = field(default_factory=dict)
-    """data of single studies: spans of layers and their scores, scores of earlier tasks"""
+    """data that only some studies have: spans of layers and their scores, scores of earlier tasks"""
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The fields that tell records apart: a run may stand in several arms, and be repeated on other hardware; one
-        that reads no backbone, such as TF-IDF's, stands beside every backbone and in every profile."""
+        """The fields that tell records apart.
+
+        A run may belong to several arms and be repeated on other hardware; a run without a backbone, such as TF-IDF's,
+        is recorded for every backbone and profile.
+        """
         return (self.id, self.arm, self.hardware, self.fingerprint, self.profile)
 
     @property
     def group(self) -> tuple[str, str, str]:
-        """The fields that a plan's own records share."""
+        """The fields that all records of one plan share."""
         return (self.study, self.profile, self.backbone)
 
     @property
     def pooling(self) -> str:
-        """The pooling of its heads, as its settings or its result say; `auto`: not known."""
+        """The pooling of its heads, from its settings or its result; `auto` if it is not known."""
         return str(self.extra.get("pooling") or self.config.get("train", {}).get("pooling", "auto"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as data; NaN and infinite numbers become null, as JSON has no word for them."""
+        """Return the record as data; NaN and infinite numbers become null, as JSON has none."""
         return {name: _plain(getattr(self, name)) for name in _FIELDS}
 
     @classmethod
     def from_json(cls, content: Any, path: Path | None = None) -> Self:
         """Read a record that `to_json` wrote; raise `BadData` with the reason for anything else."""
         if not isinstance(content, Mapping):
-            raise BadData("a record is no object", _MEND, path=path)
+            raise BadData("a record is not an object", _HINT, path=path)
         known = dict(content)
         known.setdefault("extra", {})
         wrong = sorted(_FIELDS ^ known.keys())
         if wrong:
             has = "an unknown" if wrong[0] in known else "no"
-            raise BadData(f"record `{known.get('id')}` has {has} field `{wrong[0]}`", _MEND, path=path)
+            raise BadData(f"record `{known.get('id')}` has {has} field `{wrong[0]}`", _HINT, path=path)
         if known["status"] not in STATUSES:
-            raise BadData(f"record `{known['id']}` has the status `{known['status']}`", _MEND, path=path)
+            raise BadData(f"record `{known['id']}` has the status `{known['status']}`", _HINT, path=path)
         return cls(**known)
 
 
 # Not `dataclasses.asdict`: it would copy everything once more.
 _FIELDS = dict.fromkeys(item.name for item in dataclasses.fields(Record)).keys()
-_MEND = "results are written by `inlay study`: move the file away, or mend what was changed by hand"
+_HINT = "`inlay study` writes these files: move the file away, or undo what was changed by hand"
 
 
 @dataclass(frozen=True)
@@ -112,9 +117,9 @@ class StudyDirs:
     """The folders where studies read and write."""
 
     results: Path
-    """records, a folder for each study"""
+    """the folder of records, with a folder for each study"""
     runs: Path
-    """folders of runs, of all studies together"""
+    """the folder of run folders, of all studies together"""
 
 
 def count_layers(records: Iterable[Record]) -> int | None:
@@ -128,14 +133,14 @@ def results_file(root: Path, study: str, backbone: str, profile: str) -> Path:
 
 
 def short_name(backbone: str) -> str:
-    """Return a backbone's name without the folders it lies in: `mpnet-base` for `/data/backbones/mpnet-base`."""
+    """Return a backbone's name without its path: `mpnet-base` for `/data/backbones/mpnet-base`."""
     return backbone.rstrip("/").rpartition("/")[2]
 
 
 def read_records(path: Path) -> list[Record]:
     """Read the records of one file; none if there is no file.
 
-    A `.jsonl` goes on where the `.json` beside it, of the same name, ends. Of lines with the same key the last stands,
+    A `.jsonl` continues the `.json` of the same name beside it. Of records with the same key the last one counts,
     unless it is older or says that the run failed.
     """
     if path.suffix == ".json":
@@ -143,28 +148,28 @@ def read_records(path: Path) -> list[Record]:
     kept = {record.key: record for record in _read_list(path.with_suffix(".json"))}
     for record in read_appended(path)[0]:
         other = kept.get(record.key)
-        if other is None or _is_as_new(record, other):
+        if other is None or _replaces(record, other):
             kept[record.key] = record
     return sorted(kept.values(), key=lambda record: record.key)
 
 
 def _read_list(path: Path) -> list[Record]:
-    """Read a file of the first format: one JSON object with the list `records`."""
+    """Read a file of the older format: one JSON object with the list `records`."""
     if not path.is_file():
         return []
     try:
         content = json.loads(path.read_text(encoding="utf8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise BadData(f"not JSON: {error}", _MEND, path=path) from None
+        raise BadData(f"not JSON: {error}", _HINT, path=path) from None
     if not isinstance(content, dict) or not isinstance(content.get("records"), list):
-        raise BadData("no list `records`", _MEND, path=path)
+        raise BadData("there is no list `records`", _HINT, path=path)
     return [Record.from_json(item, path) for item in content["records"]]
 
 
 def read_appended(path: Path, start: int = 0) -> tuple[list[Record], int]:
-    """Read the lines of a `.jsonl` from the byte `start` on; return their records and where to go on from.
+    """Read the lines of a `.jsonl` from the byte `start` on; return their records and the byte to continue from.
 
-    A last line without its end was cut off by a kill, or is being written: it is not read.
+    A last line without a newline was cut off by a kill, or is being written, and is not read.
     """
     try:
         with path.open("rb") as file:
@@ -178,12 +183,12 @@ def read_appended(path: Path, start: int = 0) -> tuple[list[Record], int]:
         try:
             records.append(Record.from_json(json.loads(line), path))
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise BadData(f"not JSON: {error}", _MEND, path=path) from None
+            raise BadData(f"not JSON: {error}", _HINT, path=path) from None
     return records, start + end
 
 
 def append_records(path: Path, records: Iterable[Record]) -> None:
-    """Add a line for each record to a `.jsonl`; several processes may do so at a time."""
+    """Append a line for each record to a `.jsonl`; several processes may do so at the same time."""
     lines = [json.dumps(record.to_json(), sort_keys=True, ensure_ascii=False, allow_nan=False) for record in records]
     if not lines:
         return
@@ -192,7 +197,7 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
     with locked(path.parent / ".lock", exclusive=True), telling_full_disk(path, num_bytes):
         is_new = not path.exists()
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-            # Cut off a last line that a kill left incomplete.
+            # Remove a last line that a kill left incomplete.
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 if file.read() != b"\n":
@@ -207,14 +212,14 @@ def append_records(path: Path, records: Iterable[Record]) -> None:
 
 
 def read_study(root: Path, study: str) -> list[Record]:
-    """Read all records of a study, of every backbone and profile. Other files of the folder are left alone."""
+    """Read all records of a study, of every backbone and profile; other files of its folder are skipped."""
     return merge_records(record for path in list_files(root, study) for record in read_records(path))
 
 
 def list_files(root: Path, study: str = "*") -> list[Path]:
     """List the record files under `results`, of one study or of all; not in deeper folders.
 
-    A `.json` with a `.jsonl` of the same name beside it is read with that one, and not listed.
+    A `.json` with a `.jsonl` of the same name beside it is not listed, as it is read with that one.
     """
     appended = [path for path in root.glob(f"{study}/*.jsonl") if _has_records(path)]
     whole = [path for path in root.glob(f"{study}/*.json") if path.with_suffix(".jsonl") not in appended]
@@ -230,22 +235,22 @@ def _has_records(path: Path) -> bool:
 
 
 def merge_records(*groups: Iterable[Record]) -> list[Record]:
-    """Merge records: of those with one key the best, in an order that does not depend on the input's."""
+    """Merge records, keeping the best of each key; the order does not depend on the input's."""
+
+    def rank(record: Record) -> tuple[bool, str, str]:
+        # A finished run above a failed one, a newer above an older; the text settles ties.
+        return (record.status != FAILED, record.date, json.dumps(record.to_json(), sort_keys=True))
+
     kept: dict[tuple[str, ...], Record] = {}
-    for record in (record for group in groups for record in group):
+    for record in itertools.chain(*groups):
         other = kept.get(record.key)
-        if other is None or _rank(record) > _rank(other):
+        if other is None or rank(record) > rank(other):
             kept[record.key] = record
     return sorted(kept.values(), key=lambda record: record.key)
 
 
-def _rank(record: Record) -> tuple[bool, str, str]:
-    """Rank a finished run above a failed one, and a newer above an older; the rest settles ties."""
-    return (record.status != FAILED, record.date, json.dumps(record.to_json(), sort_keys=True))
-
-
-def _is_as_new(record: Record, other: Record) -> bool:
-    """Tell whether a later line may replace an earlier one: `_rank` without the tie-breakers."""
+def _replaces(record: Record, other: Record) -> bool:
+    """Tell whether a later record of the same key replaces an earlier one: finished beats failed, then newer older."""
     return (record.status != FAILED, record.date) >= (other.status != FAILED, other.date)
 
 
@@ -258,11 +263,11 @@ def _plain(value: Any) -> Any:
 
 
 class StudyRecords:
-    """The records of several plans, whose studies have names of their own.
+    """The records of several plans, of different studies.
 
-    A run that has a record, of whatever study, session or machine, has one for all who ask for it: it is lent to every
-    arm of every plan. A study's folder may hold files of other machines, whatever their names: what they have of its
-    backbone and profile counts as its own. Several processes may add records at a time: `refresh` reads what is new.
+    A record of a run, from any study, session or machine, serves every arm of every plan that asks for the run: it is
+    lent to them. A study's folder may hold files of other machines under any name; their records of its backbone and
+    profile count as its own. Several processes may add records at the same time, and `refresh` reads the new ones.
     """
 
     def __init__(self, plans: Sequence[StudyPlan], dirs: StudyDirs) -> None:
@@ -276,10 +281,10 @@ class StudyRecords:
             self._asking.setdefault(item.id, []).append(item)
         self._known: dict[tuple[str, str, str], dict[tuple[str, ...], Record]] = {}
         self._read_to: dict[str, int] = {}
-        """study -> byte of its file up to which records are read"""
+        """study -> byte of its file up to which records were read"""
         self.failed: dict[str, str] = {}
         """run id -> the reason, for runs that failed since this object was made"""
-        # 1. records of the studies' own files, and of their groups in other files beside them
+        # 1. records of the studies' own files, and their records in other files beside them
         for name, group in self._groups.items():
             own = self.file_of(name)
             _, self._read_to[name] = read_appended(own)
@@ -305,16 +310,16 @@ class StudyRecords:
         return item.key in self._known
 
     def is_left(self, item: PlannedRun) -> bool:
-        """Tell whether an item has neither a record nor failed since this object was made."""
+        """Tell whether an item has no record and has not failed since this object was made."""
         return not self.is_known(item) and item.id not in self.failed
 
     def records(self, study: str) -> list[Record]:
-        """Return the records of a plan's items, without those of other settings from earlier sessions."""
+        """Return the records of a plan's items; those of other settings, from earlier sessions, are left out."""
         wanted = {item.key for item in self._plans[study].items}
         found = [
             record
             for (name, run_id, arm), records in self._known.items()
-            if (name, run_id.partition("-")[0], arm) in wanted  # the later of several tasks are `<id>-1` and so on
+            if (name, run_id.partition("-")[0], arm) in wanted  # later tasks of one run are `<id>-1`, `<id>-2`, …
             for record in records.values()
         ]
         return sorted(found, key=lambda record: record.key)
@@ -324,13 +329,13 @@ class StudyRecords:
         return {record.id.partition("-")[0] for record in self.records(study)}
 
     def refresh(self) -> None:
-        """Read what this process and others have appended since the last look."""
+        """Read what this process and others have appended since the last call."""
         for name in self._plans:
             records, self._read_to[name] = read_appended(self.file_of(name), self._read_to[name])
             self._note(name, records)
 
     def write_borrowed(self) -> None:
-        """Copy records that other studies' files have to the files of these plans."""
+        """Copy the records that were found in other studies' files to the files of these plans."""
         self._append(self._borrowed)
         self._borrowed = []
 
@@ -359,11 +364,11 @@ class StudyRecords:
                 self.failed[record.id] = str(record.extra.get("message", ""))
             elif self._is_read_alike(record, study):
                 known = self._known.setdefault((study, record.id, record.arm), {})
-                if record.key not in known or _is_as_new(record, known[record.key]):
+                if record.key not in known or _replaces(record, known[record.key]):
                     known[record.key] = record
 
     def _is_read_alike(self, record: Record, study: str) -> bool:
-        """Tell whether a record with an open pooling was trained with the plan's pooling."""
+        """Tell whether a record whose settings leave the pooling open was trained with the plan's pooling."""
         default = self._plans[study].backbone.default_pooling
         return bool(record.extra.get("pooling", default) == default)
 
@@ -385,8 +390,7 @@ class StudyRecords:
                 arm=item.arm.name,
                 profile=plan.study.profile,
                 axes=dict(item.axes),
-                # The same weights may have another name elsewhere, and a baseline has no backbone: here it is beside
-                # this one.
+                # The same weights may have another name elsewhere, and a baseline has no backbone.
                 backbone=short_name(plan.backbone.name),
                 fingerprint=plan.backbone.fingerprint,
                 backbone_parameters=plan.backbone.num_parameters,
@@ -396,9 +400,9 @@ class StudyRecords:
         return copies
 
     def _drop_weights(self, record: Record) -> None:
-        """Delete the weights of a fine-tuned copy, as many would fill the disk; each arm's best one stays to answer.
+        """Delete the weights of fine-tuned copies, as many would fill the disk; the best of each arm stay for answers.
 
-        A copy trained on several tasks stays: other runs may start from it.
+        A copy trained on several tasks stays too, as other runs may start from it.
         """
         asking = self._asking.get(record.id, [])
         trained = [item.run for item in asking if item.run is not None and item.is_finetuned]
@@ -408,7 +412,7 @@ class StudyRecords:
         for (study, _, arm), others in self._known.items():
             finished = [other for other in others.values() if other.task == record.task and other.status == FINISHED]
             rivals.setdefault((study, arm), []).extend(finished)
-        # Best of all studies, not of the record's own alone: its run may be another study's best too.
+        # The best of every study, as the run may be the best of another one.
         best = {
             max(others, key=lambda other: other.dev[other.metric]).id
             for (study, _), others in rivals.items()
@@ -420,7 +424,7 @@ class StudyRecords:
 
 
 def count_other_poolings(plan: StudyPlan, results: Path) -> dict[str, int]:
-    """Count, by pooling, the runs of a plan's study, profile and backbone that differ from it in the pooling alone."""
+    """Count the recorded runs that differ from a plan's runs in the pooling alone, by pooling."""
     default = plan.backbone.default_pooling
     own = (plan.study.name, plan.study.profile, plan.backbone.fingerprint)
     planned: dict[tuple[Any, ...], list[PlannedRun]] = {}

@@ -1,13 +1,14 @@
-"""Conducts studies: trains what is missing, skips what is there, and writes every result as soon as it is known.
+"""Conducts studies: trains the missing runs, skips finished ones, and writes every result as soon as it is known.
 
-Several studies are one list of units of work, in which a run that several ask for is done once. The most valuable work
-comes first: of every study the first seed of everything with its best-known learning rates, then the next tier, so that
-studies that are cut short have whole tables of fewer seeds. A cohort that was stopped goes on before anything is begun.
-With a deadline, units are cut to what is likely to fit, and what is in hand at the deadline is stopped and saved.
+Several studies become one list of units of work, in which a run that several studies ask for occurs once. The most
+valuable work comes first: of every study the first seed of everything with the best-known learning rates, then the next
+tier. A study that is cut short so has whole tables of fewer seeds. Stopped cohorts are resumed before new ones begin.
+With a deadline, units are cut to what is likely to fit, and what is running at the deadline is stopped and saved.
 
-A session takes one unit at a time and claims its runs (`claimed_work.py`): any number of sessions may work on the same
-folders at once, each at what the others have neither done nor claimed. `worker_processes.py` starts several; a session
-on a cluster (`units_on_ray.py`) claims several units itself, and sends them to other machines.
+A session takes one unit at a time and claims its runs (`claimed_work.py`). So any number of sessions may work on the
+same folders at the same time, each on runs that the others have neither done nor claimed. `worker_processes.py` starts
+several sessions; a session on a cluster (`units_on_ray.py`) claims several units itself, and sends them to other
+machines.
 """
 
 from __future__ import annotations
@@ -44,15 +45,16 @@ from inlay.training import (
     trains_apart,
 )
 
-# Stacks are as wide as the widest slot: above this size a cohort of its own is cheaper than padding the others to it.
+# Stacks are as wide as their widest slot: above this size, a cohort of its own is cheaper than padding all others.
 _PADDED_TO = 64
-# Copies of the backbone are trained one after another by the same programs; so few that others may begin the rest.
+# Copies of the backbone that one unit trains in turn, with the same programs: few, so that other processes get the
+# rest.
 _COPIES_IN_A_ROW = 8
 
 
 @dataclass
 class SessionResult:
-    """The result of a session, of all its studies."""
+    """The result of a session, for all its studies."""
 
     records: list[Record] = field(default_factory=list)
     """all records that the plans ask for and that exist"""
@@ -62,12 +64,12 @@ class SessionResult:
     num_trained: dict[str, int] = field(default_factory=dict)
     """study -> runs that got a record in this session, even if another study lent it"""
     total_trained: int = 0
-    """the same over all studies, each run once"""
+    """the same over all studies, counting each run once"""
     seconds: float = 0.0
 
 
 class StudyProgress:
-    """Listener to the progress of studies. This one does nothing; the command line's draws it."""
+    """Listener to the progress of studies. This one does nothing; the command line's shows it."""
 
     def begin(self, number: int, num_units: int, unit: Unit) -> None:
         """Note that a unit of work begins."""
@@ -96,8 +98,8 @@ def conduct(
 ) -> SessionResult:
     """Do the missing work of plans, the most valuable first, until `deadline` (of `time.monotonic`), if there is one.
 
-    What other processes have claimed is left to them. Ctrl-C stops at once with everything saved: KeyboardInterrupt,
-    and the same call goes on from there.
+    Runs that other processes have claimed are left to them. Ctrl-C stops at once with everything saved and raises
+    KeyboardInterrupt; the same call continues from there.
     """
     session = Session(plans, dirs, deadline=Deadline(deadline), commit=commit)
     session.train(progress or StudyProgress())
@@ -118,7 +120,7 @@ class Session:
         prefers_copies: bool = False,
         is_spread: bool = False,
     ) -> None:
-        """Read the records. `is_spread`: each job has a machine of its own, and is to get a part of every cohort."""
+        """Read the records. With `is_spread`, each job has its own machine and gets a part of every cohort."""
         self._began = time.monotonic()
         self.plans = {plan.study.name: plan for plan in plans}
         self.dirs, self.deadline = dirs, deadline
@@ -137,10 +139,10 @@ class Session:
         """the compile key of the last unit"""
 
     def train(self, progress: StudyProgress, wait: Callable[[], None] | None = None) -> None:
-        """Train unit by unit until nothing is left that no other process has claimed, or the deadline has come.
+        """Train unit by unit until the deadline, or until nothing unclaimed is left.
 
-        With `wait` it stays until the others are done, in case one of them dies: the function is called now and then.
-        Then it is also up to the others to stop this process at the deadline.
+        With `wait`, which is called again and again, it stays until other processes are done too, to take over if one
+        of them dies. Then the process that started it must also stop it at the deadline.
         """
         number = 0
         while not self.deadline.is_late:
@@ -153,12 +155,12 @@ class Session:
             if not self.has_work:
                 break
             if wait is None:
-                progress.warn("what is left is in the hands of other processes")
+                progress.warn("other processes are working on what is left")
                 break
             wait()
 
     def _do(self, unit: Unit, progress: StudyProgress, alarm: Emit | None) -> None:
-        """Train a unit here; an interrupt at the deadline is expected."""
+        """Train a unit in this process; an interrupt at the deadline is expected."""
         began, failed = time.monotonic(), []
         listeners = [progress.watch(unit)] if alarm is None else [alarm, progress.watch(unit)]
         try:
@@ -178,7 +180,7 @@ class Session:
         self.failed += failed
         if not self.deadline.is_late:
             for item in unit.items:
-                if not self.known.is_known(item):  # else it would be tried forever
+                if not self.known.is_known(item):  # or else it would be tried again forever
                     self.known.failed.setdefault(item.id, "it left no record")
         self.deadline.note(unit, seconds)
         progress.end(unit, seconds)
@@ -186,11 +188,11 @@ class Session:
     @contextlib.contextmanager
     def claim_next(self) -> Iterator[tuple[Unit | None, int]]:
         """Claim the next unit for the duration of the block; yields it, or None, and the number of units left."""
-        if not self.has_work:  # no work: do not create a folder either
+        if not self.has_work:  # then do not create the folder of claims
             yield None, 0
             return
         with self._claims.choosing() as held:
-            self.known.refresh()  # after reading the claims: a process writes its records before it releases its claim
+            self.known.refresh()  # after reading the claims, as a process writes its records before it releases a claim
             units = self.list_units(held)
             unit = self._choose(units, held)
             if unit is not None:
@@ -210,7 +212,7 @@ class Session:
         return any(self.known.is_left(item) for plan in self.plans.values() for item in plan.items)
 
     def list_units(self, held: Collection[str] = ()) -> list[Unit]:
-        """List the units that are left, without the runs that others hold."""
+        """List the units that are left, without the runs that other processes hold."""
         in_pieces = self._num_jobs > 1 or self.deadline.deadline is not None
         return make_agenda(
             list(self.plans.values()),
@@ -223,7 +225,7 @@ class Session:
 
     def _choose(self, units: Sequence[Unit], held: Collection[str]) -> Unit | None:
         """Choose the first unit whose sources are trained or can be trained with it, of the preferred kind if any."""
-        # 1. the units whose sources nobody else trains or will train
+        # 1. the units whose sources no other unit trains or will train
         free = []
         for unit in units:
             needed = self.sources_to_train(unit)
@@ -244,7 +246,7 @@ class Session:
         return chosen
 
     def sources_to_train(self, unit: Unit) -> set[str]:
-        """Return the runs that a unit starts from and that have no weights yet."""
+        """Return the runs that a unit starts from and whose weights are not here."""
         needed = set()
         for item in (*unit.items, *unit.resumed_with):
             if item.source is not None:
@@ -254,13 +256,13 @@ class Session:
         return needed
 
     def sum_up_all(self) -> SessionResult:
-        """Return the result of a session that others work for: what failed is in the records that they left."""
+        """Return the result of a session that other processes work for: failures are in the records that they wrote."""
         result = self.sum_up()
         failed = {item.id: item for item in result.missing if item.id in self.known.failed}
         return dataclasses.replace(result, failed=[(item, self.known.failed[item.id]) for item in failed.values()])
 
     def sum_up(self) -> SessionResult:
-        """Return the result of the session, with records that other processes have added meanwhile."""
+        """Return the result of the session, including records that other processes have added meanwhile."""
         self.known.refresh()
         for name, plan in self.plans.items():
             if plan.study.paired_rows:
@@ -277,7 +279,7 @@ class Session:
 
 
 class Deadline:
-    """The time when work must end, if any, and an estimate of how much of a unit is done by then."""
+    """The time when work must end, if any, and an estimate of how much of a unit can be done by then."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
@@ -288,7 +290,7 @@ class Deadline:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def note(self, unit: Unit, seconds: float) -> None:
-        """Learn the pace from a finished unit; one that was stopped at the deadline is ignored."""
+        """Measure the pace by a finished unit; a unit that was stopped at the deadline is ignored."""
         if unit.cost and not self.is_late:
             self._rates[unit.is_finetuned] = seconds / unit.cost
 
@@ -296,7 +298,7 @@ class Deadline:
         """Return the part of a unit that is likely to be done by the deadline, at least one run."""
         rate = self._rates.get(unit.is_finetuned)
         if self.deadline is None or rate is None or unit.is_begun:
-            return unit  # a stopped unit resumes whole: a part of it would not find the state
+            return unit  # a stopped unit is resumed as a whole: a part of it would not find the state
         left = (self.deadline - time.monotonic()) / rate
         kept: list[PlannedRun] = []
         for item in unit.items:
@@ -308,7 +310,10 @@ class Deadline:
 
 
 class _Alarm:
-    """Stops at the deadline as Ctrl-C would: the step in hand is finished and saved. A second stop would end that."""
+    """A listener that stops at the deadline, once, as Ctrl-C would: the running step is finished and saved.
+
+    A second interrupt would break off the saving.
+    """
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline, self._has_rung = deadline, False
@@ -319,7 +324,7 @@ class _Alarm:
         if threading.current_thread() is threading.main_thread():
             self._has_rung = True
             signal.raise_signal(signal.SIGINT)
-        elif isinstance(event, StepTaken):  # another thread has no signals: its next step ends it
+        elif isinstance(event, StepTaken):  # other threads get no signals, so end at a step
             self._has_rung = True
             raise Interrupted
 
@@ -333,15 +338,14 @@ def make_agenda(
     num_jobs: int = 1,
     held: Collection[str] = (),
 ) -> list[Unit]:
-    """List what has no record yet as units of work, the most valuable first. `runs` has the folders of runs.
+    """List the runs without a record as units of work, the most valuable first. `runs` has the folders of runs.
 
-    Of two units of a tier that of the study named first comes first. `most_together` keeps cohorts to so many runs: so
-    that several processes can take them, and a deadline finds most of what was begun finished. Of the copies of the
-    backbone each of `num_jobs` gets its part. Runs that other processes hold are left out, and so are
-    those that have failed since `known` was made.
+    Within a tier, units are in the order of the studies. `most_together` limits the runs of a cohort, so that several
+    processes can share the work, and a deadline leaves few runs unfinished. The copies of the backbone are divided
+    among `num_jobs`. Runs that other processes hold are left out, and so are runs that failed since `known` was made.
     """
-    # 1. every run once, whoever asks for it: the item whose record serves all (spans are more work, on the same run),
-    # else the one wanted soonest
+    # 1. every run once: of the items that ask for it, the one that needs spans (its record serves the others too), or
+    # else the most urgent one
     asking: dict[str, list[PlannedRun]] = {}
     for item in (item for plan in plans for item in plan.items):
         if known.is_left(item):
@@ -351,7 +355,7 @@ def make_agenda(
     }
     num_copies = Counter(item.tier for item in wanted.values() if item.is_finetuned)
     lengths = {tier: min(_COPIES_IN_A_ROW, -(-number // num_jobs)) for tier, number in num_copies.items()}
-    # 2. cohorts that were stopped go on as they were
+    # 2. stopped cohorts are resumed as they were
     begun = _find_begun(plans, wanted, runs, {*held, *known.failed})
     # 3. the others are grouped by what can train together
     by_study = {plan.study.name: plan for plan in plans}
@@ -363,7 +367,7 @@ def make_agenda(
     units = [unit for key, group in groups.items() for unit in _slice(key[0], group, lengths, most_together)]
     order = {name: number for number, name in enumerate(by_study)}
     units.sort(key=lambda unit: (unit.items[0].tier, order[unit.items[0].study]))
-    # 5. units after those that train their sources: trained alone, sources would take as long as their cohort
+    # 5. place units after those that train their sources
     trained = {item.id: unit for unit in units for item in unit.items}
     placed: dict[int, Unit] = {}
     for unit in units:
@@ -375,17 +379,14 @@ def make_agenda(
     return [*begun, *placed.values()]
 
 
-def _find_begun(plans: Sequence[StudyPlan], wanted: dict[str, PlannedRun], runs: Path, without: set[str]) -> list[Unit]:
-    """Find stopped cohorts whose runs are all in these plans, and take their items out of `wanted`.
-
-    Cohorts that have a run `without` which it is to be done are left out.
-    """
+def _find_begun(plans: Sequence[StudyPlan], wanted: dict[str, PlannedRun], runs: Path, skipped: set[str]) -> list[Unit]:
+    """Find stopped cohorts whose runs are all in these plans and not skipped; take their items out of `wanted`."""
     known = {item.id: item for plan in plans for item in plan.items}
     begun = []
-    # Some broken copies may have begun anew by themselves: the longest state has them all.
+    # Copies of a failed unit may have states of their own: the state with the most runs comes first.
     for ids in sorted(list_stopped(runs / "cohorts"), key=len, reverse=True):
         is_left = any(run_id in wanted and not is_finished(runs / run_id) for run_id in ids)
-        if is_left and all(run_id in known for run_id in ids) and not without.intersection(ids):
+        if is_left and all(run_id in known for run_id in ids) and not skipped.intersection(ids):
             resumed_with = tuple(known[run_id] for run_id in ids if run_id not in wanted)
             items = tuple(wanted.pop(run_id) for run_id in ids if run_id in wanted)
             begun.append(Unit("runs", items, resumed_with, is_begun=True))
@@ -393,7 +394,7 @@ def _find_begun(plans: Sequence[StudyPlan], wanted: dict[str, PlannedRun], runs:
 
 
 def _key(item: PlannedRun, plan: StudyPlan) -> tuple[Any, ...]:
-    """Return the key of items that can be one unit."""
+    """Return a key that is equal for items that can be one unit."""
     if item.run is None:
         return (item.arm.kind, item.id)
     width = max(_PADDED_TO, item.config.method.size or 0)
@@ -402,9 +403,9 @@ def _key(item: PlannedRun, plan: StudyPlan) -> tuple[Any, ...]:
 
 
 def _slice(kind: str, group: list[PlannedRun], lengths: Mapping[int, int], most_together: int | None) -> list[Unit]:
-    """Make units of a group: one, or pieces of `most_together`, the most wanted first, similar lengths together.
+    """Make units of a group: one, or pieces of `most_together`, the most urgent first, similar lengths together.
 
-    Copies of the backbone, which train one after another, come in units of one tier, as long as `lengths` says.
+    Copies of the backbone, which train one after another, become units of one tier with the length that `lengths` has.
     """
     ordered = sorted(group, key=lambda item: (item.tier, -item.num_samples))
     if group[0].is_finetuned:

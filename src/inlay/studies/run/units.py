@@ -1,6 +1,7 @@
-"""Units of work: their runs are trained and scored, and each record is handed over as soon as it is known.
+"""Units of work: runs that are trained and scored together, each record written as soon as it is known.
 
-A run whose folder is finished is read back, and a cohort that was stopped goes on. What a user can mend fails alone.
+The result of a finished run is read from its folder, and a stopped cohort is resumed. If a unit fails with an error
+that a user can fix, the other units are still trained.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ from inlay.training import (
     structure_of,
 )
 
-_SAVE_SECONDS = 60.0  # a state holds every slot's weights and moments: at each epoch's end it costs more than the epoch
+_SAVE_SECONDS = 60.0  # a state holds all weights and moments: saved after each epoch, it would cost more than the epoch
 
 Keep = Callable[[Sequence[Record]], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """A piece of work: runs that train together or one after another, or one item of another kind; each run once."""
+    """A piece of work: runs that train together or one after another, or one item of another kind of arm."""
 
     kind: str
     items: tuple[PlannedRun, ...]
     """the items without a record"""
     resumed_with: tuple[PlannedRun, ...] = ()
-    """items that ended before the rest of their cohort was stopped: the cohort is resumed whole"""
+    """finished items of a stopped cohort, which can only be resumed as a whole"""
     is_begun: bool = False
     """whether it was stopped, and has a state to resume from"""
 
@@ -121,7 +122,7 @@ class Unit:
 
 
 class UnitRunner:
-    """Trains and scores units of these plans. `keep` gets records as soon as they are known."""
+    """Trains and scores units of these plans, and gives records to `keep` as soon as they are known."""
 
     def __init__(self, plans: Mapping[str, StudyPlan], runs: Path, keep: Keep, commit: str | None = None) -> None:
         self._plans, self._runs, self._keep, self._commit = plans, runs, keep, commit
@@ -131,9 +132,9 @@ class UnitRunner:
     def do(self, unit: Unit, emit: Emit) -> list[tuple[PlannedRun, InlayError]]:
         """Train and score a unit and keep its records; return the failed items with their errors.
 
-        If copies of the backbone that train one after another break, those that are left go on one by one, without the
-        common state: each fails by itself. Stopped, it keeps what has ended, except where spans are still to be taken
-        out, which takes minutes.
+        If copies of the backbone that train one after another fail, those that are left are trained one by one, without
+        the common state, so that each can only fail by itself. If the unit is stopped, the records of finished runs are
+        kept, except of runs whose spans must still be scored, which takes minutes.
         """
         try:
             if unit.kind == "runs":
@@ -172,7 +173,7 @@ class UnitRunner:
         # 1. the runs, with the weights that they start from
         for item in unit.items:
             if item.arm.kind == "spans" or (item.run is not None and _has_tests(item.run)):
-                self._forget_bare(item.id)
+                self._forget_without_weights(item.id)
         plan = self._plans[unit.items[0].study]
         settings = FitSettings(save_seconds=_SAVE_SECONDS, draw_curves=False, keep_last=False, **plan.study.fit)
         self._train_sources(unit, plan, settings, emit)
@@ -185,7 +186,7 @@ class UnitRunner:
             if run is not None:
                 runs.append(run)
         if unit.is_finetuned:
-            self._keep_finished(unit)  # a run that was killed before it was scored: it might be stopped again later
+            self._keep_finished(unit)  # runs that ended before they were scored, as this unit may be stopped again
 
         # 2. their training, and their records
         def keep_ended(event: Event) -> None:
@@ -193,29 +194,29 @@ class UnitRunner:
                 self._keep_ended(unit, event.member.run)
 
         fit(runs, plan.backbone, self._runs, settings, emit_to(keep_ended, emit))
-        if unit.is_finetuned:  # a cohort of which some runs were trained elsewhere, so that its state was not found
+        if unit.is_finetuned:  # a state may be left of a cohort of which some runs were trained elsewhere
             drop_rows(self._runs / "cohorts", unit.run_ids)
         self._keep_finished(unit)
 
     def _train_sources(self, unit: Unit, plan: StudyPlan, settings: FitSettings, emit: Emit) -> None:
         """Train the runs of other studies that this unit starts from, if their weights are not here."""
-        everyone = (*unit.items, *unit.resumed_with)  # ended ones are built again too, so that the cohort resumes whole
-        sources = {item.source.id: item.source for item in everyone if item.source is not None}
+        all_items = (*unit.items, *unit.resumed_with)  # finished runs are made again too, to resume the whole cohort
+        sources = {item.source.id: item.source for item in all_items if item.source is not None}
         for run_id in sources:
-            self._forget_bare(run_id)
+            self._forget_without_weights(run_id)
         if any(not is_finished(self._runs / run_id) for run_id in sources):
             fit(list(sources.values()), plan.backbone, self._runs, settings, emit)
 
-    def _forget_bare(self, run_id: str) -> None:
-        """Let a run be trained again if its weights were dropped after its record was kept and are needed again."""
+    def _forget_without_weights(self, run_id: str) -> None:
+        """Let a finished run be trained again if its weights were deleted."""
         folder = self._runs / run_id
-        is_bare = is_finished(folder) and not (folder / "best.safetensors").is_file()
-        result = read_result(folder) if is_bare else None
+        lacks_weights = is_finished(folder) and not (folder / "best.safetensors").is_file()
+        result = read_result(folder) if lacks_weights else None
         if result is not None and result.dev_metric is not None:
             (folder / "result.json").unlink()
 
     def _keep_ended(self, unit: Unit, run: AnyRun) -> None:
-        """Keep a run's record as soon as it ends, unless that needs more work or delays other runs."""
+        """Keep a run's record as soon as it ends, unless that takes more work, which would delay other runs."""
         pairs_rows = any(self._plans[item.study].study.paired_rows for item in unit.items)
         if (_has_tests(run) or pairs_rows) and not unit.is_finetuned:
             return  # scored with its weights, once the cohort has ended
@@ -224,7 +225,7 @@ class UnitRunner:
                 try:
                     self._keep_result(item, unit.num_together)
                 except (InlayError, RuntimeError, MemoryError) as error:
-                    # There may be no memory for its weights beside the training; there is once that has ended.
+                    # There may be too little memory for its weights during the training: try again when that has ended.
                     if not is_out_of_memory(error):
                         raise
 
@@ -233,9 +234,10 @@ class UnitRunner:
             self._keep_result(item, unit.num_together)
 
     def _keep_result(self, item: PlannedRun, num_together: int) -> None:
-        """Keep the records of an item's run once it has ended; resumed from an older state, it may end again.
+        """Score an item's run if it has ended, and keep its records.
 
-        Its test rows are scored, and its spans if the arm asks for them.
+        Its test rows are scored, and its spans if the arm asks for them. It is done once, though a run that is resumed
+        from an older state may end again.
         """
         run, plan = item.run, self._plans[item.study]
         result = read_result(self._runs / item.id) if run is not None and item.key not in self._kept else None

@@ -1,15 +1,15 @@
-"""Studies done on the machines of a Ray cluster: this process claims units of work, and each is a Ray task somewhere.
+"""Conducts studies on the machines of a Ray cluster: this process claims units of work and sends each as a Ray task.
 
-The session is an ordinary one (`session.py`), with a claim for each unit that is out, so that other sessions on the
-same folders leave its runs alone. A task gets its unit with all rows, so that no data need lie on the other machines.
-Only this process writes records.
+The session is an ordinary one (`session.py`), with a claim for each unit that was sent, so that other sessions on the
+same folders leave its runs alone. A task gets its unit with all rows, so the other machines need no data. Only this
+process writes records.
 
-- A machine that sees the folder of runs trains in it and tells each record as soon as its run ends. Started again
-  elsewhere after its machine has died, the unit goes on from the last resume state.
-- Any other machine trains in a folder of its own, and sends folders and records back when the unit ends.
+- A machine that sees the folder of runs trains in it and sends each record as soon as its run ends. If the machine
+  dies, the unit is started again on another one and continues from the last resume state.
+- Any other machine trains in a temporary folder, and sends run folders and records back when the unit ends.
 
-The deadline and Ctrl-C stop a task at its next step, with everything saved. A machine with another Inlay or another
-backbone ends the session, before it trains.
+The deadline and Ctrl-C stop a task at its next step, with everything saved. A machine with another version of Inlay or
+another backbone ends the session before it trains.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _LISTEN_SECONDS = 0.5
 _STOP_SECONDS = 120.0
 """longest time for a task to save its work"""
 _MOST_LOST = 3
-"""units in a row that are lost for good; then the cause would lose all others too"""
+"""so many units lost in a row end the session: others would be lost for the same cause"""
 
 
 def conduct_on_ray(
@@ -100,7 +100,7 @@ class _Common:
 
     runs: Path
     mark: str
-    """a file in `runs`: a machine that sees it shares the folder"""
+    """a file in `runs`; a machine that sees it shares the folder"""
     versions: tuple[str, ...]
     device: str | None
     commit: str
@@ -118,7 +118,7 @@ class _PlanPart:
 
 @dataclass(frozen=True)
 class _UnitOrder:
-    """A unit of work, with all that another machine needs for it."""
+    """A unit of work, with everything that another machine needs for it."""
 
     number: int
     unit: Unit
@@ -126,12 +126,12 @@ class _UnitOrder:
     sources: tuple[str, ...]
     """the runs that it starts from"""
     folders: tuple[Any, ...]
-    """for a machine that does not share the folder of runs: what is finished there, in Ray's memory"""
+    """finished run folders, in Ray's memory, for a machine that does not share the folder of runs"""
 
 
 @dataclass(frozen=True)
 class _UnitOutcome:
-    """The outcome of a task; its error is one that no other unit would escape."""
+    """The outcome of a task; `error` is set if every other unit would fail for the same reason."""
 
     failed: list[tuple[tuple[str, str, str], str]] = field(default_factory=list)
     """the keys of failed items, with the reason"""
@@ -143,7 +143,7 @@ class _UnitOutcome:
 
 @dataclass(eq=False)
 class _Sent:
-    """A unit that is out: its claim, and its state as its task told it."""
+    """A unit that was sent: its claim, and its state as its task reported it."""
 
     order: _UnitOrder
     claim: contextlib.ExitStack
@@ -155,7 +155,7 @@ class _Sent:
 
 
 class _Dispatcher:
-    """Sends units out, listens to them, and takes back what they made."""
+    """Sends units to the cluster, listens to their tasks, and takes back the results."""
 
     def __init__(
         self, ray: Any, session: Session, common: _Common, where: RaySettings, num_places: int, progress: StudyProgress
@@ -168,7 +168,7 @@ class _Dispatcher:
         self._sent: dict[Any, _Sent] = {}
         self._num_sent, self._num_begun, self._num_rows = 0, 0, 0
         self._lost: list[str] = []
-        """descriptions of units that were lost for good, since one was last done"""
+        """descriptions of units that Ray gave up, since a unit was last finished"""
         self._refusal: InlayError | None = None
         self._folders: dict[str, Any] = {}
 
@@ -182,7 +182,7 @@ class _Dispatcher:
                     if self._listen(wanted):
                         self._fill()
                 if self._session.has_work and not (asked.is_set() or self._is_to_end):
-                    self._progress.warn("what is left is in the hands of other processes")
+                    self._progress.warn("other processes are working on what is left")
             finally:
                 self._stop(wanted)
         if asked.is_set():
@@ -192,7 +192,7 @@ class _Dispatcher:
         if len(self._lost) >= _MOST_LOST:
             raise LostProcess(
                 f"units of work were lost one after another: {'; '.join(self._lost)}",
-                "look at Ray's log, or see it without `--on`; the same command goes on from there",
+                "read why in Ray's log, or run it without `--on`; the same command continues from there",
             )
 
     @property
@@ -200,7 +200,7 @@ class _Dispatcher:
         return self._session.deadline.is_late or self._refusal is not None or len(self._lost) >= _MOST_LOST
 
     def _fill(self) -> None:
-        """Claim units and send them out, as many as there are places."""
+        """Claim and send units until every place is taken."""
         while len(self._sent) < self._num_places and not self._is_to_end:
             with contextlib.ExitStack() as claim:
                 unit, num_left = claim.enter_context(self._session.claim_next())
@@ -208,7 +208,7 @@ class _Dispatcher:
                     return
                 order = self._make_order(unit)
                 reference = self._do.remote(order, self._common, self._relay)
-                self._sent[reference] = _Sent(order, claim.pop_all(), num_left)  # held until it is taken back
+                self._sent[reference] = _Sent(order, claim.pop_all(), num_left)  # the claim is held until the end
 
     def _make_order(self, unit: Unit) -> _UnitOrder:
         items = (*unit.items, *unit.resumed_with)
@@ -219,14 +219,13 @@ class _Dispatcher:
             tasks = {task: rows for task, rows in plan.tasks.items() if task in used}
             parts.append(_PlanPart(plan.study, plan.backbone.name, plan.backbone.fingerprint, tasks))
         sources = tuple(dict.fromkeys(item.source.id for item in items if item.source is not None))
-        there = [run_id for run_id in (*sources, *sorted(unit.run_ids)) if is_finished(self._common.runs / run_id)]
+        finished = [run_id for run_id in (*sources, *sorted(unit.run_ids)) if is_finished(self._common.runs / run_id)]
+        for run_id in finished:
+            if run_id not in self._folders:
+                self._folders[run_id] = self._ray.put(read_folders(self._common.runs, [run_id]))
         self._num_sent += 1
-        return _UnitOrder(self._num_sent, unit, tuple(parts), sources, tuple(map(self._put_folder, there)))
-
-    def _put_folder(self, run_id: str) -> Any:
-        if run_id not in self._folders:
-            self._folders[run_id] = self._ray.put(read_folders(self._common.runs, [run_id]))
-        return self._folders[run_id]
+        folders = tuple(self._folders[run_id] for run_id in finished)
+        return _UnitOrder(self._num_sent, unit, tuple(parts), sources, folders)
 
     def _listen(self, wanted: Sequence[PlannedRun]) -> bool:
         """Handle what arrives within a short time, and report the overall progress; return whether a task ended."""
@@ -250,7 +249,7 @@ class _Dispatcher:
             self._num_begun += 1
             self._progress.begin(self._num_begun, self._num_begun + sent.num_left - 1, sent.order.unit)
         elif what == "begin":
-            self._progress.warn(f"{sent.order.unit.describe()}: its machine or process died; another goes on with it")
+            self._progress.warn(f"{sent.order.unit.describe()}: its machine or process died; another one continues it")
         elif what == "enter":
             sent.at = value
         elif what == "rows":
@@ -261,7 +260,7 @@ class _Dispatcher:
             self._keep(value)
 
     def _keep(self, records: Sequence[Record]) -> None:
-        """Write records, each once: a unit that was started again tells its earlier ones again."""
+        """Write records, each once: a unit that was started again sends its earlier records again."""
         is_known = self._session.known.is_known
         keys = [(record.study, record.id.partition("-")[0], record.arm) for record in records]
         new = [record for key, record in zip(keys, records, strict=True) if not is_known(self._items[key])]
@@ -269,7 +268,7 @@ class _Dispatcher:
             self._session.known.add(new)
 
     def _take_back(self, sent: _Sent, reference: Any) -> None:
-        """Take what a task made, and release its claim: after its records are written, for others read them then."""
+        """Take a task's results, and release its claim once its records are written: other sessions then read them."""
         with sent.claim:
             try:
                 outcome: _UnitOutcome = self._ray.get(reference)
@@ -289,7 +288,7 @@ class _Dispatcher:
                 self._session.note_end(unit, failed, seconds, self._progress)
 
     def _lose(self, sent: _Sent, error: Exception) -> None:
-        """Record as failed what a task had in hand that Ray has given up."""
+        """Record the runs of a task that Ray gave up as failed."""
         unit = sent.order.unit
         lost = [item for item in unit.items if not self._session.known.is_known(item)]
         if unit.is_sequential:  # of copies trained one after another it was training one
@@ -300,7 +299,7 @@ class _Dispatcher:
         self._session.runner.record_failure(lost, LostProcess(reason, "Ray's log says more"))
 
     def _stop(self, wanted: Sequence[PlannedRun]) -> None:
-        """Ask all tasks to save their work, and wait for their end; those that have not begun are taken back."""
+        """Ask all tasks to save their work, and wait for their end; tasks that have not begun are cancelled."""
         until = time.monotonic() + _STOP_SECONDS
         try:
             if self._sent:
@@ -323,12 +322,18 @@ class _Dispatcher:
 
 def _do_unit(order: _UnitOrder, common: _Common, relay: Any) -> _UnitOutcome:
     """Train and score a unit on the machine where Ray put it."""
-    teller = _Teller(relay, order.number)
+    import ray
+
+    teller = _Teller(ray, relay, order.number)
     kept: list[Record] = []
     with contextlib.ExitStack() as stack:
+        # 1. open the plans, and the folder to train in
+        plans: dict[str, StudyPlan] = {}
         try:
             check_versions(common.versions)
-            plans = {part.study.name: _open_plan(part, common.device) for part in order.plans}
+            for part in order.plans:
+                backbone = _open_backbone(part.backbone, part.fingerprint, common.device)
+                plans[part.study.name] = StudyPlan(part.study, backbone, part.tasks, (), ())
         except InlayError as error:
             return _UnitOutcome(error=pack_error(error))
         unit, runs = order.unit, common.runs
@@ -336,8 +341,9 @@ def _do_unit(order: _UnitOrder, common: _Common, relay: Any) -> _UnitOutcome:
         keep: Callable[[Sequence[Record]], None] = teller.keep if is_shared else kept.extend
         if not is_shared:
             runs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inlay-ray-")))
-            for folder in teller.fetch(order.folders):
+            for folder in ray.get(list(order.folders)):
                 write_files(runs, folder)
+        # 2. do the unit
         failed: list[tuple[PlannedRun, InlayError]] = []
         is_stopped = False
         try:
@@ -346,54 +352,45 @@ def _do_unit(order: _UnitOrder, common: _Common, relay: Any) -> _UnitOutcome:
         except Interrupted:
             is_stopped = True
         teller.end()
-        said = [(item.key, error.message) for item, error in failed]
+        # 3. hand back what this process cannot write
+        reasons = [(item.key, error.message) for item, error in failed]
         if is_shared:
-            return _UnitOutcome(said, is_stopped)
+            return _UnitOutcome(reasons, is_stopped)
         made = {record.id.partition("-")[0] for record in kept}
         made |= {run_id for run_id in (*unit.run_ids, *order.sources) if is_finished(runs / run_id)}
-        return _UnitOutcome(said, is_stopped, read_folders(runs, sorted(made)), kept)
-
-
-def _open_plan(part: _PlanPart, device: str | None) -> StudyPlan:
-    return StudyPlan(part.study, _open_backbone(part.backbone, part.fingerprint, device), part.tasks, (), ())
+        return _UnitOutcome(reasons, is_stopped, read_folders(runs, sorted(made)), kept)
 
 
 @functools.lru_cache(maxsize=2)
 def _open_backbone(name: str, fingerprint: str, device: str | None) -> Backbone:
-    """Open a backbone once for all units that come to this process."""
+    """Open a backbone once for all units of this process."""
     return open_same(name, fingerprint, device)
 
 
 class _Teller:
-    """Tells how a unit goes, rows at most every half second, and stops it if it is asked to."""
+    """Reports the progress of a unit, rows at most every half second, and stops it if asked to."""
 
-    def __init__(self, relay: Any, number: int) -> None:
-        import ray
-
+    def __init__(self, ray: Any, relay: Any, number: int) -> None:
         self._ray, self._relay, self._number = ray, relay, number
         self._num_rows, self._told = 0, time.monotonic()
         self._answer: Any = None
         self._has_stopped = False
 
     def begin(self) -> None:
-        """Tell that the unit begins; Interrupted if nothing is to begin any more."""
-        if self._tell("begin"):
+        """Report that the unit begins; raise Interrupted if the session is being stopped."""
+        if self._ray.get(self._send("begin")):
             raise Interrupted
 
     def keep(self, records: Sequence[Record]) -> None:
-        """Tell records, and wait until they have arrived."""
-        self._tell("keep", list(records))
+        """Send records, and wait until they have arrived."""
+        self._ray.get(self._send("keep", list(records)))
 
     def end(self) -> None:
-        """Wait until all has arrived: the words of one process arrive in their order."""
-        self._tell("rows", self._num_rows)
-
-    def fetch(self, folders: Sequence[Any]) -> list[dict[str, bytes]]:
-        """Return folders from Ray's memory."""
-        return list(self._ray.get(list(folders)))
+        """Wait until everything has arrived: the messages of one process arrive in their order."""
+        self._ray.get(self._send("rows", self._num_rows))
 
     def listen(self, event: Event) -> None:
-        """Tell an event of training; a step is the time to stop."""
+        """Report an event of training; stop at a step if asked to."""
         match event:
             case CohortStarted(cohort):
                 for member in cohort.members:
@@ -408,9 +405,10 @@ class _Teller:
                     self._send_rows()
 
     def _send_rows(self) -> None:
-        """Tell the rows; stop if the answer to the last time said so, once: a second time would stop the saving.
+        """Report the rows; stop if the answer to the previous report asked for it.
 
-        It is stopped as by Ctrl-C, after this step and with its state saved. Ray's workers have that signal blocked.
+        The unit stops as by Ctrl-C, after this step and with its state saved; Ray's workers block the signal itself. It
+        stops once: a second interrupt would break off the saving.
         """
         answer, self._answer = self._answer, self._send("rows", self._num_rows)
         self._num_rows, self._told = 0, time.monotonic()
@@ -419,9 +417,6 @@ class _Teller:
             if threading.current_thread() is not threading.main_thread():
                 raise Interrupted
             _thread.interrupt_main()
-
-    def _tell(self, what: str, value: Any = None) -> bool:
-        return bool(self._ray.get(self._send(what, value)))
 
     def _send(self, what: str, value: Any = None) -> Any:
         return self._relay.put.remote((self._number, what, value))

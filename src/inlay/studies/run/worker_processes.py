@@ -1,11 +1,10 @@
-"""Studies done by several processes of one machine, which share its devices.
+"""Conducts studies with several processes of one machine, which share its devices.
 
 Steps of small models wait for the processor more than for the GPU, and a fine-tuned copy of the backbone cannot train
-in a cohort: several processes at once finish far sooner than one. Each is an ordinary session (`session.py`) that takes
-what nobody has claimed and writes its own records; this process starts them, shows on one screen what they tell, starts
-another where one has died, and stops all at the deadline or by Ctrl-C. What a dead process had in hand is taken over by
-another, from the last saved state; if that one dies of it too, it is recorded as failed. Each process has an equal part
-of the memory.
+in a cohort, so several processes finish far sooner than one. Each is an ordinary session (`session.py`) that takes
+unclaimed work and writes its own records. This process starts them, shows their progress, replaces a process that died,
+and stops all at the deadline or by Ctrl-C. The unit of a dead process is continued by another one from the last saved
+state; if that one dies too, its run is recorded as failed. Each process gets an equal part of the memory.
 """
 
 from __future__ import annotations
@@ -38,19 +37,19 @@ from inlay.studies.spec.study import Study
 from inlay.training import CohortStarted, Emit, Event, MemoryRanOut, RowsAnswered, RunEntered, StepTaken, take_share
 
 PROCESSES = multiprocessing.get_context("spawn")
-"""processes are spawned: a forked one could not use the GPU"""
+"""processes are spawned, as a forked process could not use the GPU"""
 _LISTEN_SECONDS = 0.5
 _WAIT_SECONDS = 1.0
-"""seconds between two looks of an idle process at the claims of others"""
+"""seconds after which an idle process looks again at the claims of others"""
 _STOP_SECONDS = 120.0
 """longest time for a process to save its work"""
 _EXIT_SECONDS = 10.0
 _MOST_LOST = 3
-"""processes in a row that die before a first step; then the cause would kill all others too"""
+"""so many processes in a row that die before their first step end the session: others would die of the same cause"""
 _USABLE = 0.9
 """share of a GPU's memory for all processes together: the rest is for their contexts"""
 _MANY_PARAMETERS = 50_000_000
-"""size of a backbone from which two cohorts at a time keep a GPU busy"""
+"""size of a backbone from which on two cohorts at a time keep a GPU busy"""
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class JobSettings:
     skip_missing: bool = False
     commit: str | None = None
     memory_share: float = 1.0
-    """share of a GPU's memory for all of them together: other programs may use it too"""
+    """share of a GPU's memory for all processes together; other programs may need the rest"""
 
 
 def conduct_in_jobs(
@@ -109,7 +108,7 @@ class _Workers:
         self._tried: set[str] = set()
         """runs during which a process died"""
         self._lost: list[str] = []
-        """descriptions of processes that died before a first step, since a unit was last done"""
+        """descriptions of processes that died before their first step, since a unit was last finished"""
 
     def run(self) -> None:
         """Do all the work, or what fits before the deadline. Ctrl-C stops all processes with everything saved."""
@@ -124,7 +123,7 @@ class _Workers:
                     self._listen(wanted)
             finally:
                 self._stop(wanted)
-        # 2. say why it stopped, if that was not the end of the work
+        # 2. raise an error if it stopped before the work was done
         if asked.is_set():
             raise KeyboardInterrupt
         if len(self._lost) >= _MOST_LOST:
@@ -150,7 +149,7 @@ class _Workers:
         )
         ours, theirs = PROCESSES.Pipe(duplex=False)
         process = PROCESSES.Process(target=_work, args=(theirs, job), name=f"inlay-{number}")
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process unblocks it when it is ready
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the new process unblocks it when ready
         try:
             process.start()
         finally:
@@ -197,9 +196,9 @@ class _Workers:
             worker.unit = None
 
     def _bury(self, worker: _Worker) -> None:
-        """Close an ended process, and start another in its place if it died and work is left."""
+        """Clean up an ended process, and start another one if it died and work is left."""
         worker.process.join(timeout=_EXIT_SECONDS)
-        if worker.process.is_alive():  # it hangs at its exit, in a driver or a library
+        if worker.process.is_alive():  # it hangs on exit, in a driver or a library
             worker.process.kill()
             worker.process.join()
         worker.link.close()
@@ -211,7 +210,7 @@ class _Workers:
         self._end_unit(worker)
 
     def _lose(self, worker: _Worker) -> None:
-        """Report a dead process; record as failed the runs that have killed a process before."""
+        """Report a dead process; record its runs as failed if a process died of them before."""
         # 1. how it ended
         said = f"process {worker.number} ended with status {worker.process.exitcode}"
         log = worker.log.read_text(encoding="utf8", errors="replace").strip() if worker.log.is_file() else ""
@@ -222,14 +221,14 @@ class _Workers:
         if worker.unit is None:
             self._progress.warn(said)
             return
-        # 2. the runs it had in hand; those that killed a process before have failed
+        # 2. the runs it was training; those during which a process died before have failed
         self._session.known.refresh()
         lost = [item for item in worker.unit.items if not self._session.known.is_known(item)]
         if worker.unit.is_sequential:  # of copies trained one after another it was training one
             lost = [item for item in lost if item.id == worker.at] or lost
         failed = [item for item in lost if item.id in self._tried]
         self._tried |= {item.id for item in lost}
-        outlook = "" if failed else "; another process goes on with it"
+        outlook = "" if failed else "; another process continues it"
         self._progress.warn(f"{worker.unit.take(failed or worker.unit.items).describe()}: {said}{outlook}")
         self._session.runner.record_failure(failed, LostProcess(said, f"its log is {worker.log}"))
 
@@ -253,13 +252,13 @@ class _Workers:
 
 
 def _receive(link: Connection) -> Iterator[tuple[str, Any]]:
-    """Read the messages of a process; yield `gone` if it has closed the link or sent something broken."""
+    """Yield the messages of a process; `gone` if it has closed the link or sent a broken message."""
     while True:
         try:
             if not link.poll():
                 return
             word = link.recv()
-        except Exception:  # the border of that process: it ended, or a cut-off message unpickles as anything
+        except Exception:  # it ended; a message that was cut off may raise anything when it is unpickled
             yield "gone", None
             return
         yield word
@@ -267,7 +266,7 @@ def _receive(link: Connection) -> Iterator[tuple[str, Any]]:
 
 @contextlib.contextmanager
 def noting_interrupts() -> Iterator[threading.Event]:
-    """Let the first Ctrl-C set the event, so that no process is left half started; a second one interrupts at once."""
+    """Let the first Ctrl-C only set the event, so that no process is left half started; a second one interrupts."""
     asked, before = threading.Event(), signal.getsignal(signal.SIGINT)
 
     def note(number: int, frame: Any) -> None:
@@ -275,7 +274,7 @@ def noting_interrupts() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         asked.set()
 
-    # Ignored in the background of a script; only the main thread gets signals.
+    # A script's background jobs ignore the signal, and only the main thread gets it.
     if before is signal.SIG_IGN or threading.current_thread() is not threading.main_thread():
         yield asked
         return
@@ -288,7 +287,7 @@ def noting_interrupts() -> Iterator[threading.Event]:
 
 @dataclass(frozen=True)
 class _Job:
-    """All that a process needs to make the plans and to do its part of the work."""
+    """Everything that a process needs to make the plans and do its part of the work."""
 
     number: int
     studies: list[tuple[Study, str]]
@@ -302,9 +301,9 @@ class _Job:
 
 
 def _work(link: Connection, job: _Job) -> None:
-    """Train units until nothing is left. This is the main function of a process; its output goes to a log."""
+    """Train units until nothing is left: the main function of a process, whose output goes to a log."""
     # 1. signals, threads and output of this process
-    os.setsid()  # Ctrl-C at the terminal is for the first process, which stops this one itself
+    os.setsid()  # Ctrl-C at the terminal must reach the first process alone, which then stops this one
     signal.signal(signal.SIGINT, signal.default_int_handler)
     num_jobs = job.settings.num_jobs
     os.environ[JOBS] = str(num_jobs)
@@ -331,7 +330,7 @@ def _work(link: Connection, job: _Job) -> None:
             num_jobs=num_jobs,
             prefers_copies=any(prefers_copies),
         )
-        session.known.failed.update(job.failed)  # a process that comes later tries no run again that others died of
+        session.known.failed.update(job.failed)  # do not repeat runs that other processes died of
         relay = _Relay(link)
         session.train(relay, relay.wait)
 
@@ -354,7 +353,7 @@ def _make_plans(job: _Job) -> list[StudyPlan]:
 def _take_share(backbone: Backbone, number: int, settings: JobSettings) -> bool:
     """Limit this process to its part of a GPU's memory; return whether it prefers copies of the backbone.
 
-    A few cohorts keep a GPU busy. A step of what writes its answers is many small kernels: it takes more of them.
+    Two cohorts keep a GPU busy; small backbones and those that generate text, with many small kernels, need four.
     """
     if backbone.device.type != "cuda":
         return False
@@ -365,21 +364,21 @@ def _take_share(backbone: Backbone, number: int, settings: JobSettings) -> bool:
 
 
 class _Relay(StudyProgress):
-    """Reports progress to the first process, rows at most every half second, and stops if that one has died."""
+    """Reports progress to the first process, rows at most every half second, and stops if that process has died."""
 
     def __init__(self, link: Connection) -> None:
         self._link, self._parent, self._is_left = link, os.getppid(), False
         self._num_rows, self._told = 0, 0.0
 
     def send(self, what: str, value: Any = None) -> None:
-        """Send a message; if nobody listens any more, stop as by Ctrl-C, once: a second time would stop the saving."""
+        """Send a message; if the first process has closed the link, stop as by Ctrl-C."""
         try:
             self._link.send((what, value))
         except OSError:
             self._stop_if_parent_died(is_gone=True)
 
     def _stop_if_parent_died(self, *, is_gone: bool = False) -> None:
-        """Stop as by Ctrl-C if the first process has died: the step in hand is finished and saved."""
+        """Stop as by Ctrl-C if the first process has died, once: a second interrupt would break off the saving."""
         if not self._is_left and (is_gone or os.getppid() != self._parent):
             self._is_left = True
             signal.raise_signal(signal.SIGINT)

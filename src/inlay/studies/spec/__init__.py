@@ -1,1 +1,1 @@
-"""Studies as they are written down, and the runs they plan."""
+"""Studies as their files define them, and the runs they plan."""

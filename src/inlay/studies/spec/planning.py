@@ -1,7 +1,7 @@
 """Plans the runs of a study: which runs there are, their settings, and roughly their cost.
 
-Everything that can be refused is refused here, before the first run: data that is missing, a setting that the backbone
-cannot take, a run that does not fit in the memory. What trains together and in which order is in `run/session.py`.
+Whatever cannot be done is refused here, before the first run: missing data, a setting that the backbone does not
+support, a run that does not fit in the memory. `run/session.py` decides what trains together and in which order.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from inlay.data import Split, Task, cut_task, load_task, take_sample, task_share
 from inlay.errors import Missing, OutOfMemory, UnknownName
 from inlay.model import find_method
 from inlay.settings import DataConfig, RunConfig, digest
-from inlay.studies.spec.arms import ARM_KINDS
-from inlay.studies.spec.study import Arm, Point, Study, bare_name
+from inlay.studies.spec.study import ARM_KINDS, Arm, Point, Study, bare_name
 from inlay.studies.spec.toy import make_toy_task
 from inlay.training import ANSWERED, AnyRun, JointRun, Run, Start, make_joint_run, make_run
 
@@ -33,7 +32,7 @@ _USUAL_LENGTH = 128
 class PlannedRun:
     """A run that a study asks for: an arm's setting on a task with a seed.
 
-    A sequence, or a run of several tasks, has a record for each task.
+    A run of several tasks, together or in sequence, has a record for each task.
     """
 
     id: str
@@ -55,7 +54,7 @@ class PlannedRun:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Return the key that tells the items of several plans apart."""
+        """The key that tells the items of several plans apart."""
         return (self.study, self.id, self.arm.name)
 
     @property
@@ -65,7 +64,7 @@ class PlannedRun:
 
     @property
     def tier(self) -> int:
-        """The priority: 0 for the first seed with the arm's first, best-known learning rate, then rising."""
+        """The priority: 0 for the first seed with the arm's first, best-known learning rate; later ones are higher."""
         rates = list(self.arm.axes.get("lr", ()))
         return self.seed + (rates.index(self.axes["lr"]) if self.axes.get("lr") in rates else 0)
 
@@ -80,16 +79,16 @@ class PlannedRun:
 
     @property
     def num_samples(self) -> int:
-        """Number of rows it is trained on, counted as often as they are read."""
+        """Number of training rows, counted as often as they are read."""
         if isinstance(self.run, JointRun):
             return self.run.config.train.batch_size * self.run.num_steps
         return sum(len(task.train) for task in self._trained_tasks) * self.config.train.num_epochs
 
     @cached_property
     def cost(self) -> float:
-        """Rough number of tokens it reads in training: characters over four, cut, times epochs or steps.
+        """Rough number of tokens it reads in training: characters divided by four, cut, times epochs or steps.
 
-        Dev rows, read once an epoch, count by what answering takes of training.
+        Dev rows are read once an epoch, and count by the time of answering relative to training (ANSWERED).
         """
         epochs = self.config.train.num_epochs
         if isinstance(self.run, JointRun):
@@ -121,7 +120,7 @@ class StudyPlan:
     tasks: Mapping[str, Task]
     items: tuple[PlannedRun, ...]
     left_out: tuple[str, ...]
-    """what the study has and this plan leaves out, with the reason"""
+    """parts of the study that the plan leaves out, with the reason"""
 
 
 def load_tasks(
@@ -129,9 +128,9 @@ def load_tasks(
 ) -> tuple[dict[str, Task], dict[str, str]]:
     """Load the tasks of a study by name; return them and the reasons for those that are missing.
 
-    Those of studies that it goes on from are there as `STUDY:TASK`. Refuses a study whose data is missing, naming all
-    of it, unless it may be skipped; and one that has none at all. What is in `known` is not read again, and what is
-    read is put there, for other studies.
+    Tasks of studies that it starts from are named `STUDY:TASK`. A study with missing data is refused, with a list of
+    all of it, unless `skip_missing` is set and there is some data. `known` has tasks that other studies have loaded;
+    newly loaded ones are added to it.
     """
     # 1. the study's own tasks, then those of the studies it starts from
     root, known = find_root(root), {} if known is None else known
@@ -174,9 +173,9 @@ def plan_study(
 ) -> StudyPlan:
     """Make every run of a study.
 
-    `root` is where `load_tasks` found the tasks: a run keeps where its rows are.
+    `root` is the folder in which `load_tasks` found the tasks, as a run stores the path of its rows.
     """
-    # 1. what is left out, and why
+    # 1. list what is left out, and why
     num_layers = backbone.anatomy.num_layers
     too_deep = [arm.name for arm in study.arms.values() if arm.min_layers > num_layers]
     left_out = [f"{name}: {reason}" for name, reason in missing.items()]
@@ -224,7 +223,7 @@ class _Maker:
         return arm.kind == "single" and arm.sample is not None and len(self._tasks[task].train) < arm.sample
 
     def _find_data(self, task: str, sample: int | None = None, seed: int = 0) -> DataConfig:
-        """Return the data settings with which a run finds a task's rows again; made-up rows have no folder."""
+        """Return the data settings by which a run finds a task's rows again; generated rows have no folder."""
         config = self._study.data_config(task, None if self._study.is_toy else self._root)
         most = self._study.most_rows
         most_dev, most_test = most.get("dev", config.most_dev), most.get("test", config.most_test)
@@ -246,7 +245,7 @@ class _Maker:
         if kind.is_trained:
             run = make_run(self._tasks[name], config, self._backbone)
             return PlannedRun(run.id, self._study.name, arm, name, seed, point.axes, run.config, run)
-        # 3. other work (a baseline, a sequence), with an id made of settings and data
+        # 3. baselines and sequences, with an id made of settings and data
         content: list[Any] = [arm.kind, dataclasses.asdict(config.method), dataclasses.asdict(config.train)]
         sequence = tuple(self._tasks[each] for each in names) if kind.spans_tasks else ()
         if kind.spans_tasks:
@@ -257,7 +256,7 @@ class _Maker:
         return PlannedRun(run_id, self._study.name, arm, name, seed, point.axes, config, sequence=sequence)
 
     def _join(self, arm: Arm, config: RunConfig, names: Sequence[str], point: Point) -> PlannedRun:
-        """Make a multi-task run, or a run of one task by the same rules; with the run it starts from, if any."""
+        """Make a multi-task run, or a run of one task by the same rules, and find the run it starts from, if any."""
         seed = config.train.seed
         source = self._find_source(arm.source) if arm.source else None
         if source is not None:
@@ -271,7 +270,7 @@ class _Maker:
         return PlannedRun(*about, run.config, run, tasks=tuple(names), source=source)
 
     def _sample(self, name: str, num_rows: int | None, seed: int) -> Task:
-        """Return a task under its name in multi-task runs, with a sample of its rows."""
+        """Return a task with its name in multi-task runs, and a sample of its rows."""
         key = (name, num_rows or 0, seed if num_rows else 0)
         if key not in self._samples:
             task = self._tasks[name]

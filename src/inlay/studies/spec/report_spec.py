@@ -1,8 +1,8 @@
 """The report of a study as its file defines it: `[report]` has rows, tables and figures, `[[claims]]` the claims.
 
-Rows are told apart by what was trained. A rule of `[[report.rows]]` takes the runs whose settings are as `where` says;
-with `each` it makes a row for every value of one setting. `{size}` in its key or label stands for that value, and in
-the label of a row of several sizes for their range. Runs that no rule takes make a row for each arm.
+A rule of `[[report.rows]]` selects the runs with the settings in `where`; with `each` it makes a row for every value of
+one setting. `{size}` in its key or label stands for that value, or, in the label of a row of several sizes, for their
+range. Runs that no rule selects make a row for each arm.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SETTINGS = {
     for section, kind in (("method", MethodConfig), ("train", TrainConfig), ("joint", JointConfig))
 }
 SAMPLE = "sample"
-"""the one setting of an arm's rows that a rule may ask for: most training rows of a task"""
+"""the only setting of an arm that a rule may name: the most training rows of a task"""
 
 # Rule of a claim -> what it claims; `studies/judge/claims.py` has the function of each.
 RULES = {
@@ -47,19 +47,19 @@ RULES = {
 
 @dataclass(frozen=True)
 class RowRule:
-    """A rule that takes runs for a row of a report, or for several rows."""
+    """A rule that selects the runs of one row of a report, or of several rows."""
 
     key: str
     """the row's name in claims and published tables: `adapters`, or `adapters-{size}` with `each`"""
     label: str
     where: Mapping[str, Any] = field(default_factory=dict)
-    """setting of the method or the training -> the value that its runs have"""
+    """setting of the method or the training -> the value that the runs must have"""
     each: str = ""
-    """the setting with a row for every value"""
+    """the setting that gets a row for every value"""
     kind: str = ""
-    """the kind of its arms; by default all kinds that train on the backbone"""
+    """the kind of arms; by default all kinds that train on the backbone"""
     is_shown: bool = True
-    """whether it is in tables and figures; other rules are for claims alone"""
+    """whether its rows are in tables and figures, or only used by claims"""
 
     @property
     def series(self) -> str:
@@ -85,11 +85,11 @@ class ReportSpec:
     order: int = 1000
     """its place in the report of all studies; those without one come last, by name"""
     metric: str = ""
-    """the metric shown and chosen by on all tasks, if not each task's own"""
+    """the metric that is shown, and that chooses settings, on all tasks; by default each task's own"""
     metrics: Mapping[str, str] = field(default_factory=dict)
-    """the same for single tasks"""
+    """task -> its metric, if tasks have different ones"""
     reference: tuple[str, ...] = ()
-    """the row that others are compared with: the first of these that exists; by default `full`"""
+    """the row that others are compared with: the first of these that has records; by default `full`"""
     tables: tuple[str, ...] = ("scores",)
     figures: tuple[str, ...] = ()
     rows: tuple[RowRule, ...] = ()
@@ -97,7 +97,7 @@ class ReportSpec:
     advice_title: str = ""
 
     def metric_of(self, task: str | None = None) -> str | None:
-        """Return the metric shown for a task, or for all tasks, if not each task's own."""
+        """Return the metric that is set for a task, or for all tasks; None stands for the task's own."""
         return self.metrics.get(task or "") or self.metric or None
 
 
@@ -113,13 +113,13 @@ class Claim:
     rows: tuple[str, ...] = ()
     """the rows, or series of rows, to compare; `*` in a name stands for anything"""
     names: tuple[str, ...] = ()
-    """their names in the sentence, if not their labels"""
+    """their names in the sentence; by default their labels"""
     needs: tuple[str, ...] = ()
-    """what is named as needed if they were not run; by default their keys"""
+    """the rows to name as missing if they were not run; by default their keys"""
     rests_on: tuple[str, ...] = ()
     """the rows whose planned runs must all be there; by default `rows`"""
     sentence: str = ""
-    """the sentence, with `{gap}` and other placeholders for the findings"""
+    """the sentence of the verdict, with `{gap}` and other placeholders for the numbers"""
     bound: float = 0.0
     tasks: tuple[str, ...] = ()
     """the tasks it is about; by default all that count in a mean"""
@@ -130,9 +130,9 @@ class Claim:
     fraction: float | None = None
     """most parameters of the first row, as a fraction of the second's"""
     only_confirmed: bool = False
-    """whether it can only be confirmed: the second row was chosen on the rows that are shown"""
+    """whether it can be confirmed but not broken, as the second row was chosen on the rows that are shown"""
     covers: Mapping[str, Any] = field(default_factory=dict)
-    """setting -> values that the second row must have been tried with"""
+    """setting -> values that the second row must have been trained with"""
     num_tasks: int = 0
     bounds: tuple[float, ...] = ()
     part: str = ""
@@ -141,7 +141,7 @@ class Claim:
 
 
 def read_report(tree: Mapping[str, Any], figures: Iterable[str]) -> ReportSpec:
-    """Read the section `report` of a study's file; `figures` has those listed outside of it."""
+    """Read the section `report` of a study's file; `figures` are those listed outside of it."""
     inner = {"rows", "advice", "metric"}
     rules = tuple(_read_rule(item) for item in tree.get("rows", ()))
     advice = tuple(from_tree(Advice, item, "report.advice.") for item in tree.get("advice", ()))
@@ -171,7 +171,7 @@ def _read_rule(tree: Mapping[str, Any]) -> RowRule:
 
 
 def find_section(name: str) -> str:
-    """Return the section of a run's config with this setting; "" for the number of samples, which an arm has."""
+    """Return the section of a run's config that has this setting; "" for `sample`, which is a setting of an arm."""
     if name == SAMPLE:
         return ""
     for section, known in SETTINGS.items():

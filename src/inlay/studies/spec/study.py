@@ -1,14 +1,20 @@
-"""A study as it is written down: `studies/NAME.toml` with its tasks, arms, axes, profiles, report and claims.
+"""A study as its file defines it: `studies/NAME.toml` with its tasks, arms, axes, profiles, report and claims.
 
-An arm is one row of a published table or one point of a figure. Its settings are put over the study's own, its axes
-make a grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`, and of
-some studies others) lays its own values over all that: a table is merged key by key, a list or a value replaces what
-was there. With `base` a profile is laid over another one. Of arms that one table makes with `each`, a table named as
-one of them (`adapters-512` beside `adapters-{size}`) is laid over that one. Everything is checked on reading, so that
-what cannot be trained is refused before anything is. An arm may go on from what another study trained:
-`from = "STUDY/ARM"` is that study's arm under the same profile and on the same backbone. `most_samples` are the
-training rows that there are of a task, so that no arm of it asks for more. `[report]` and `[[claims]]` say how the
-study is shown and judged (`report_spec.py`); they are the same under every profile.
+An arm is one row of a published table or one point of a figure. Its settings override the study's own, its axes make a
+grid, and every point of the grid is a run for each task and seed. A profile (`paper`, `device`, `tiny`, in some studies
+others) overrides all of this: a table is merged key by key, a list or a value replaces the one below. With `base`, a
+profile overrides another profile. A table with `each` makes several arms (`adapters-{size}`); a table with the name of
+one of them (`adapters-512`) overrides that arm. `from = "STUDY/ARM"` makes an arm start from the weights that another
+study trained, under the same profile and on the same backbone. `most_samples` is the number of training rows of a task;
+larger samples of it are left out. `[report]` and `[[claims]]` define how the study is shown and judged
+(`report_spec.py`); they are the same under every profile.
+
+Everything is checked on reading, so that a study that cannot be trained is refused before its first run.
+
+Kinds of arms (ARM_KINDS): `runs` are trained in cohorts; `spans` are such runs, scored again without the adapters of
+each span of layers; a `baseline` has no transformer; a `sequence` is one network fine-tuned on all tasks in turn;
+`joint` is one run of all tasks; `single` is the same for each task by itself, with as many steps.
+`studies/run/units.py` does the work of each kind.
 """
 
 from __future__ import annotations
@@ -24,11 +30,10 @@ from typing import Any
 
 from inlay.errors import BadConfig, InlayError, UnknownName
 from inlay.settings import DataConfig, FitSettings, RunConfig, apply_preset, from_tree, overlay, read_tree
-from inlay.studies.spec.arms import ARM_KINDS
 from inlay.studies.spec.report_spec import SETTINGS, Claim, ReportSpec, read_claims, read_report
 
 TOY = "toy"
-"""the value of `rows` in a profile whose rows are made up"""
+"""the value of `rows` in a profile with generated rows"""
 
 _STUDY_KEYS = frozenset(
     "title source report_on published figures notes tasks seeds train method joint data arms per_task backbone "
@@ -41,6 +46,30 @@ _SIDES = frozenset(("dev", "test"))
 
 LEFT_OPEN = (None, "auto", ())
 """values of settings that the backbone or the method decides"""
+
+
+@dataclass(frozen=True)
+class ArmKind:
+    """A kind of arm."""
+
+    is_trained: bool
+    """whether each point is a run for `fit`"""
+    spans_tasks: bool = False
+    """whether one run has all tasks, together or in turn"""
+    is_joint: bool = False
+    """whether its runs may have several tasks that share parameters; their length is a number of steps"""
+    needs_backbone: bool = True
+    """whether it trains on the backbone"""
+
+
+ARM_KINDS = {
+    "runs": ArmKind(is_trained=True),
+    "spans": ArmKind(is_trained=True),
+    "joint": ArmKind(is_trained=True, spans_tasks=True, is_joint=True),
+    "single": ArmKind(is_trained=True, is_joint=True),
+    "baseline": ArmKind(is_trained=False, needs_backbone=False),
+    "sequence": ArmKind(is_trained=False, spans_tasks=True),
+}
 
 
 @dataclass(frozen=True)
@@ -67,19 +96,17 @@ class Arm:
     min_layers: int = 0
     """number of layers the backbone needs at least"""
     sample: int | None = None
-    """training rows of each task at most, drawn by the seed. A task that has fewer is trained on all of them in a run
-    of several tasks (`joint`), and has no run in an arm of a task at a time (`single`)"""
+    """most training rows of each task, drawn by the seed. A task that has fewer is trained on all of them in a run of
+    several tasks (`joint`), and is left out of an arm of single tasks (`single`)"""
     source: str = ""
     """`STUDY/ARM` whose trained run it starts from"""
 
     def points(self, per_task: Mapping[str, Any] | None = None) -> list[Point]:
         """Return the grid of one task; `per_task` has the task's own values on some axes."""
         own = {key: tuple(value) if isinstance(value, list) else (value,) for key, value in (per_task or {}).items()}
-        axes = {**self.axes, **own}
         base = self.base()
         points = []
-        for values in itertools.product(*axes.values()):
-            chosen = dict(zip(axes, values, strict=True))
+        for chosen in _list_combinations({**self.axes, **own}):
             tree: dict[str, dict[str, Any]] = {}
             for key, value in chosen.items():
                 tree.setdefault(_section_of(key), {})[key] = value
@@ -117,14 +144,14 @@ class Study:
     """whether the test sets' answers are written for GLUE's server"""
     fit: Mapping[str, Any] = field(default_factory=dict)
     is_toy: bool = False
-    """whether rows are made up: to try a study out, never to show"""
+    """whether rows are generated, to try a study out; such results mean nothing"""
     paired_rows: bool = False
-    """whether each run answers its dev rows once more at the end, so that a difference of two runs has the error of
-    rows that both answered (`judge/row_sampling.py`)"""
+    """whether each run answers its dev rows once more at the end, to measure the covariances of runs on the same rows
+    (`judge/row_sampling.py`)"""
     most_rows: Mapping[str, int] = field(default_factory=dict)
     """most dev and test rows of a task"""
     like: Mapping[str, str] = field(default_factory=dict)
-    """task -> the source's task whose own parameters it starts with"""
+    """task -> the task of the source study whose parameters it starts with"""
     sources: Mapping[str, Study] = field(default_factory=dict)
     """the studies that arms start from, by name"""
     report: ReportSpec = field(default_factory=ReportSpec)
@@ -132,9 +159,9 @@ class Study:
     claims: tuple[Claim, ...] = ()
 
     def data_config(self, task: str, root: str | None) -> DataConfig:
-        """Return a task's data settings; `{root}` is the folder of the data sets.
+        """Return a task's data settings, with `{root}` in paths replaced by the folder of the data sets.
 
-        Without `root` the place stays as the study's file has it, which is the same on every machine.
+        Without `root`, paths stay as the study's file has them, equal on every machine.
         """
         given = dict(self.data.get(task, {}))
         for key in ("source", "dev", "test"):
@@ -143,11 +170,14 @@ class Study:
         return from_tree(DataConfig, {"source": task, "root": root, **given})
 
     def points(self) -> Iterator[tuple[Arm, str, Point]]:
-        """Yield every arm, task and setting, in the order of the file."""
+        """Yield every arm, task and setting, in the order of the file.
+
+        Runs of several tasks have the arm's own grid; others may have values of their task (`per_task`).
+        """
         for arm in self.arms.values():
             made: dict[str, list[Point]] = {}  # most tasks have the same grid
             for task in arm.tasks:
-                own = self.per_task.get(task, {})
+                own = {} if ARM_KINDS[arm.kind].spans_tasks else self.per_task.get(task, {})
                 if repr(own) not in made:
                     made[repr(own)] = arm.points(own)
                 for point in made[repr(own)]:
@@ -155,7 +185,7 @@ class Study:
 
     @property
     def num_runs(self) -> int:
-        """Number of runs: every setting with every seed, per task or once for all; shared runs count once."""
+        """Number of runs: every setting with every seed, per task or once for all tasks; shared runs count once."""
         firsts = {arm.name: arm.tasks[0] for arm in self.arms.values() if ARM_KINDS[arm.kind].spans_tasks and arm.tasks}
         seeds: dict[tuple[Any, ...], int] = {}
         for arm, task, point in self.points():
@@ -168,7 +198,7 @@ class Study:
 
 
 def find_study(name: str, folders: Iterable[Path]) -> Path:
-    """Find the file of a study: a path, or a name in the first of `folders` that has it."""
+    """Find the file of a study, given its path, or its name in one of `folders`."""
     if name.endswith(".toml") and Path(name).is_file():
         return Path(name)
     known = list_studies(folders)
@@ -178,7 +208,7 @@ def find_study(name: str, folders: Iterable[Path]) -> Path:
 
 
 def list_studies(folders: Iterable[Path]) -> dict[str, Path]:
-    """List every study by name; the first folder's of two with one name."""
+    """List every study by name; of two with one name, the first folder's."""
     found: dict[str, Path] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.toml")):
@@ -200,7 +230,8 @@ def study_folders() -> list[Path]:
 def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
     """Read the study of a file under a profile, with every setting checked.
 
-    On another `backbone` than the profile's, what the profile says under `backbones.<its name>` is laid over that.
+    `backbone` replaces the profile's backbone, and the profile's table `backbones.NAME`, if there is one, overrides the
+    profile.
     """
     tree = read_tree(path)
     profiles = tree.get("profiles", {})
@@ -220,7 +251,7 @@ def read_study(path: Path, profile: str, backbone: str | None = None) -> Study:
 
 
 def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
-    """Return the settings of a profile, laid over those of its base."""
+    """Return the settings of a profile, merged with those of its base."""
     found: dict[str, Any] = {}
     seen = [name]
     while True:
@@ -242,7 +273,7 @@ def _find_profile(profiles: Mapping[str, Any], name: str, path: Path) -> dict[st
 
 
 def _read_sources(path: Path, study: Study) -> dict[str, Study]:
-    """Read the studies that arms start from: beside the file, or among the known ones."""
+    """Read the studies that arms start from, which lie beside the file or are known by name."""
     sources: dict[str, Study] = {}
     for arm in (arm for arm in study.arms.values() if arm.source):
         name, _, wanted = arm.source.partition("/")
@@ -252,7 +283,7 @@ def _read_sources(path: Path, study: Study) -> dict[str, Study]:
             sources[name] = read_study(found, study.profile, study.backbone)
         known = [key for key, each in sources[name].arms.items() if each.kind == "joint"]
         if wanted not in known:
-            raise UnknownName(f"arm of several tasks that `{arm.name}` goes on from", wanted, known)
+            raise UnknownName(f"arm of several tasks that `{arm.name}` can start from", wanted, known)
     return sources
 
 
@@ -264,7 +295,7 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
     if report_on not in ("dev", "test"):
         raise BadConfig(f"`report_on` is `{report_on}`", "it must be dev or test")
     if tree.get("rows", TOY) != TOY:
-        raise BadConfig(f"`rows` is `{tree['rows']}`", "leave it out, or write `toy` for rows that are made up")
+        raise BadConfig(f"`rows` is `{tree['rows']}`", "leave it out, or write `toy` for generated rows")
     _check_keys(tree.get("fit", {}), _FIT_KEYS, "fit.")
     FitSettings(**tree.get("fit", {}))  # refuses impossible values
     _check_keys(tree.get("most_rows", {}), _SIDES, "most_rows.")
@@ -280,7 +311,7 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
         raise UnknownName("arm", missing, arms)
     report = read_report(tree.get("report", {}), tree.get("figures", ()))
     claims = read_claims(name, tree.get("claims", ()))
-    # a claim is on rows that a rule of the report or an arm makes
+    # the rows of a claim must come from a rule of the report or an arm
     series = [rule.series for rule in report.rows]
     for claim in claims:
         for row in claim.rows:
@@ -314,28 +345,36 @@ def _make_study(name: str, profile: str, tree: Mapping[str, Any]) -> Study:
 
 
 def _read_arms(tree: Mapping[str, Any], tasks: tuple[str, ...]) -> dict[str, Arm]:
-    """Read all arms in the order of the file. A table laid over one of several arms makes no arm of its own."""
-    several = {key: own["each"] for key, own in tree["arms"].items() if own.get("each")}
-    made = {_fill(key, each, values) for key, each in several.items() for values in itertools.product(*each.values())}
+    """Read all arms in the order of the file. A table that overrides an arm of another table makes no arm itself."""
+    generated = {
+        _fill(key, values)
+        for key, own in tree["arms"].items()
+        if own.get("each")
+        for values in _list_combinations(own["each"])
+    }
     arms: dict[str, Arm] = {}
     for key, own in tree["arms"].items():
-        if key in several or key not in made:
+        if own.get("each") or key not in generated:
             arms |= {arm.name: arm for arm in _make_arms(key, own, tree, tasks)}
     return arms
+
+
+def _list_combinations(each: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """List every combination of the values, one for each key; a single empty one if there are no keys."""
+    return [dict(zip(each, values, strict=True)) for values in itertools.product(*each.values())]
 
 
 def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tasks: tuple[str, ...]) -> Iterator[Arm]:
     """Yield the arms of one table: several if `each` gives values for a `{word}` in its name and settings."""
     _check_keys(tree, _ARM_KEYS, f"arms.{name}.")
-    each = tree.get("each", {})
-    for values in itertools.product(*each.values()):
-        # 1. fill in the values of `each`, and lay the table of this one arm over it, if there is one
-        filled = _fill({key: value for key, value in tree.items() if key != "each"}, each, values)
-        full = _fill(name, each, values)
+    for values in _list_combinations(tree.get("each", {})):
+        # 1. fill in the values of `each`, and override them by the table of this one arm, if there is one
+        filled = _fill({key: value for key, value in tree.items() if key != "each"}, values)
+        full = _fill(name, values)
         if full != name and full in study["arms"]:
             _check_keys(study["arms"][full], _ARM_KEYS - {"each"}, f"arms.{full}.")
             filled = _merge(filled, study["arms"][full])
-        # 2. its kind, and the tasks that have enough rows
+        # 2. the kind, and the tasks that have enough rows
         kind = filled.get("kind", "runs")
         if kind not in ARM_KINDS:
             raise UnknownName("kind of arm", kind, ARM_KINDS)
@@ -343,7 +382,7 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
         if kind == "single" and "sample" in filled:
             most = study.get("most_samples", {})
             chosen = tuple(task for task in chosen if filled["sample"] <= most.get(task, filled["sample"]))
-        # 3. its settings over the study's own, and its axes
+        # 3. the settings, which override the study's own, and the axes
         settings = {key: {**study.get(key, {}), **filled.get(key, {})} for key in SETTINGS}
         if not ARM_KINDS[kind].is_joint:
             del settings["joint"]
@@ -374,15 +413,14 @@ def _make_arms(name: str, tree: Mapping[str, Any], study: Mapping[str, Any], tas
         )
 
 
-def _fill(value: Any, each: Mapping[str, Any], values: Iterable[Any]) -> Any:
-    """Replace every `{word}` in `value`; a text that is only one word keeps the value's own type."""
-    chosen = dict(zip(each, values, strict=True))
+def _fill(value: Any, words: Mapping[str, Any]) -> Any:
+    """Replace every `{word}` in `value`; a text that is only a `{word}` becomes the word's value, of any type."""
     if isinstance(value, Mapping):
-        return {key: _fill(item, each, chosen.values()) for key, item in value.items()}
+        return {key: _fill(item, words) for key, item in value.items()}
     if isinstance(value, list):
-        return [_fill(item, each, chosen.values()) for item in value]
+        return [_fill(item, words) for item in value]
     if isinstance(value, str):
-        for word, item in chosen.items():
+        for word, item in words.items():
             if value == f"{{{word}}}":
                 return item
             value = value.replace(f"{{{word}}}", str(item))
@@ -418,7 +456,7 @@ def _check_keys(tree: Any, known: Iterable[str], where: str) -> None:
 
 
 def bare_name(task: str) -> str:
-    """Return the name of a study's task in a multi-task run, where it is part of tensor names: without its set."""
+    """Return a task's name in multi-task runs, where it is part of tensor names: without its set, `cola`."""
     return task.rpartition("/")[2]
 
 

@@ -1,4 +1,4 @@
-"""Rows made up for a study's `tiny` profile: tasks of the right kind and shape, learnable, a few rows each."""
+"""Generated rows for a study's `tiny` profile: small, learnable tasks of the right kind and shape."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _NUM_ROWS = {"train": 24, "dev": 16, "test": 16}
 
 
 def make_toy_task(name: str, config: DataConfig) -> Task:
-    """Make a task like `name`: GLUE's kind and metric for `glue/…`, answers for SQuAD, classes otherwise.
+    """Make a task like `name`: with GLUE's kind and metric for `glue/…`, with answers for SQuAD, else with classes.
 
-    The class of a text shows in the words it is drawn from. Only tasks of classes outside GLUE have test rows.
+    Each class has its own words. Only tasks with classes outside GLUE have test rows.
     """
     entry = GLUE.get(name.removeprefix("glue/")) if name.startswith("glue/") else None
     labels: tuple[str, ...]

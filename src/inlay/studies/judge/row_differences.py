@@ -1,10 +1,10 @@
-"""Differences of two rows, task by task and seed by seed, and those to the reference beside the published ones.
+"""Differences of two rows, paired by task and seed, and differences to the reference beside the published ones.
 
-Who may choose among more settings looks better on the very rows that chose. So a difference of two rows on dev is taken
-twice: as chosen, which favours the row that had more settings, and with equally many: where one has n settings and the
+A row that chose among more settings looks better on the dev rows that chose. So a difference of two rows on dev is
+taken twice. As chosen, it favours the row with more settings. With equally many settings, where one row has n and the
 other k < n, the first counts by the expected best of k of its n (Dodge et al. 2019, "Show Your Work"), which charges it
-for settings that nobody would have taken. The truth lies between; a verdict holds by both. Scores on test rows did not
-choose anything and are compared as they are.
+for settings that nobody would have picked. The truth lies between the two, and a verdict must hold by both. Test rows
+chose nothing, so their scores are compared as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inlay.studies.judge.bounds import MeanWithError, estimate
 from inlay.studies.judge.published import PublishedTable, split_columns
 from inlay.studies.judge.row_sampling import paired_error
 from inlay.studies.judge.row_specs import NOT_AVERAGED, has_one_setting, name_task
-from inlay.studies.judge.scored import ScoredStudy, averaged_tasks, mean_tasks
+from inlay.studies.judge.scored_study import ScoredStudy, averaged_tasks, mean_tasks
 from inlay.studies.judge.scores import Candidate, Cell, Row, average_columns, column_row
 
 BY_CHANCE = 0.05
@@ -33,7 +33,7 @@ class Paired:
     """mean over tasks of the mean difference; the s.e.m. is that of seeds, the tasks being given"""
     by_task: Mapping[str, MeanWithError]
     equal: Paired | None = None
-    """the same with equally many settings to choose from; None: they had equally many"""
+    """the same with equally many settings to choose from; None if both rows had equally many"""
 
     @property
     def num_pairs(self) -> int:
@@ -49,7 +49,7 @@ class Paired:
 def pair(row: Row, other: Row, tasks: Iterable[str] | None = None) -> Paired | None:
     """Return `row` less `other` over the runs that share task and seed; None if there are none.
 
-    What no seed draws (TF-IDF) is a pair with every seed of the other.
+    A row that no seed changes (TF-IDF) is paired with every seed of the other.
     """
     shared = [task for task in (row if tasks is None else tasks) if task in row and task in other]
     numbers = {task: _common_settings(row[task], other[task]) for task in shared}
@@ -64,27 +64,19 @@ def _pair(row: Row, other: Row, numbers: Mapping[str, int | None]) -> Paired | N
     differences: dict[str, dict[int, float]] = {}
     errors: dict[str, float | None] = {}
     for task, number in numbers.items():
-        cells = (row[task], other[task])
-        sides = [_draw_settings(cell, number) for cell in cells]
-        scores = [
-            {
-                seed: sum(chance * item.scores[seed] for chance, item in side)
-                for seed in side[0][1].scores
-                if all(seed in item.scores for _, item in side)
-            }
-            for side in sides
-        ]
-        # A cell without seeds takes the other's.
-        drawn = [own for cell, own in zip(cells, scores, strict=True) if not cell.is_fixed]
-        seeds = drawn[0] if drawn else scores[0]
-        first, second = (
-            dict.fromkeys(seeds, statistics.fmean(own.values())) if cell.is_fixed else own
-            for cell, own in zip(cells, scores, strict=True)
-        )
-        found = {seed: first[seed] - second[seed] for seed in first if seed in second}
+        first, second = row[task], other[task]
+        sides = [_draw_settings(first, number), _draw_settings(second, number)]
+        ours, theirs = (_expect_scores(side) for side in sides)
+        # A cell that no seed changes takes the other's seeds.
+        seeds = theirs if first.is_fixed and not second.is_fixed else ours
+        if first.is_fixed:
+            ours = dict.fromkeys(seeds, statistics.fmean(ours.values()))
+        if second.is_fixed:
+            theirs = dict.fromkeys(seeds, statistics.fmean(theirs.values()))
+        found = {seed: ours[seed] - theirs[seed] for seed in ours if seed in theirs}
         if found:
             differences[task] = found
-            errors[task] = _paired_row_error(*cells, sides, list(found))
+            errors[task] = _paired_row_error(first, second, sides, list(found))
     if not differences:
         return None
     networks = {task: row[task].networks | other[task].networks for task in differences}
@@ -107,6 +99,15 @@ def _draw_settings(cell: Cell, number: int | None) -> list[tuple[float, Candidat
     count = len(cell.candidates)
     chances = [math.comb(count - 1 - i, number - 1) / math.comb(count, number) for i in range(count)]
     return [(chance, item) for chance, item in zip(chances, cell.candidates, strict=True) if chance]
+
+
+def _expect_scores(settings: Sequence[tuple[float, Candidate]]) -> dict[int, float]:
+    """Return the expected score of settings that are drawn with these chances, for each seed that all have."""
+    scores = {}
+    for seed in settings[0][1].scores:
+        if all(seed in item.scores for _, item in settings):
+            scores[seed] = sum(chance * item.scores[seed] for chance, item in settings)
+    return scores
 
 
 def _paired_row_error(
@@ -197,18 +198,20 @@ def averaged_rows(scored: ScoredStudy, table: PublishedTable) -> tuple[dict[str,
     split = split_columns(table.mean_of)
     known = [column for column in split if column[0] in tasks]
     found = {key: column_row(row, known) for key, row in scored.rows.items()}
-    absent = dict.fromkeys(name_task(task) for task, _ in split if task not in tasks)
-    note = f"the published kind of average, every printed column once; ours lacks {', '.join(absent)}, which the "
-    note += "published one has: only differences compare"
     kept = {key: row for key, row in found.items() if row}
-    return kept, f"avg of {len(known)} columns", (note,) * bool(absent)
+    absent = dict.fromkeys(name_task(task) for task, _ in split if task not in tasks)
+    notes: tuple[str, ...] = ()
+    if absent:
+        note = f"the published kind of average, every printed column once; ours lacks {', '.join(absent)}, which the "
+        notes = (note + "published one has: only differences compare",)
+    return kept, f"avg of {len(known)} columns", notes
 
 
 def describe_ends(scored: ScoredStudy, keys: Collection[str], tasks: Collection[str] | None = None) -> list[str]:
     """Describe the rows whose learning rate is at an end of the grid on more tasks than by chance.
 
-    What such a row comes to with a rate beyond that end is not known. Tasks are those given, or all that count in a
-    mean; where they are one run they have one rate, which is at an end too easily to be said.
+    A rate beyond that end might be better still. Tasks are those given, or all that count in a mean. Rows whose tasks
+    are one run are left out: they have a single rate, which lies at an end too easily.
     """
     joined = {spec.key for spec in scored.specs if has_one_setting(spec)}
     said = []

@@ -1,4 +1,4 @@
-"""A study with the scores of its rows: the source of tables, figures and claims."""
+"""A study with the scores of its rows, from which tables, figures and claims are made."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from inlay.studies.judge.published import Published
 from inlay.studies.judge.row_specs import NOT_AVERAGED, RowSpec, has_one_setting, list_rows, make_rows, name_row
 from inlay.studies.judge.scores import Row, choose, list_candidates, rank_settings
 from inlay.studies.run.records import Record
-from inlay.studies.spec.arms import ARM_KINDS
-from inlay.studies.spec.study import Study
+from inlay.studies.spec.study import ARM_KINDS, Study
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class ScoredStudy:
         return next((spec.label for spec in self.specs if spec.key == key), None) or name_row(self.study, key)
 
     def find_row(self, key: str) -> Row:
-        """Return the cells of a row, or of runs that a rule takes for claims alone; empty if nothing was run."""
+        """Return the cells of a row, also of one that is not shown and serves claims alone; empty if not run."""
         if key in self.rows:
             return self.rows[key]
         rules = [rule for rule in self.study.report.rows if rule.key == key and not rule.is_shown]
@@ -84,13 +83,14 @@ class ScoredStudy:
 def score_study(study: Study, records: Sequence[Record], published: Published) -> ScoredStudy:
     """Choose every row's settings on dev. Records are of one backbone and profile.
 
-    Where test scores are to be reported but a task has none (GLUE's test sides are unlabelled), dev is, and said.
+    Where test scores are to be reported but a task has none (GLUE's test sets are unlabelled), dev scores are shown,
+    and a note says so.
     """
     has_test = any(record.test for record in records)
     split = study.report_on if has_test else "dev"
     specs = list_rows(study, records)
     rows = {spec.key: score_row(study, spec, split) for spec in specs}
-    # Arms that give the same result with every seed: without a backbone (TF-IDF) nothing is random.
+    # Arms without a backbone (TF-IDF) give the same result with every seed.
     fixed = {name for name, arm in study.arms.items() if not ARM_KINDS[arm.kind].needs_backbone}
     for spec in specs:
         if fixed.issuperset(record.arm for record in spec.records):
@@ -102,13 +102,13 @@ def score_study(study: Study, records: Sequence[Record], published: Published) -
 
 
 def score_row(study: Study, spec: RowSpec, split: str) -> Row:
-    """Score a row; tasks of one run or of one sequence have one setting together."""
+    """Score a row; tasks of one run or of one sequence share one setting."""
     report, found = study.report, spec.records
-    # 1. of tasks that have one setting together, keep the runs of the best one
+    # 1. where tasks share one setting, keep the runs of the best one
     ranked = rank_settings(found, report.metric_of()) if has_one_setting(spec) else []
     kept = ranked[0] if ranked else found
     chosen = choose(kept, split, report.metric_of)
-    # 2. say of each cell what it was chosen from
+    # 2. note in each cell what it was chosen from
     if ranked and split == "dev":
         chosen = {
             task: replace(cell, candidates=list_candidates(ranked, task, report.metric_of(task)))
@@ -132,7 +132,7 @@ def needs_backbone(scored: ScoredStudy, key: str) -> bool:
 
 
 def mean_tasks(scored: ScoredStudy) -> list[str]:
-    """Return the tasks of a mean: those that every row has. WNLI is shown and not averaged, as in the papers."""
+    """Return the tasks of a mean: those that every row has. WNLI is shown but not averaged, as in the papers."""
     rows = scored.rows.values()
     return [task for task in averaged_tasks(scored) if rows and all(task in row for row in rows)]
 
@@ -143,13 +143,13 @@ def averaged_tasks(scored: ScoredStudy) -> list[str]:
 
 
 def published_tasks(scored: ScoredStudy) -> list[str]:
-    """Return the tasks of the mean that some published table has with the same metric, so that means compare."""
+    """Return the tasks of the mean that a published table has with the same metric, so that means can be compared."""
     columns = {column for table in scored.published.tables for column in table.columns}
     return [task for task in mean_tasks(scored) if scored.column(task) in columns]
 
 
-# Series: the rows of one rule by their numbers. Rows that were planned and have not been run can be listed too, so that
-# a line breaks where they would stand.
+# Series: the rows of one rule by their numbers. Planned rows that were not run can be listed too, so that the line of a
+# figure has a gap there.
 
 
 def series_keys(scored: ScoredStudy, series: str) -> list[str]:

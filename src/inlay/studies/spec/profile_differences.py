@@ -1,8 +1,7 @@
-"""Describes the differences between a profile and the paper's.
+"""Describes the differences between a profile and the profile `paper`.
 
-Whole configs are compared, over the settings that either side has: one that only `paper` gives is as much a difference
-as one that only ours does. What our side leaves to the backbone or the method (`auto`) is taken from the records, where
-every run says what it came to.
+Whole configs are compared, so a setting that only one of the two profiles gives is a difference too. The value of a
+setting that ours leaves to the backbone or the method (`auto`) is taken from the records of its runs.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from inlay.studies.run.records import Record
-from inlay.studies.spec.arms import ARM_KINDS
-from inlay.studies.spec.study import LEFT_OPEN, Arm, Study
+from inlay.studies.spec.study import ARM_KINDS, LEFT_OPEN, Arm, Study
 
 _OPEN = tuple([value] for value in LEFT_OPEN)
 _OWN = frozenset(("seed",))  # a setting of each run, not of an arm
@@ -87,7 +85,7 @@ def _compare_arms(ours: Arm, theirs: Arm, configs: Sequence[Mapping[str, Any]]) 
     for key, value in _values(ours).items():
         there = values.get(key, [None])  # kinds of arms may have different settings
         if value != there and value in _OPEN:
-            # The values that runs came to; some runs (of sequences) do not say, and without runs there are none.
+            # The values that the runs had. Runs of sequences do not say, and there may be no runs.
             found = [config.get(key[0], {}).get(key[1]) for config in configs]
             value = list(dict.fromkeys(tuple(each) if isinstance(each, list) else each for each in found))
         if value and set(value) != set(there):

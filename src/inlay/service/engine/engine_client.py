@@ -1,7 +1,7 @@
-"""Clients of the engine's process: one for asyncio with many requests under way, one that waits. No torch.
+"""Clients of the engine's process: one for asyncio with many questions at once, one that waits for each. No torch.
 
-A lost engine is an `EngineRefused` with status 503, as is one that is full or draining; the next call connects again.
-Nobody waits forever: every call has a longest time.
+If the engine is lost, full or draining, a call raises `EngineRefused` with status 503, and the next call connects
+again. Every call has a time limit.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ PREDICT_PATIENCE_S = 60.0
 LOAD_PATIENCE_S = 60.0
 PROBE_PATIENCE_S = 10.0
 CONNECT_PATIENCE_S = 2.0
-_GRACE_S = 1.0  # the engine says itself that a deadline has passed
-_RETRY_S = 1.0  # until a supervisor has started a lost engine again
+_GRACE_S = 1.0  # beyond a deadline, which the engine itself reports
+_RETRY_S = 1.0  # in which the supervisor may have restarted a lost engine
 _CHUNK_BYTES = 1 << 18
 _SILENCE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8000}
-"""after 8 s a machine that says nothing is lost"""
+"""a machine that is silent for 8 s counts as lost"""
 
 
 class EngineRefused(InlayError):
-    """A request that the engine did not answer: a tenant's limit (429), a full, draining or lost engine (503).
+    """A question that the engine did not answer: a tenant's limit (429), a full, draining or lost engine (503).
 
-    `retry_after_s` says when asking again may help; None if it will not.
+    `retry_after_s` says when to try again; None if that will not help.
     """
 
     code = "engine-refused"
@@ -69,7 +69,7 @@ class EngineRefused(InlayError):
 
 @dataclass(frozen=True)
 class TcpAddress:
-    """The address of an engine on another machine, and the token that it wants to be told first."""
+    """The address of an engine on another machine, and the token that a client must send first."""
 
     host: str
     port: int
@@ -77,7 +77,7 @@ class TcpAddress:
 
 
 class Answering(Protocol):
-    """Whoever answers rows for web processes: the engine of this machine, or those of a cluster."""
+    """What answers rows for web processes: the engine of this machine, or the engines of a cluster."""
 
     async def predict(
         self, caller: Caller, rows: Sequence[WireRow], *, deadline_ms: float | None = None, request_id: str = ""
@@ -85,7 +85,7 @@ class Answering(Protocol):
         """Answer rows."""
 
     async def load(self, store_name: str, number: int) -> VersionLoaded:
-        """Bring a version to where it will be asked for."""
+        """Load a version wherever it will be asked for."""
 
     async def stats(self) -> EngineStats:
         """Return counters."""
@@ -98,7 +98,7 @@ class Answering(Protocol):
 
 
 class SyncAnswering(Protocol):
-    """Whoever answers rows for a trainer, which waits for each reply."""
+    """What answers rows for a trainer, which waits for each reply."""
 
     def predict(
         self, caller: Caller, rows: Sequence[WireRow], *, deadline_ms: float | None = None, request_id: str = ""
@@ -106,14 +106,14 @@ class SyncAnswering(Protocol):
         """Answer rows."""
 
     def load(self, store_name: str, number: int) -> VersionLoaded:
-        """Bring a version to where it will be asked for."""
+        """Load a version wherever it will be asked for."""
 
     def forget(self, store_name: str) -> int:
-        """Drop all that is held of a task."""
+        """Drop all versions of a task from memory."""
 
 
 class EngineClient:
-    """Asks an engine from an asyncio loop, over one connection that is made when it is first needed."""
+    """Asks an engine from an asyncio loop, over one connection that is made when it is needed."""
 
     def __init__(self, address: Path | str | TcpAddress) -> None:
         self._address = address
@@ -124,7 +124,7 @@ class EngineClient:
     async def predict(
         self, caller: Caller, rows: Sequence[WireRow], *, deadline_ms: float | None = None, request_id: str = ""
     ) -> Predicted:
-        """Answer rows. If the task that awaits this is cancelled, the engine hears of it and drops the rows."""
+        """Answer rows. If the awaiting task is cancelled, the engine is told to drop the rows."""
         question = Predict(next(self._ids), caller, list(rows), deadline_ms, request_id)
         patience_s = PREDICT_PATIENCE_S if deadline_ms is None else deadline_ms / 1000 + _GRACE_S
         reply = await self._ask(question, patience_s)
@@ -132,13 +132,13 @@ class EngineClient:
         return reply
 
     async def load(self, store_name: str, number: int) -> VersionLoaded:
-        """Bring a version into a slot, its probes answered and compared; raise what is wrong with it."""
+        """Load a version into a slot and check its answers to its probes; raise what is wrong with it."""
         reply = await self._ask(LoadVersion(next(self._ids), store_name, number), LOAD_PATIENCE_S)
         assert isinstance(reply, VersionLoaded)
         return reply
 
     async def forget(self, store_name: str) -> int:
-        """Drop all that the engine holds of a task, and return how many versions that were."""
+        """Drop all versions of a task from the engine's memory, and return how many there were."""
         reply = await self._ask(ForgetTask(next(self._ids), store_name), LOAD_PATIENCE_S)
         assert isinstance(reply, TaskForgotten)
         return reply.num_versions
@@ -156,7 +156,7 @@ class EngineClient:
         return reply
 
     async def close(self) -> None:
-        """Close the connection; who still waits gets a refusal."""
+        """Close the connection; callers that still wait get a refusal."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -190,7 +190,7 @@ class EngineClient:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection to the engine, and who waits for which reply."""
+    """A connection to the engine, and the callers that wait for replies on it."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
@@ -204,7 +204,7 @@ class _Connection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -232,7 +232,7 @@ class _Connection(asyncio.Protocol):
                 future.set_result(reply)
 
     async def ask(self, question: Question, frame: bytes, patience_s: float) -> Reply:
-        """Send a question and wait for its reply; tell the engine if the waiting ends before."""
+        """Send a question and wait for its reply; tell the engine if the wait ends without it."""
         try:
             async with asyncio.timeout(patience_s):
                 await self._can_write.wait()
@@ -254,7 +254,7 @@ class _Connection(asyncio.Protocol):
 
 
 class SyncEngineClient:
-    """Asks the engine one thing after another and waits for each reply; for threads and processes without a loop."""
+    """Asks the engine one question after another; for threads and processes without an event loop."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = str(path)
@@ -272,13 +272,13 @@ class SyncEngineClient:
         return reply
 
     def load(self, store_name: str, number: int) -> VersionLoaded:
-        """Bring a version into a slot, its probes answered and compared; raise what is wrong with it."""
+        """Load a version into a slot and check its answers to its probes; raise what is wrong with it."""
         reply = self._ask(LoadVersion(next(self._ids), store_name, number), LOAD_PATIENCE_S)
         assert isinstance(reply, VersionLoaded)
         return reply
 
     def forget(self, store_name: str) -> int:
-        """Drop all that the engine holds of a task, and return how many versions that were."""
+        """Drop all versions of a task from the engine's memory, and return how many there were."""
         reply = self._ask(ForgetTask(next(self._ids), store_name), LOAD_PATIENCE_S)
         assert isinstance(reply, TaskForgotten)
         return reply.num_versions
@@ -311,9 +311,11 @@ class SyncEngineClient:
                 self.close()
                 if not was_connected:
                     raise
-                reply = self._exchange(question.id, frame, patience_s)  # the engine was started anew in the meantime
+                reply = self._exchange(
+                    question.id, frame, patience_s
+                )  # the engine was restarted since the last question
         except TimeoutError:
-            self.close()  # a late reply must not be taken for that of the next question
+            self.close()  # a late reply must not be taken for the reply to the next question
             raise too_slow(patience_s) from None
         except (OSError, BadFrame):
             self.close()
@@ -348,11 +350,11 @@ class SyncEngineClient:
 
 
 def notice_lost_machine(connection: socket.socket) -> None:
-    """Have the kernel end a connection whose other machine has been silent for some seconds, though nobody sends."""
+    """Have the kernel end a connection whose other machine is silent for some seconds, even while nobody sends."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _SILENCE.items():
-        if hasattr(socket, name):  # Linux; elsewhere the system's own patience counts
+        if hasattr(socket, name):  # Linux; other systems use their own timeouts
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
@@ -364,12 +366,12 @@ def _refusal(reply: Refused) -> EngineRefused:
 
 def _lost() -> EngineRefused:
     return EngineRefused(
-        "the engine is not there", "try again in a moment", code="engine-lost", status=503, retry_after_s=_RETRY_S
+        "the engine is not running", "try again in a moment", code="engine-lost", status=503, retry_after_s=_RETRY_S
     )
 
 
 def too_slow(patience_s: float) -> EngineRefused:
-    """Return the refusal of who did not answer in time."""
+    """Return the refusal for an engine that did not answer in time."""
     return EngineRefused(
         f"the engine did not answer within {patience_s:.0f} s",
         "try again in a moment, with fewer rows",

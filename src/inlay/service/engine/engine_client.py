@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from inlay.errors import InlayError
 from inlay.service.engine.protocol import (
@@ -39,6 +39,7 @@ from inlay.service.engine.protocol import (
     read_reply,
 )
 
+R = TypeVar("R", bound=Reply)
 PREDICT_PATIENCE_S = 60.0
 """longest wait for answers without a deadline"""
 LOAD_PATIENCE_S = 60.0
@@ -127,33 +128,23 @@ class EngineClient:
         """Answer rows. If the awaiting task is cancelled, the engine is told to drop the rows."""
         question = Predict(next(self._ids), caller, list(rows), deadline_ms, request_id)
         patience_s = PREDICT_PATIENCE_S if deadline_ms is None else deadline_ms / 1000 + _GRACE_S
-        reply = await self._ask(question, patience_s)
-        assert isinstance(reply, Predicted)
-        return reply
+        return await self._ask(question, Predicted, patience_s)
 
     async def load(self, store_name: str, number: int) -> VersionLoaded:
         """Load a version into a slot and check its answers to its probes; raise what is wrong with it."""
-        reply = await self._ask(LoadVersion(next(self._ids), store_name, number), LOAD_PATIENCE_S)
-        assert isinstance(reply, VersionLoaded)
-        return reply
+        return await self._ask(LoadVersion(next(self._ids), store_name, number), VersionLoaded, LOAD_PATIENCE_S)
 
     async def forget(self, store_name: str) -> int:
         """Drop all versions of a task from the engine's memory, and return how many there were."""
-        reply = await self._ask(ForgetTask(next(self._ids), store_name), LOAD_PATIENCE_S)
-        assert isinstance(reply, TaskForgotten)
-        return reply.num_versions
+        return (await self._ask(ForgetTask(next(self._ids), store_name), TaskForgotten, LOAD_PATIENCE_S)).num_versions
 
     async def stats(self) -> EngineStats:
         """Return the engine's counters."""
-        reply = await self._ask(AskStats(next(self._ids)), PROBE_PATIENCE_S)
-        assert isinstance(reply, EngineStats)
-        return reply
+        return await self._ask(AskStats(next(self._ids)), EngineStats, PROBE_PATIENCE_S)
 
     async def probe(self) -> Probed:
         """Have a real row answered; raise what prevents it."""
-        reply = await self._ask(AskProbe(next(self._ids)), PROBE_PATIENCE_S)
-        assert isinstance(reply, Probed)
-        return reply
+        return await self._ask(AskProbe(next(self._ids)), Probed, PROBE_PATIENCE_S)
 
     async def close(self) -> None:
         """Close the connection; callers that still wait get a refusal."""
@@ -161,13 +152,11 @@ class EngineClient:
             self._connection.close()
             self._connection = None
 
-    async def _ask(self, question: Question, patience_s: float) -> Reply:
+    async def _ask(self, question: Question, kind: type[R], patience_s: float) -> R:
+        """Return the reply to a question, which is of this kind; raise a refusal."""
         frame = encode_frame(question)
         connection = await self._connect()
-        reply = await connection.ask(question, frame, patience_s)
-        if isinstance(reply, Refused):
-            raise _refusal(reply)
-        return reply
+        return _check(await connection.ask(question, frame, patience_s), kind)
 
     async def _connect(self) -> _Connection:
         async with self._connecting:
@@ -267,33 +256,23 @@ class SyncEngineClient:
         """Answer rows; raise EngineRefused."""
         question = Predict(next(self._ids), caller, list(rows), deadline_ms, request_id)
         patience_s = PREDICT_PATIENCE_S if deadline_ms is None else deadline_ms / 1000 + _GRACE_S
-        reply = self._ask(question, patience_s)
-        assert isinstance(reply, Predicted)
-        return reply
+        return self._ask(question, Predicted, patience_s)
 
     def load(self, store_name: str, number: int) -> VersionLoaded:
         """Load a version into a slot and check its answers to its probes; raise what is wrong with it."""
-        reply = self._ask(LoadVersion(next(self._ids), store_name, number), LOAD_PATIENCE_S)
-        assert isinstance(reply, VersionLoaded)
-        return reply
+        return self._ask(LoadVersion(next(self._ids), store_name, number), VersionLoaded, LOAD_PATIENCE_S)
 
     def forget(self, store_name: str) -> int:
         """Drop all versions of a task from the engine's memory, and return how many there were."""
-        reply = self._ask(ForgetTask(next(self._ids), store_name), LOAD_PATIENCE_S)
-        assert isinstance(reply, TaskForgotten)
-        return reply.num_versions
+        return self._ask(ForgetTask(next(self._ids), store_name), TaskForgotten, LOAD_PATIENCE_S).num_versions
 
     def stats(self) -> EngineStats:
         """Return the engine's counters."""
-        reply = self._ask(AskStats(next(self._ids)), PROBE_PATIENCE_S)
-        assert isinstance(reply, EngineStats)
-        return reply
+        return self._ask(AskStats(next(self._ids)), EngineStats, PROBE_PATIENCE_S)
 
     def probe(self) -> Probed:
         """Have a real row answered; raise what prevents it."""
-        reply = self._ask(AskProbe(next(self._ids)), PROBE_PATIENCE_S)
-        assert isinstance(reply, Probed)
-        return reply
+        return self._ask(AskProbe(next(self._ids)), Probed, PROBE_PATIENCE_S)
 
     def close(self) -> None:
         """Close the connection."""
@@ -301,7 +280,8 @@ class SyncEngineClient:
             self._socket.close()
             self._socket = None
 
-    def _ask(self, question: Question, patience_s: float) -> Reply:
+    def _ask(self, question: Question, kind: type[R], patience_s: float) -> R:
+        """Return the reply to a question, which is of this kind; raise a refusal."""
         frame = encode_frame(question)
         was_connected = self._socket is not None
         try:
@@ -323,9 +303,7 @@ class SyncEngineClient:
         except BaseException:
             self.close()
             raise
-        if isinstance(reply, Refused):
-            raise _refusal(reply)
-        return reply
+        return _check(reply, kind)
 
     def _exchange(self, question_id: int, frame: bytes, patience_s: float) -> Reply:
         """Send a frame and return the reply to it."""
@@ -358,10 +336,14 @@ def notice_lost_machine(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _refusal(reply: Refused) -> EngineRefused:
-    return EngineRefused(
-        reply.message, reply.hint, code=reply.code, status=reply.status, retry_after_s=reply.retry_after_s
-    )
+def _check(reply: Reply, kind: type[R]) -> R:
+    """Return a reply of this kind; raise a refusal."""
+    if isinstance(reply, Refused):
+        raise EngineRefused(
+            reply.message, reply.hint, code=reply.code, status=reply.status, retry_after_s=reply.retry_after_s
+        )
+    assert isinstance(reply, kind)
+    return reply
 
 
 def _lost() -> EngineRefused:

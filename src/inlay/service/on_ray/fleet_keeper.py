@@ -113,7 +113,7 @@ class FleetKeeper:
             self._task = asyncio.ensure_future(self._run())
 
     async def leave(self, service: str) -> bool:
-        """Note that a service has ended. With the last one everything ends; return whether this was the last one."""
+        """Note that a service has ended. With the last one everything ends; return whether it does."""
         self._begin()  # after a restart it must find the members before it can end them
         self._visits.pop(service, None)
         if not self._visits:
@@ -178,7 +178,7 @@ class FleetKeeper:
         return {ENGINE: engines, TRAINER: trainers}
 
     def _adopt(self) -> None:
-        """Find the members that run since before a restart of this keeper."""
+        """Find the members that were placed before a restart of this keeper."""
         import ray
 
         for found in ray.util.list_named_actors(all_namespaces=True):

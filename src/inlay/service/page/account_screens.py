@@ -42,12 +42,8 @@ _MOST_NUMBER = 10**15
 # One's own account
 
 
-def show_account(call: PageCall) -> Response:
-    """Show limits, use and keys."""
-    return _show_account(call, {})
-
-
-def _show_account(call: PageCall, context: Mapping[str, Any], status: int = 200) -> Response:
+def show_account(call: PageCall, context: Mapping[str, Any] | None = None, status: int = 200) -> Response:
+    """Show limits, use and keys; `context` has what the page shows after a form was sent."""
     workspace = call.workspace
     found = workspace.limits().to_json()
     known = {
@@ -58,7 +54,7 @@ def _show_account(call: PageCall, context: Mapping[str, Any], status: int = 200)
         "made": None,
         "now_signed_in": False,
     }
-    return call.show("account.html", "Account", known | dict(context), status)
+    return call.show("account.html", "Account", known | dict(context or {}), status)
 
 
 def _describe_limit(name: str, words: str, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,19 +78,19 @@ def make_key(call: PageCall) -> Response:
     if not scopes:
         faults["name"] = "Choose what the key may do"
     if faults:
-        return _show_account(call, {"faults": faults}, 422)
+        return show_account(call, {"faults": faults}, 422)
     days = call.number("days")
     try:
         expires_at = None if days is None else call.state.db.now() + days * _DAY_S
         key, text = _keys(call).make(call.workspace.name, scopes, name, expires_at)
     except InlayError as error:
         explained = call.explain(error)
-        return _show_account(call, {"error": explained}, explained.status)
+        return show_account(call, {"error": explained}, explained.status)
     if not is_first:
-        return _show_account(call, {"made": text})
+        return show_account(call, {"made": text})
     token = Sessions(call.state.db).begin(key, SESSION_S)
     signed_in = replace(call, identity=Identity.of_key(call.state, key))
-    return with_session(call.request, token, _show_account(signed_in, {"made": text, "now_signed_in": True}))
+    return with_session(call.request, token, show_account(signed_in, {"made": text, "now_signed_in": True}))
 
 
 def revoke_key(call: PageCall) -> Response:
@@ -114,12 +110,8 @@ def _list_keys(state: AppState, tenant: str) -> list[dict[str, Any]]:
 # The operator
 
 
-async def show_operator(call: PageCall) -> Response:
+async def show_operator(call: PageCall, context: Mapping[str, Any] | None = None, status: int = 200) -> Response:
     """Show load, queue, slots and tenants."""
-    return await _show_operator(call, {})
-
-
-async def _show_operator(call: PageCall, context: Mapping[str, Any], status: int = 200) -> Response:
     state = call.state
     found = await describe_operator(state)
     names = [tenant["name"] for tenant in found["tenants"]]
@@ -134,7 +126,7 @@ async def _show_operator(call: PageCall, context: Mapping[str, Any], status: int
         "tenants": [{**tenant, **use} for tenant, use in zip(found["tenants"], uses, strict=True)],
         "name": "",
     }
-    return call.show("operator.html", "Operator", known | dict(context), status)
+    return call.show("operator.html", "Operator", known | dict(context or {}), status)
 
 
 def _list_load(stats: Mapping[str, Any] | None, queue: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -179,16 +171,12 @@ async def add_tenant(call: PageCall) -> Response:
     except InlayError as error:
         explained = call.explain(error)
         words = explained.detail if explained.hint is None else f"{explained.detail}; {explained.hint}"
-        return await _show_operator(call, {"faults": {"name": words}, "name": name}, explained.status)
+        return await show_operator(call, {"faults": {"name": words}, "name": name}, explained.status)
     return go_to(_tenant_path(name), "tenant")
 
 
-def show_tenant(call: PageCall) -> Response:
+def show_tenant(call: PageCall, context: Mapping[str, Any] | None = None, status: int = 200) -> Response:
     """Show a tenant's limits and keys."""
-    return _show_tenant(call, {})
-
-
-def _show_tenant(call: PageCall, context: Mapping[str, Any], status: int = 200) -> Response:
     tenant = Tenants(call.state.db).get(call.path("tenant")).to_json()
     limits = tenant["limits"]
     written = {name: "" if limits[name] is None else str(limits[name]) for name, _ in _LIMITS}
@@ -201,7 +189,7 @@ def _show_tenant(call: PageCall, context: Mapping[str, Any], status: int = 200) 
         "scopes": _SCOPES,
         "made": None,
     }
-    return call.show("tenant.html", "Operator", known | dict(context), status)
+    return call.show("tenant.html", "Operator", known | dict(context or {}), status)
 
 
 def save_limits(call: PageCall) -> Response:
@@ -218,12 +206,12 @@ def save_limits(call: PageCall) -> Response:
     except ValueError:
         weight, faults["weight"] = 1.0, "Write a number, such as 1 or 2.5"
     if faults:
-        return _show_tenant(call, {"faults": faults}, 422)
+        return show_tenant(call, {"faults": faults}, 422)
     try:
         Tenants(call.state.db).set_limits(call.path("tenant"), TenantLimits(**limits), weight=weight)
     except InlayError as error:
         explained = call.explain(error)
-        return _show_tenant(call, {"error": explained}, explained.status)
+        return show_tenant(call, {"error": explained}, explained.status)
     return go_to(_tenant_path(call.path("tenant")), "limits")
 
 
@@ -233,13 +221,13 @@ def make_tenant_key(call: PageCall) -> Response:
     scopes = [scope for scope, _ in _SCOPES if scope in call.form.getlist("scopes")]
     if not name or not scopes:
         words = "Say what the key is for" if not name else "Choose what the key may do"
-        return _show_tenant(call, {"faults": {"name": words}}, 422)
+        return show_tenant(call, {"faults": {"name": words}}, 422)
     try:
         text = Keys(call.state.db).make(call.path("tenant"), scopes, name)[1]
     except InlayError as error:
         explained = call.explain(error)
-        return _show_tenant(call, {"error": explained}, explained.status)
-    return _show_tenant(call, {"made": text})
+        return show_tenant(call, {"error": explained}, explained.status)
+    return show_tenant(call, {"made": text})
 
 
 def revoke_tenant_key(call: PageCall) -> Response:

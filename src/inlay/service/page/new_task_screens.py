@@ -46,12 +46,8 @@ _WARNING = re.compile(r"\bskipped\b|conflicting|nearly the same|\bbad\b", re.IGN
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
-def show_upload(call: PageCall) -> Response:
+def show_upload(call: PageCall, error: Explained | None = None) -> Response:
     """Show the form for a file."""
-    return _show_upload(call, None)
-
-
-def _show_upload(call: PageCall, error: Explained | None) -> Response:
     context = {
         "task": call.text("task"),
         "example": describe_example(call),
@@ -64,11 +60,11 @@ def _show_upload(call: PageCall, error: Explained | None) -> Response:
 async def take_upload(call: PageCall) -> Response:
     """Keep an uploaded file, and go to what was found in it. A script gets that address in a header."""
     try:
-        async with _open_draft(call) as draft:
+        async with Draft(call.workspace) as draft:
             received = await receive_upload(draft, call.workspace, call.request.scope, call.request.receive, {})
             dataset = await _keep(call, received)
     except InlayError as error:
-        return _show_upload(call, call.explain(error))
+        return show_upload(call, call.explain(error))
     path = f"/new/{quote(dataset['id'], safe='')}"
     if call.text("task"):
         path += "?" + urlencode({"task": call.text("task")})
@@ -81,21 +77,15 @@ async def take_example(call: PageCall) -> Response:
     """Keep the example data as a dataset; train on it at once, or show it first."""
     example = find_example()
     if example is None:
-        return _show_upload(call, Explained("the example data is not installed", "use a file of yours", 404, ""))
-    format = example.path.suffix.removeprefix(".")
-    async with _open_draft(call) as draft:
+        return show_upload(call, Explained("the example data is not installed", "use a file of yours", 404, ""))
+    options = {"name": example.path.name, "format": example.path.suffix.removeprefix(".")}
+    async with Draft(call.workspace) as draft:
         await draft.write(example.path.read_bytes())
-        received = await draft.finish(format)
-        received.options = {"name": example.path.name, "format": format}
-        dataset = await _keep(call, received)
+        dataset = await _keep(call, await draft.finish(options))
     if call.text("go") != "train":
         return go_to(f"/new/{quote(dataset['id'], safe='')}?task={_EXAMPLE_TASK}")
     job = views.submit_training(call.workspace, JobRequest(TRAIN, _EXAMPLE_TASK, dataset["id"], {}))
     return go_to(job_path(job.id))
-
-
-def _open_draft(call: PageCall) -> Draft:
-    return Draft(call.workspace.db.places.datasets(call.workspace.name))
 
 
 async def _keep(call: PageCall, received: Received) -> dict[str, Any]:

@@ -63,12 +63,8 @@ def show_task(call: PageCall) -> Response:
     return call.show("task.html", "Tasks", {"task": task, "versions": versions, "jobs": jobs, "columns": columns})
 
 
-def show_settings(call: PageCall) -> Response:
-    """Show a task's settings."""
-    return _show_settings(call, None)
-
-
-def _show_settings(call: PageCall, fault: str | None) -> Response:
+def show_settings(call: PageCall, fault: str | None = None) -> Response:
+    """Show a task's settings; `fault` is what is wrong with the confirmation of a deletion."""
     context = {"task": find_task(call), "policies": POLICIES, "fault_words": fault}
     return call.show("settings.html", "Tasks", context, 200 if fault is None else 422)
 
@@ -83,7 +79,7 @@ def delete_task(call: PageCall) -> Response:
     """Begin to erase a task, if its name was written as a confirmation."""
     name = call.path("task")
     if call.text("sure").strip() != name:
-        return _show_settings(call, f"That is not the task's name. Write “{name}” if you want to delete the task")
+        return show_settings(call, f"That is not the task's name. Write “{name}” if you want to delete the task")
     call.workspace.erase_task(name)
     return go_to("/", "deleted")
 

@@ -40,12 +40,11 @@ _VERDICTS = {"better": ("good", "better"), "worse": ("bad", "worse"), "no-differ
 # One version
 
 
-def show_version(call: PageCall) -> Response:
-    """Show a version; with `expected` and `answer`, also the rows of that cell of the confusion matrix."""
-    return _show_version(call, None)
+def show_version(call: PageCall, moved: Mapping[str, Any] | None = None) -> Response:
+    """Show a version; with `expected` and `answer`, also the rows of that cell of the confusion matrix.
 
-
-def _show_version(call: PageCall, moved: Mapping[str, Any] | None) -> Response:
+    `moved` has the words on which an answer depends, if they were asked for.
+    """
     task, workspace = find_task(call), call.workspace
     number = int(call.path("version"))
     place = views.find_version(workspace, task["name"], number)
@@ -148,7 +147,7 @@ def _next_page(call: PageCall, errors: Mapping[str, Any] | None, expected: str |
 
 async def show_words(call: PageCall) -> Response:
     """Show on which words of a text its answer depends."""
-    return _show_version(call, await _find_moved(call))
+    return show_version(call, await _find_moved(call))
 
 
 async def _find_moved(call: PageCall) -> dict[str, Any]:
@@ -214,12 +213,8 @@ def _write_change(change: float) -> str:
 # Two versions compared
 
 
-async def show_compare(call: PageCall) -> Response:
+async def show_compare(call: PageCall, error: Explained | None = None) -> Response:
     """Compare two versions: those of the address, or the live one with the newest other."""
-    return await _show_compare(call, None)
-
-
-async def _show_compare(call: PageCall, error: Explained | None) -> Response:
     task, workspace = find_task(call), call.workspace
     versions = list(reversed(list_versions(workspace, task["name"])))
     alias = workspace.alias(task["name"])
@@ -316,5 +311,5 @@ async def move_live(call: PageCall) -> Response:
         reason = "chosen on the page"
         await views.go_live(call.workspace, call.state.engine, task, number, if_match=if_match, reason=reason)
     except InlayError as error:
-        return await _show_compare(call, call.explain(error))
+        return await show_compare(call, call.explain(error))
     return go_to(task_path(task, "/compare"), "live")

@@ -80,8 +80,7 @@ async def _keep_upload(here: Here, request: Request, query: dict[str, str]) -> R
     """Receive, inspect and keep an upload, and answer with the dataset; after an error nothing of it is left."""
     check_options(query)
     workspace = here.workspace
-    folder = workspace.db.places.datasets(workspace.name)
-    async with Draft(folder) as draft:
+    async with Draft(workspace) as draft:
         received = await receive_upload(draft, workspace, request.scope, request.receive, query)
         inspected = await inspect_upload(here.state, workspace, received)
 

@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import TracebackType
 from typing import Any
@@ -71,21 +71,22 @@ FIELDS = ("name", "format", "text", "pair", "label", "kind")
 """options of an upload, in the query or in fields of the form before or after the file"""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Received:
     """A complete upload: its draft on the disk, and its options."""
 
     path: Path
     size_bytes: int
     sha256: str
-    options: dict[str, str] = field(default_factory=dict)
+    options: Mapping[str, str]
     """the `FIELDS` that were given, and the format, which may have been guessed"""
 
 
 class Draft:
     """A file that an upload is written to. At the end of its `async with` block it is deleted."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, workspace: Workspace) -> None:
+        folder = workspace.db.places.datasets(workspace.name)
         self.path = folder / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self.size_bytes = 0
         self._hash = hashlib.sha256()
@@ -114,15 +115,15 @@ class Draft:
         if len(self._buffer) >= _BUFFER_BYTES:
             await self._flush()
 
-    async def finish(self, suffix: str) -> Received:
-        """Write the rest, and rename the draft with the suffix by which readers know its format."""
+    async def finish(self, options: Mapping[str, str]) -> Received:
+        """Write the rest, and rename the draft with its format as the suffix, which readers need."""
         await self._flush()
         self._file.close()
-        named = self.path.with_name(f"{self.path.name}.{suffix}")
+        named = self.path.with_name(f"{self.path.name}.{options['format']}")
         with _full_disk_as_error():
             self.path.rename(named)
         self.path = named
-        return Received(named, self.size_bytes, self._hash.hexdigest())
+        return Received(named, self.size_bytes, self._hash.hexdigest(), options)
 
     async def _flush(self) -> None:
         piece, self._buffer = self._buffer, bytearray()
@@ -173,9 +174,7 @@ async def receive_upload(
     check_options(options)
     if not draft.size_bytes:
         raise RequestRefused("the file is empty", "send a file with a header and rows", code="bad-data", status=400)
-    received = await draft.finish(options["format"])
-    received.options = options
-    return received
+    return await draft.finish(options)
 
 
 def check_options(options: Mapping[str, str]) -> None:

@@ -149,7 +149,10 @@ async def _serve(child: Child, server: DrainingServer, app: WebApp) -> None:
         app.state.is_draining = True
         server.should_exit = True
 
-    child.on_stop(lambda: loop.call_soon_threadsafe(drain))
+    def stop() -> None:  # called by a signal handler
+        loop.call_soon_threadsafe(drain)
+
+    child.on_stop(stop)
     serving = asyncio.ensure_future(server.serve(sockets=[child.listener()]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)

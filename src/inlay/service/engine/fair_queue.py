@@ -239,13 +239,9 @@ class TokenBuckets:
         most = caller.tokens_per_minute
         bucket = self._buckets.get(caller.tenant)
         if bucket is None:
-            self._forget_idle(now)
+            if len(self._buckets) >= _MOST_IDLE:  # forget those unused for a minute: they are full again, or nearly
+                self._buckets = {name: known for name, known in self._buckets.items() if now - known.at < 60}
             bucket = self._buckets[caller.tenant] = _Bucket(most, now)
         bucket.level = min(most, bucket.level + (now - bucket.at) * most / 60)
         bucket.at = now
         return bucket
-
-    def _forget_idle(self, now: float) -> None:
-        """Once there are many buckets, forget those unused for a minute: they are full again, or nearly."""
-        if len(self._buckets) >= _MOST_IDLE:
-            self._buckets = {name: bucket for name, bucket in self._buckets.items() if now - bucket.at < 60}

@@ -150,23 +150,19 @@ class FleetClient:
             chosen = [first, *(replica for replica in chosen if replica != first)]
         refusal: EngineRefused | None = None
         for replica in chosen[:_MOST_TRIED]:
+            left_ms = max(1.0, 1000 * (part.until - time.monotonic())) if part.has_deadline else None
+            self._busy[replica.name] += len(part.rows)
             try:
-                return await self._ask_one(replica, part)
+                return await self._client(replica).predict(
+                    part.caller, part.rows, deadline_ms=left_ms, request_id=part.request_id
+                )
             except EngineRefused as error:
                 if error.code not in (*LOST, *_FULL):
                     raise
                 refusal = _choose_refusal(refusal, error)
+            finally:
+                self._busy[replica.name] -= len(part.rows)
         raise refusal or _no_engine()
-
-    async def _ask_one(self, replica: Replica, part: _Part) -> Predicted:
-        left_ms = max(1.0, 1000 * (part.until - time.monotonic())) if part.has_deadline else None
-        self._busy[replica.name] += len(part.rows)
-        try:
-            return await self._client(replica).predict(
-                part.caller, part.rows, deadline_ms=left_ms, request_id=part.request_id
-            )
-        finally:
-            self._busy[replica.name] -= len(part.rows)
 
     async def _ask_all(self, replicas: Sequence[Replica], ask: Any) -> list[Any]:
         """Ask all engines the same. Lost engines are ignored, unless all are lost."""

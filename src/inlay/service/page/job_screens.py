@@ -21,7 +21,7 @@ _MOST_EVENTS = 200
 # Kind of event -> its words in the log, where the trainer's own message is for programs.
 _EVENTS = {
     "queued": "Put into the queue",
-    "claimed": "It is this job's turn",
+    "claimed": "Its turn has come",
     "published": "Stored as a version that never changes",
     "proved": "Loaded and checked: it answers as it did when it was stored",
     "live": "Live: it answers from now on",

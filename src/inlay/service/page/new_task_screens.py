@@ -124,9 +124,10 @@ def _show_dataset(
     faults = dict(faults) or _place_problem(found["problem"], chosen)
     named = {chosen[role]: title.lower() for role, title, _ in _ROLES if chosen[role]}
     problem = None if faults else explain_problem(found["problem"])
+    rows = [["" if cell is None else show_cell(str(cell)) for cell in row] for row in found["first_rows"]]
     epochs = int(chosen["epochs"]) if str(chosen["epochs"]).isdigit() else None
     context = {
-        "dataset": {**found, "problem": problem, "first_rows": _as_rows(found), "notes": _as_notes(found)},
+        "dataset": {**found, "problem": problem, "first_rows": rows, "notes": _as_notes(found)},
         "reading": reading,
         "most": max((item["count"] for item in (reading or {}).get("labels") or []), default=1),
         "roles": _ROLES,
@@ -143,10 +144,6 @@ def _show_dataset(
     }
     status = 422 if faults else 200
     return call.show("dataset.html", "Tasks", context, status if error is None else error.status)
-
-
-def _as_rows(found: Mapping[str, Any]) -> list[list[Any]]:
-    return [["" if cell is None else show_cell(str(cell)) for cell in row] for row in found["first_rows"]]
 
 
 def show_cell(cell: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -191,19 +190,14 @@ async def _follow(here: Here, job_id: str, after: int) -> AsyncIterator[bytes]:
 )
 def get_output(here: CurrentHere, job: str) -> Response:
     """Return the answers of a batch as JSON lines, in the order of the dataset's rows."""
-    path, files = _find_output(here, job), here.workspace.db.files
+    workspace = here.workspace
+    found, files = workspace.job(job), workspace.db.files
+    if found.kind != BATCH:
+        raise Conflict(f"job `{job}` is not a batch", "`GET /v1/jobs` lists the jobs with their kinds")
+    path = workspace.db.places.batch(workspace.name, job)
+    if found.state != SUCCEEDED or not files.has(path):
+        raise Conflict(f"job `{job}` is {found.state}: there is no output", "wait until it has succeeded")
     if not files.is_shared:
         return FileResponse(path, media_type="application/jsonl", filename=path.name)
     headers = {"content-disposition": f'attachment; filename="{path.name}"'}
     return StreamingResponse(files.stream(path), media_type="application/jsonl", headers=headers)
-
-
-def _find_output(here: Here, job_id: str) -> Path:
-    workspace = here.workspace
-    job = workspace.job(job_id)
-    if job.kind != BATCH:
-        raise Conflict(f"job `{job_id}` is not a batch", "`GET /v1/jobs` lists the jobs with their kinds")
-    path = workspace.db.places.batch(workspace.name, job_id)
-    if job.state != SUCCEEDED or not workspace.db.files.has(path):
-        raise Conflict(f"job `{job_id}` is {job.state}: there is no output", "wait until it has succeeded")
-    return path

@@ -16,7 +16,7 @@ import yaml
 from inlay.cli.serve import app
 from inlay.service.settings import ServeSettings
 from inlay.service.web.health_routes import router
-from inlay.service.web.hosts import make_host_check
+from inlay.service.web.identity import make_host_check
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"

@@ -219,7 +219,7 @@ def test_an_engine_says_nothing_to_who_does_not_know_the_token(tmp_path):
             replica = roster.replicas[0]
             for token in ("x" * 64, "t" * 63 + "x"):
                 stranger = EngineClient(TcpAddress(replica.host, replica.port, token))
-                with pytest.raises(EngineRefused, match="is not there"):
+                with pytest.raises(EngineRefused, match="is not running"):
                     await stranger.predict(ME, rows_of("a"))
             assert engines[0].asked == []
             known = EngineClient(TcpAddress(replica.host, replica.port, TOKEN))

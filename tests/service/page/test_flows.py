@@ -281,7 +281,7 @@ def test_a_key_sees_and_may_only_what_it_should(bench, trained):
     assert "New task" not in bench.get("/jobs")
     for path in ("/new", "/operator"):
         page = bench.get(path, 403)
-        assert "sign in with a key that may" in page.lower()
+        assert "sign in with a key that allows this" in page.lower()
     assert bench.post("/new/example", {"go": "train"}).status_code == 403
     assert bench.post("/account/keys", {"name": "more"}).status_code == 403
     assert "Make a key" not in bench.get("/account")

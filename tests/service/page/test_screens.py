@@ -112,7 +112,7 @@ def test_static_files_are_kept_by_browsers_and_nothing_else_is_served(trained):
         response = trained.client.get(address)
         assert response.status_code == 200, address
         assert "immutable" in response.headers["cache-control"]
-    for path in ("/static/../screens.py", "/static/%2e%2e/screens.py", "/static/vendor", "/static/nothing.js"):
+    for path in ("/static/../page_call.py", "/static/%2e%2e/page_call.py", "/static/vendor", "/static/nothing.js"):
         assert trained.client.get(path).status_code == 404, path
 
 

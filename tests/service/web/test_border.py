@@ -13,7 +13,7 @@ from web_bench import open_bench, send_pieces
 from inlay.errors import BadData, StoreDamaged
 from inlay.service.engine import EngineRefused
 from inlay.service.logs import JsonLines
-from inlay.service.web.hosts import make_host_check, strip_port
+from inlay.service.web.identity import make_host_check, strip_port
 from inlay.service.web.problems import Secrets, describe_error, make_problem
 
 

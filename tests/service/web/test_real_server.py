@@ -15,8 +15,8 @@ from real_server import read_all, serving, wait_until
 from web_bench import CSV, open_bench, read_passage, tag
 
 from inlay.service.state import Database, JobNote, JobQueue, TenantLimits
+from inlay.service.web import request_context
 from inlay.service.web import server as web_server
-from inlay.service.web import visits
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +116,8 @@ def test_what_is_no_http_is_refused(served, nonsense):
 
 
 def test_a_body_that_trickles_is_refused(served, key, monkeypatch):
-    monkeypatch.setattr(visits, "JSON_PATIENCE_S", 0.2)
-    monkeypatch.setattr(visits, "CHUNK_PATIENCE_S", 0.2)
+    monkeypatch.setattr(request_context, "JSON_PATIENCE_S", 0.2)
+    monkeypatch.setattr(request_context, "CHUNK_PATIENCE_S", 0.2)
     for path, kind in (
         ("/v1/predict", "application/json"),
         ("/v1/jobs", "application/json"),

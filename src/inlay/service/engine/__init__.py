@@ -1,4 +1,4 @@
-"""The service's engine: a process that answers rows of any mix of tasks over a socket, and its clients.
+"""The engine room: the process that answers rows of any mix of tasks over a socket, and its clients.
 
 Messages and clients need no torch; names are imported when they are first used.
 """

@@ -1,8 +1,8 @@
-"""Who may join the queue: a tenant's tokens of a minute, its share of the queue, and the queue's own length.
+"""Admission to the queue, by a tenant's tokens a minute, its share of the queue, and the length of the whole queue.
 
-429 is a tenant's own limit, 503 is ours; both say when asking again may help. One text and a list of them are refused
-alike, by the tokens they have. What always holds: a request that is refused early has cost no work, and who has nothing
-in a queue that is not full may put in one request of any size.
+Status 429 is a limit of the tenant, 503 a limit of the service; both say when to try again. Requests are refused by
+their number of tokens, whether they have one text or many. What always holds: a request that is refused early has cost
+no work; a tenant without rows in the queue may add one request of any size while the queue is not full.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inlay.service.engine.tickets import Ticket
 from inlay.serving import EncodedRequest
 
 MOST_LETTERS = 64_000_000
-"""letters of all texts that are in the process at a time, which bounds its memory"""
+"""letters of all texts in the process at one time, which bounds its memory"""
 _MOST_COUNTED = 10_000  # tenants whose counters are kept
 _SOON_S = 1.0
 
@@ -31,7 +31,7 @@ class _Counts:
     num_tokens: int = 0
     num_refused: int = 0
     num_letters: int = 0
-    """letters of its texts that are in the process now"""
+    """letters of its texts in the process now"""
 
 
 class Admission:
@@ -47,33 +47,33 @@ class Admission:
 
     @property
     def queue_s(self) -> float:
-        """The time that it would take to answer all that is in the queue."""
+        """The time that it would take to answer all rows in the queue."""
         return self._queue.num_tokens / self._rate.per_s
 
     def refuse_early(self, question: Predict, *, is_draining: bool) -> Refused | None:
-        """Refuse a request that cannot be taken whatever its tokens are."""
+        """Refuse a request before it is tokenised, if no number of tokens would be accepted."""
         if is_draining:
             return Refused(question.id, "draining", "the service is stopping", "try again in a moment", 503, _SOON_S)
-        refused = self._find_refusal(question, 1, count_letters(question))
+        refused = self._find_refusal(question, 1, _count_letters(question))
         if refused is not None:
             self._count(question.caller.tenant).num_refused += 1
         return refused
 
     def enter(self, ticket: Ticket) -> None:
-        """Count the texts of a request that is taken."""
-        ticket.num_letters = count_letters(ticket.question)
+        """Count the texts of an accepted request."""
+        ticket.num_letters = _count_letters(ticket.question)
         self._num_letters += ticket.num_letters
         self._count(ticket.caller.tenant).num_letters += ticket.num_letters
 
     def leave(self, ticket: Ticket, *, is_refused: bool) -> None:
-        """Count them no more."""
+        """Stop counting the texts of a request that has ended."""
         self._num_letters -= ticket.num_letters
         counts = self._count(ticket.caller.tenant)
         counts.num_letters -= ticket.num_letters
         counts.num_refused += is_refused
 
     def admit(self, ticket: Ticket, taken: Sequence[Taken]) -> Refused | None:
-        """Admit the rows of a request whose tokens are known, and charge its tenant; or say why not."""
+        """Admit the tokenised rows of a request and charge its tenant, or return the refusal."""
         num_tokens = sum(item.tokens.num_tokens for item in taken if isinstance(item, EncodedRequest))
         refused = self._find_refusal(ticket.question, num_tokens, 0)
         if refused is None:
@@ -128,7 +128,7 @@ class Admission:
         return counts
 
 
-def count_letters(question: Predict) -> int:
+def _count_letters(question: Predict) -> int:
     """Return the letters of all texts of a request."""
     return sum(len(row.text) + len(row.pair or "") for row in question.rows)
 

@@ -1,10 +1,10 @@
-"""The next batch: rows taken from the queue while the last batch runs, as many as can be answered in the target time.
+"""The next batch: rows are taken from the queue while the last batch runs, as many as fit the target time.
 
-A batch holds its versions in their slots. A row whose version is not hot is parked and its version asked for; it comes
-back to the front of its tenant's queue when the version is there. So no batch waits for a disk.
+A batch holds its versions in their slots. A row whose version is not hot (in a slot) is parked while the version is
+loaded, and then comes back to the front of its tenant's queue. So no batch waits for a disk.
 
 What always holds: a version in a batch is held until `release`; a version that was loaded for parked rows is held until
-the first of them is in a batch, or none of them waits any more.
+one of them is in a batch, or none of them waits any more.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from inlay.errors import InlayError
 from inlay.service.engine.fair_queue import FairQueue, WaitingRow
 from inlay.serving import EncodedRequest, HotVersion, HotVersions, Resolved
 
-_KEPT = 0.9  # the share of what is known of the speed that a batch leaves
-_LEAST_SHARE = 0.25  # of the target time: shorter batches tell of the costs of a pass, not of the work in it
+_KEPT = 0.9  # weight of earlier batches in the measured speed, after each batch
+_LEAST_SHARE = 0.25  # of the target time: shorter batches measure the fixed costs of a pass, not the work in it
 
 
 @dataclass(eq=False)
@@ -28,7 +28,7 @@ class PreparedBatch:
     rows: list[WaitingRow] = field(default_factory=list)
     states: dict[str, HotVersion | InlayError] = field(default_factory=dict)
     work: float = 0.0
-    """tokens that go through all layers; those that share a text count less"""
+    """tokens that go through all layers; rows that share a text count less"""
     _keys: set[Hashable] = field(default_factory=set)
 
     def find_work(self, item: EncodedRequest) -> float:
@@ -37,7 +37,7 @@ class PreparedBatch:
         return item.tokens.num_tokens * (1 - item.checked.share if is_shared else 1)
 
     def count_work(self, item: EncodedRequest) -> float:
-        """Return the work that a request adds to the batch, and count it."""
+        """Add the work of a request to the batch, and return it."""
         work = self.find_work(item)
         self.work += work
         if item.checked.share:
@@ -45,10 +45,10 @@ class PreparedBatch:
         return work
 
     def has_room(self, item: EncodedRequest, budget: float) -> bool:
-        """Tell whether a request may join.
+        """Return whether a request may join the batch.
 
-        A row whose text is in the batch already joins a full batch if that adds no work. If it adds some, it joins
-        while the whole batch costs at most two such rows: on a slow machine one row alone fills a batch.
+        A row whose text is already in the batch may join a full batch if it adds no work. If it adds some, it may join
+        while the batch costs at most two such rows: on a slow machine one row alone fills a batch.
         """
         work = self.find_work(item)
         if work == item.tokens.num_tokens:
@@ -57,10 +57,10 @@ class PreparedBatch:
 
 
 class BatchFormer:
-    """Fills the next batch. `fill` and what has to do with the queue belong to one thread, `take` to another.
+    """Fills the next batch. `take` and `release` are called by the compute thread, everything else by the event loop's.
 
-    `find_budget` says how much work a batch may have. `want` is called with a version that is not hot, and a tenant who
-    waits for it; `arrived` or `failed` must follow.
+    `find_budget` returns the work that a batch may have. `want` is called with a version that is not hot and a tenant
+    that waits for it; a call of `arrived` or `failed` must follow.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class BatchFormer:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether no row waits to be taken into a batch, or is in the next one."""
+        """Return whether there is no row in the queue or in the next batch."""
         return not self._queue.num_rows and not self._next.rows
 
     def fill(self) -> None:
@@ -97,7 +97,7 @@ class BatchFormer:
             self._unclaim(digest)
 
     def take(self) -> PreparedBatch | None:
-        """Wait for the next batch and take it; None once closed. Another `fill` should follow."""
+        """Wait for the next batch and return it; None once closed. A call of `fill` should follow."""
         with self._changed:
             while not self._next.rows and not self._is_closed:
                 self._changed.wait()
@@ -107,11 +107,11 @@ class BatchFormer:
         return batch
 
     def release(self, batch: PreparedBatch) -> None:
-        """Give back the versions of a batch that was computed."""
+        """Stop holding the versions of a batch that was computed."""
         self._hot.release(batch.states)
 
     def arrived(self, digest: str) -> None:
-        """Put back the rows that waited for a version, which is hot now and held for them."""
+        """Put the rows that waited for a version back into the queue. It is hot now, and held for them."""
         rows = [row for row in self._parked.pop(digest, []) if row.is_waiting]
         if not rows:
             self._hot.release([digest])
@@ -121,11 +121,11 @@ class BatchFormer:
         self.fill()
 
     def failed(self, digest: str) -> list[WaitingRow]:
-        """Take out the rows that waited for a version which cannot be loaded, and return them."""
+        """Drop the rows that waited for a version that cannot be loaded, and return them."""
         return [row for row in self._parked.pop(digest, []) if self._queue.drop(row)]
 
     def close(self) -> list[WaitingRow]:
-        """End all waiting, and return the rows of the next batch, which will not be computed."""
+        """End `take`, and return the rows of the next batch, which will not be computed."""
         with self._changed:
             self._is_closed = True
             batch, self._next = self._next, PreparedBatch()
@@ -136,7 +136,7 @@ class BatchFormer:
         return batch.rows
 
     def _price(self, row: WaitingRow) -> float | None:
-        """Return the work of a row in the next batch, whose version is held from now on; park it if it is not hot."""
+        """Return the work that a row adds to the next batch, and hold its version; park the row if that is not hot."""
         item: EncodedRequest = row.item
         batch, digest = self._next, item.digest
         if digest not in batch.states:
@@ -161,10 +161,10 @@ class BatchFormer:
 
 
 class WorkRate:
-    """The work done in a second, as the last batches showed: in a second of the clock, and of computing.
+    """The work done in a second, as measured by recent batches: per second of the clock, and per second of computing.
 
-    They differ where other processes want the cores. Then a batch has the work of the target time of computing: batches
-    that grow short with the share of a core cost more for each row, and all wait longer.
+    They differ if other processes use the same cores. The budget of a batch goes by the time of computing: batches that
+    shrank with the share of a core would cost more for each row, and everybody would wait longer.
     """
 
     def __init__(self, per_s: float, target_s: float) -> None:
@@ -178,13 +178,13 @@ class WorkRate:
 
     @property
     def budget(self) -> float:
-        """Return the work that the target time of computing is enough for."""
+        """Return the work that fits the target time of computing."""
         return self._work / self._busy_s * self._target_s
 
     def learn(self, work: float, seconds: float, busy_s: float) -> None:
         """Take a batch into account, which took `busy_s` of computing.
 
-        A short one shows what passes cost beside their work, unless it was fast.
+        A short batch mostly shows the fixed costs of a pass, so it counts only if it was faster than before.
         """
         is_short = busy_s < _LEAST_SHARE * self._target_s
         if busy_s <= 0 or (is_short and work / busy_s < self._work / self._busy_s):

@@ -1,7 +1,7 @@
-"""Clients of the engine's process: one for asyncio with many requests under way, one that waits. No torch.
+"""Clients of the engine's process: one for asyncio with many questions at once, one that waits for each. No torch.
 
-A lost engine is an `EngineRefused` with status 503, as is one that is full or draining; the next call connects again.
-Nobody waits forever: every call has a longest time.
+If the engine is lost, full or draining, a call raises `EngineRefused` with status 503, and the next call connects
+again. Every call has a time limit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 from inlay.errors import InlayError
 from inlay.service.engine.protocol import (
@@ -39,22 +39,23 @@ from inlay.service.engine.protocol import (
     read_reply,
 )
 
+R = TypeVar("R", bound=Reply)
 PREDICT_PATIENCE_S = 60.0
 """longest wait for answers without a deadline"""
 LOAD_PATIENCE_S = 60.0
 PROBE_PATIENCE_S = 10.0
 CONNECT_PATIENCE_S = 2.0
-_GRACE_S = 1.0  # the engine says itself that a deadline has passed
-_RETRY_S = 1.0  # until a supervisor has started a lost engine again
+_GRACE_S = 1.0  # beyond a deadline, which the engine itself reports
+_RETRY_S = 1.0  # in which the supervisor may have restarted a lost engine
 _CHUNK_BYTES = 1 << 18
 _SILENCE = {"TCP_KEEPIDLE": 2, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 8000}
-"""after 8 s a machine that says nothing is lost"""
+"""a machine that is silent for 8 s counts as lost"""
 
 
 class EngineRefused(InlayError):
-    """A request that the engine did not answer: a tenant's limit (429), a full, draining or lost engine (503).
+    """A question that the engine did not answer: a tenant's limit (429), a full, draining or lost engine (503).
 
-    `retry_after_s` says when asking again may help; None if it will not.
+    `retry_after_s` says when to try again; None if that will not help.
     """
 
     code = "engine-refused"
@@ -69,7 +70,7 @@ class EngineRefused(InlayError):
 
 @dataclass(frozen=True)
 class TcpAddress:
-    """The address of an engine on another machine, and the token that it wants to be told first."""
+    """The address of an engine on another machine, and the token that a client must send first."""
 
     host: str
     port: int
@@ -77,7 +78,7 @@ class TcpAddress:
 
 
 class Answering(Protocol):
-    """Whoever answers rows for web processes: the engine of this machine, or those of a cluster."""
+    """What answers rows for web processes: the engine of this machine, or the engines of a cluster."""
 
     async def predict(
         self, caller: Caller, rows: Sequence[WireRow], *, deadline_ms: float | None = None, request_id: str = ""
@@ -85,7 +86,7 @@ class Answering(Protocol):
         """Answer rows."""
 
     async def load(self, store_name: str, number: int) -> VersionLoaded:
-        """Bring a version to where it will be asked for."""
+        """Load a version wherever it will be asked for."""
 
     async def stats(self) -> EngineStats:
         """Return counters."""
@@ -98,7 +99,7 @@ class Answering(Protocol):
 
 
 class SyncAnswering(Protocol):
-    """Whoever answers rows for a trainer, which waits for each reply."""
+    """What answers rows for a trainer, which waits for each reply."""
 
     def predict(
         self, caller: Caller, rows: Sequence[WireRow], *, deadline_ms: float | None = None, request_id: str = ""
@@ -106,14 +107,14 @@ class SyncAnswering(Protocol):
         """Answer rows."""
 
     def load(self, store_name: str, number: int) -> VersionLoaded:
-        """Bring a version to where it will be asked for."""
+        """Load a version wherever it will be asked for."""
 
     def forget(self, store_name: str) -> int:
-        """Drop all that is held of a task."""
+        """Drop all versions of a task from memory."""
 
 
 class EngineClient:
-    """Asks an engine from an asyncio loop, over one connection that is made when it is first needed."""
+    """Asks an engine from an asyncio loop, over one connection that is made when it is needed."""
 
     def __init__(self, address: Path | str | TcpAddress) -> None:
         self._address = address
@@ -124,50 +125,38 @@ class EngineClient:
     async def predict(
         self, caller: Caller, rows: Sequence[WireRow], *, deadline_ms: float | None = None, request_id: str = ""
     ) -> Predicted:
-        """Answer rows. If the task that awaits this is cancelled, the engine hears of it and drops the rows."""
+        """Answer rows. If the awaiting task is cancelled, the engine is told to drop the rows."""
         question = Predict(next(self._ids), caller, list(rows), deadline_ms, request_id)
         patience_s = PREDICT_PATIENCE_S if deadline_ms is None else deadline_ms / 1000 + _GRACE_S
-        reply = await self._ask(question, patience_s)
-        assert isinstance(reply, Predicted)
-        return reply
+        return await self._ask(question, Predicted, patience_s)
 
     async def load(self, store_name: str, number: int) -> VersionLoaded:
-        """Bring a version into a slot, its probes answered and compared; raise what is wrong with it."""
-        reply = await self._ask(LoadVersion(next(self._ids), store_name, number), LOAD_PATIENCE_S)
-        assert isinstance(reply, VersionLoaded)
-        return reply
+        """Load a version into a slot and check its answers to its probes; raise what is wrong with it."""
+        return await self._ask(LoadVersion(next(self._ids), store_name, number), VersionLoaded, LOAD_PATIENCE_S)
 
     async def forget(self, store_name: str) -> int:
-        """Drop all that the engine holds of a task, and return how many versions that were."""
-        reply = await self._ask(ForgetTask(next(self._ids), store_name), LOAD_PATIENCE_S)
-        assert isinstance(reply, TaskForgotten)
-        return reply.num_versions
+        """Drop all versions of a task from the engine's memory, and return how many there were."""
+        return (await self._ask(ForgetTask(next(self._ids), store_name), TaskForgotten, LOAD_PATIENCE_S)).num_versions
 
     async def stats(self) -> EngineStats:
         """Return the engine's counters."""
-        reply = await self._ask(AskStats(next(self._ids)), PROBE_PATIENCE_S)
-        assert isinstance(reply, EngineStats)
-        return reply
+        return await self._ask(AskStats(next(self._ids)), EngineStats, PROBE_PATIENCE_S)
 
     async def probe(self) -> Probed:
         """Have a real row answered; raise what prevents it."""
-        reply = await self._ask(AskProbe(next(self._ids)), PROBE_PATIENCE_S)
-        assert isinstance(reply, Probed)
-        return reply
+        return await self._ask(AskProbe(next(self._ids)), Probed, PROBE_PATIENCE_S)
 
     async def close(self) -> None:
-        """Close the connection; who still waits gets a refusal."""
+        """Close the connection; callers that still wait get a refusal."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    async def _ask(self, question: Question, patience_s: float) -> Reply:
+    async def _ask(self, question: Question, kind: type[R], patience_s: float) -> R:
+        """Return the reply to a question, which is of this kind; raise a refusal."""
         frame = encode_frame(question)
         connection = await self._connect()
-        reply = await connection.ask(question, frame, patience_s)
-        if isinstance(reply, Refused):
-            raise _refusal(reply)
-        return reply
+        return _check(await connection.ask(question, frame, patience_s), kind)
 
     async def _connect(self) -> _Connection:
         async with self._connecting:
@@ -190,7 +179,7 @@ class EngineClient:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection to the engine, and who waits for which reply."""
+    """A connection to the engine, and the callers that wait for replies on it."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, asyncio.Future[Reply]] = {}
@@ -204,7 +193,7 @@ class _Connection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
@@ -232,7 +221,7 @@ class _Connection(asyncio.Protocol):
                 future.set_result(reply)
 
     async def ask(self, question: Question, frame: bytes, patience_s: float) -> Reply:
-        """Send a question and wait for its reply; tell the engine if the waiting ends before."""
+        """Send a question and wait for its reply; tell the engine if the wait ends without it."""
         try:
             async with asyncio.timeout(patience_s):
                 await self._can_write.wait()
@@ -254,7 +243,7 @@ class _Connection(asyncio.Protocol):
 
 
 class SyncEngineClient:
-    """Asks the engine one thing after another and waits for each reply; for threads and processes without a loop."""
+    """Asks the engine one question after another; for threads and processes without an event loop."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = str(path)
@@ -267,33 +256,23 @@ class SyncEngineClient:
         """Answer rows; raise EngineRefused."""
         question = Predict(next(self._ids), caller, list(rows), deadline_ms, request_id)
         patience_s = PREDICT_PATIENCE_S if deadline_ms is None else deadline_ms / 1000 + _GRACE_S
-        reply = self._ask(question, patience_s)
-        assert isinstance(reply, Predicted)
-        return reply
+        return self._ask(question, Predicted, patience_s)
 
     def load(self, store_name: str, number: int) -> VersionLoaded:
-        """Bring a version into a slot, its probes answered and compared; raise what is wrong with it."""
-        reply = self._ask(LoadVersion(next(self._ids), store_name, number), LOAD_PATIENCE_S)
-        assert isinstance(reply, VersionLoaded)
-        return reply
+        """Load a version into a slot and check its answers to its probes; raise what is wrong with it."""
+        return self._ask(LoadVersion(next(self._ids), store_name, number), VersionLoaded, LOAD_PATIENCE_S)
 
     def forget(self, store_name: str) -> int:
-        """Drop all that the engine holds of a task, and return how many versions that were."""
-        reply = self._ask(ForgetTask(next(self._ids), store_name), LOAD_PATIENCE_S)
-        assert isinstance(reply, TaskForgotten)
-        return reply.num_versions
+        """Drop all versions of a task from the engine's memory, and return how many there were."""
+        return self._ask(ForgetTask(next(self._ids), store_name), TaskForgotten, LOAD_PATIENCE_S).num_versions
 
     def stats(self) -> EngineStats:
         """Return the engine's counters."""
-        reply = self._ask(AskStats(next(self._ids)), PROBE_PATIENCE_S)
-        assert isinstance(reply, EngineStats)
-        return reply
+        return self._ask(AskStats(next(self._ids)), EngineStats, PROBE_PATIENCE_S)
 
     def probe(self) -> Probed:
         """Have a real row answered; raise what prevents it."""
-        reply = self._ask(AskProbe(next(self._ids)), PROBE_PATIENCE_S)
-        assert isinstance(reply, Probed)
-        return reply
+        return self._ask(AskProbe(next(self._ids)), Probed, PROBE_PATIENCE_S)
 
     def close(self) -> None:
         """Close the connection."""
@@ -301,7 +280,8 @@ class SyncEngineClient:
             self._socket.close()
             self._socket = None
 
-    def _ask(self, question: Question, patience_s: float) -> Reply:
+    def _ask(self, question: Question, kind: type[R], patience_s: float) -> R:
+        """Return the reply to a question, which is of this kind; raise a refusal."""
         frame = encode_frame(question)
         was_connected = self._socket is not None
         try:
@@ -311,9 +291,11 @@ class SyncEngineClient:
                 self.close()
                 if not was_connected:
                     raise
-                reply = self._exchange(question.id, frame, patience_s)  # the engine was started anew in the meantime
+                reply = self._exchange(
+                    question.id, frame, patience_s
+                )  # the engine was restarted since the last question
         except TimeoutError:
-            self.close()  # a late reply must not be taken for that of the next question
+            self.close()  # a late reply must not be taken for the reply to the next question
             raise too_slow(patience_s) from None
         except (OSError, BadFrame):
             self.close()
@@ -321,9 +303,7 @@ class SyncEngineClient:
         except BaseException:
             self.close()
             raise
-        if isinstance(reply, Refused):
-            raise _refusal(reply)
-        return reply
+        return _check(reply, kind)
 
     def _exchange(self, question_id: int, frame: bytes, patience_s: float) -> Reply:
         """Send a frame and return the reply to it."""
@@ -348,28 +328,32 @@ class SyncEngineClient:
 
 
 def notice_lost_machine(connection: socket.socket) -> None:
-    """Have the kernel end a connection whose other machine has been silent for some seconds, though nobody sends."""
+    """Have the kernel end a connection whose other machine is silent for some seconds, even while nobody sends."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _SILENCE.items():
-        if hasattr(socket, name):  # Linux; elsewhere the system's own patience counts
+        if hasattr(socket, name):  # Linux; other systems use their own timeouts
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def _refusal(reply: Refused) -> EngineRefused:
-    return EngineRefused(
-        reply.message, reply.hint, code=reply.code, status=reply.status, retry_after_s=reply.retry_after_s
-    )
+def _check(reply: Reply, kind: type[R]) -> R:
+    """Return a reply of this kind; raise a refusal."""
+    if isinstance(reply, Refused):
+        raise EngineRefused(
+            reply.message, reply.hint, code=reply.code, status=reply.status, retry_after_s=reply.retry_after_s
+        )
+    assert isinstance(reply, kind)
+    return reply
 
 
 def _lost() -> EngineRefused:
     return EngineRefused(
-        "the engine is not there", "try again in a moment", code="engine-lost", status=503, retry_after_s=_RETRY_S
+        "the engine is not running", "try again in a moment", code="engine-lost", status=503, retry_after_s=_RETRY_S
     )
 
 
 def too_slow(patience_s: float) -> EngineRefused:
-    """Return the refusal of who did not answer in time."""
+    """Return the refusal for an engine that did not answer in time."""
     return EngineRefused(
         f"the engine did not answer within {patience_s:.0f} s",
         "try again in a moment, with fewer rows",

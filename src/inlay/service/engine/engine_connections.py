@@ -1,7 +1,7 @@
-"""The engine's side of its Unix socket: frames become questions, replies become frames.
+"""The engine's side of its socket: frames are decoded into questions, replies are encoded into frames.
 
-What always holds: bytes that are no message cost only their sender. A frame that cannot be read is refused by itself, a
-frame that is too long ends its connection, as does a client that does not read its replies.
+What always holds: bad bytes cost only their sender. A frame that cannot be decoded is refused alone; a frame that is
+too long, or a client that does not read its replies, ends the connection.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from inlay.service.engine.protocol import (
 from inlay.service.logs import log_event, log_failure
 
 _MOST_UNREAD_BYTES = 2 * MOST_FRAME_BYTES
-"""replies that a client may leave unread"""
+"""bytes of replies that a client may leave unread"""
 _PRIVATE = 0o600
 _GREETING_S = 5.0
-"""time that a client on another machine may take to say the token"""
+"""time in which a client on another machine must send the token"""
 
 
 class EngineConnection(asyncio.Protocol):
     """A client's connection. `ask` is called with each question; `gone` when the connection has ended.
 
-    With a token, nothing is read before the client has said it.
+    With a token, nothing is decoded before the client has sent it.
     """
 
     def __init__(
@@ -54,18 +54,18 @@ class EngineConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the connection's other end."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        """Keep the transport; with a token, start the timer for it."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from it
         if self._token:
-            asyncio.get_running_loop().call_later(_GREETING_S, self._end_stranger)
+            asyncio.get_running_loop().call_later(_GREETING_S, self._end_without_token)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Tell that nobody waits for replies here any more."""
+        """Report that the client has gone."""
         self._transport = None
         self._gone(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent, and ask the questions that are whole."""
+        """Take bytes, and ask the questions that are complete."""
         if self._token:
             data = self._greet(data)
         try:
@@ -83,29 +83,29 @@ class EngineConnection(asyncio.Protocol):
                 continue
             try:
                 self._ask(question, self)
-            except Exception:  # the border: a question that breaks us costs itself
+            except Exception:  # the border: an unexpected error costs only its question
                 log_failure("a question was not answered")
                 self.reply(Refused(question.id, "unanswered", "no answer", "ask it again", 500))
 
     def _greet(self, data: bytes) -> bytes:
-        """Take the token, and return what came behind it; end the connection if it is another."""
+        """Take bytes until the token is complete, and return those after it; end the connection if it is wrong."""
         self._greeting += data
         said, rest = self._greeting[: len(self._token)], self._greeting[len(self._token) :]
         if len(said) < len(self._token):
-            return b""  # who were refused here would know how many of the first letters are right
+            return b""  # an early refusal would tell how many letters are right
         if not hmac.compare_digest(said, self._token):
-            self._end_stranger()
+            self._end_without_token()
             return b""
         self._token = self._greeting = b""
         return rest
 
-    def _end_stranger(self) -> None:
+    def _end_without_token(self) -> None:
         if self._token and self._transport is not None:
             log_event("a connection ended: its client does not know the token", level=30)
             self._transport.abort()
 
     def reply(self, message: Reply) -> None:
-        """Send a reply, if anybody is there to read it."""
+        """Send a reply, unless the client has gone."""
         if self._transport is None or self._transport.is_closing():
             return
         try:
@@ -119,13 +119,13 @@ class EngineConnection(asyncio.Protocol):
             self._transport.abort()
 
     def close(self) -> None:
-        """End the connection, once what was sent is on its way."""
+        """End the connection after the replies are sent."""
         if self._transport is not None:
             self._transport.close()
 
 
 def bind_socket(path: Path) -> socket.socket:
-    """Bind a listening Unix socket that only this account may use, in the place of one that was left behind."""
+    """Bind a Unix socket that only this account may use; one that was left at the path is replaced."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o777 & ~_PRIVATE)
@@ -138,7 +138,7 @@ def bind_socket(path: Path) -> socket.socket:
 
 
 def bind_port(host: str) -> socket.socket:
-    """Bind a listening socket at a free port of this machine's address."""
+    """Bind a socket at a free port of this machine's address."""
     listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setblocking(False)
     return listener

@@ -3,8 +3,8 @@
     socket ─► intake (tokenise, in threads) ─► fair queue ─► next batch ─► compute thread ─► replies
                                                    └─ parked ─► loader threads ─┘
 
-The loop owns the queue and all that is known of requests; threads hand their results back to it. What always holds: a
-request is answered once, whatever happens to its rows; a batch that fails in a way nobody foresaw costs its own rows.
+The loop owns the queue and the requests; threads hand their results back to it. What always holds: a request gets one
+reply, whatever happens to its rows; a batch that fails unexpectedly costs only its own rows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from inlay.errors import InlayError
@@ -38,7 +39,7 @@ from inlay.service.engine.protocol import (
     TaskForgotten,
     VersionLoaded,
 )
-from inlay.service.engine.tickets import RowFailed, Ticket
+from inlay.service.engine.tickets import DeadlinePassed, Ticket
 from inlay.service.engine.version_loader import VersionLoader
 from inlay.service.logs import log_failure
 from inlay.serving import Answer, Engine, Request, as_error, check_through_engine
@@ -50,14 +51,14 @@ _PROBE_TEXT = "is anybody there ?"
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """How long a batch should take, and how long the queue may be."""
+    """The time that a batch should take, and the time that the whole queue may take."""
 
     target_batch_ms: float
     most_queue_s: float = 20.0
 
 
 class EngineProcess:
-    """Answers questions of clients on a socket. Made and used in the event loop's thread."""
+    """Answers the questions of clients on a socket. It is made and used in the event loop's thread."""
 
     def __init__(self, engine: Engine, limits: EngineLimits) -> None:
         self._engine = engine
@@ -67,7 +68,7 @@ class EngineProcess:
         self._queue = FairQueue()
         self._admission = Admission(self._queue, self._rate, limits.most_queue_s)
         hot = engine.hot_versions
-        self._loader = VersionLoader(hot, self._arrived, self._cannot_load)
+        self._loader = VersionLoader(hot, lambda digest: self._former.arrived(digest), self._cannot_load)
         self._former = BatchFormer(self._queue, hot, lambda: self._rate.budget, self._loader.want)
         self._intake = Intake(engine)
         self._side_work = ThreadPoolExecutor(2, thread_name_prefix="side")  # proofs and probes
@@ -94,12 +95,12 @@ class EngineProcess:
         return int(listener.getsockname()[1])
 
     async def drain(self) -> None:
-        """Take nothing new, and return when all that was taken is answered."""
+        """Accept no more requests, and return when the accepted ones are answered."""
         self._is_draining = True
         await self._is_idle.wait()
 
     async def close(self) -> None:
-        """End everything; what is not answered yet is refused."""
+        """End all threads and connections; requests without an answer are refused."""
         self._is_draining = True
         if self._server is not None:
             self._server.close()
@@ -114,7 +115,7 @@ class EngineProcess:
         if self._compute.is_alive():
             await asyncio.to_thread(self._compute.join)
 
-    # What clients ask.
+    # Questions of clients.
 
     def _ask(self, question: Question, connection: EngineConnection) -> None:
         match question:
@@ -127,24 +128,25 @@ class EngineProcess:
             case LoadVersion():
                 self._aside(lambda: self._load(question), question.id, connection)
             case ForgetTask():
-                self._aside(lambda: self._forget(question), question.id, connection)
+                name = question.store_name
+                self._aside(lambda: TaskForgotten(question.id, self._engine.forget(name)), question.id, connection)
             case AskProbe():
                 self._aside(lambda: self._probe(question), question.id, connection)
             case AskStats():
                 connection.reply(self._describe(question.id))
 
     def _gone(self, connection: EngineConnection) -> None:
-        """Drop all that a client asked for."""
+        """Drop all requests of a client that has gone."""
         for ticket in list(self._tickets.get(connection, {}).values()):
             self._end(ticket, None)
         self._tickets.pop(connection, None)
 
     def _predict(self, question: Predict, connection: EngineConnection) -> None:
-        """Take a request, or refuse it before any work is spent on it."""
+        """Accept a request, or refuse it before any work is spent on it."""
         ticket = Ticket(question, connection)
         tickets = self._tickets.setdefault(connection, {})
         if question.id in tickets:
-            connection.reply(Refused(question.id, "bad-frame", "an id that is in use", None, 400))
+            connection.reply(Refused(question.id, "bad-frame", "the id is in use", None, 400))
             return
         refused = self._admission.refuse_early(question, is_draining=self._is_draining)
         if refused is not None:
@@ -164,7 +166,7 @@ class EngineProcess:
         self._intake.submit(ticket.arrival)
 
     def _queue_rows(self, ticket: Ticket, taken: list[Taken]) -> None:
-        """Put the rows of a request into the queue, if its tenant may have so many tokens."""
+        """Queue the tokenised rows of a request, or refuse it for the number of its tokens."""
         refused = self._admission.admit(ticket, taken)
         if refused is not None:
             self._end(ticket, refused)
@@ -178,8 +180,8 @@ class EngineProcess:
         self._former.fill()
 
     def _expire(self, ticket: Ticket) -> None:
-        """Give up the rows of a request that are not being computed yet, as its deadline has passed."""
-        late = RowFailed("the deadline passed before the row was answered", "deadline", 504)
+        """Drop the rows of a request that are not being computed yet: its deadline has passed."""
+        late = DeadlinePassed()
         if ticket.arrival is not None and not ticket.rows:
             ticket.arrival.is_cancelled = True
             for index in range(len(ticket.answers)):
@@ -190,12 +192,12 @@ class EngineProcess:
         self._former.fill()
 
     def _settle(self, ticket: Ticket, index: int, found: Answer | InlayError) -> None:
-        """Note the answer of a row; when it was the last one, reply."""
+        """Store the answer or error of a row; reply if it was the last one."""
         if ticket.settle(index, found):
             self._end(ticket, ticket.reply())
 
     def _end(self, ticket: Ticket, reply: Reply | None) -> None:
-        """End a request with a reply, or without one if nobody waits; its rows are not computed any more."""
+        """End a request, with a reply unless nobody waits for it. Its rows in the queue are dropped."""
         if self._tickets.get(ticket.connection, {}).pop(ticket.id, None) is None:
             return
         ticket.is_open = False
@@ -208,22 +210,15 @@ class EngineProcess:
         self._admission.leave(ticket, is_refused=isinstance(reply, Refused))
         if reply is not None:
             ticket.connection.reply(reply)
-        self._look_whether_idle()
-
-    def _tickets_open(self) -> int:
-        """Return how many requests are under way."""
-        return sum(map(len, self._tickets.values()))
-
-    def _look_whether_idle(self) -> None:
         if not self._tickets_open():
             self._is_idle.set()
 
-    # Versions that arrive.
-
-    def _arrived(self, digest: str) -> None:
-        self._former.arrived(digest)
+    def _tickets_open(self) -> int:
+        """Return the number of requests that are being answered."""
+        return sum(map(len, self._tickets.values()))
 
     def _cannot_load(self, digest: str, error: InlayError) -> None:
+        """Give the rows that wait for a version its error."""
         for row in self._former.failed(digest):
             ticket, index = row.ticket
             self._settle(ticket, index, error)
@@ -231,44 +226,48 @@ class EngineProcess:
     # Batches.
 
     def _compute_batches(self) -> None:
-        """Compute one batch after another; this is the compute thread."""
+        """Compute one batch after another. This is the compute thread."""
+        is_on_device = self._engine.backbone.device.type != "cpu"
         while (batch := self._former.take()) is not None:
             self._call(self._former.fill)
             batch.rows = [row for row in batch.rows if row.ticket[0].begin(row)]
-            took = _Stopwatch(is_on_device=self._engine.backbone.device.type != "cpu")
-            answers: list[Answer] = []
-            failure: InlayError | None = None
+            began, busy_from = time.perf_counter(), time.thread_time()
+            found: list[Answer] | InlayError = []
             try:
                 if batch.rows:
-                    answers = self._engine.answer([row.item for row in batch.rows], batch.states)
+                    found = self._engine.answer([row.item for row in batch.rows], batch.states)
             except Exception as error:  # `answer` isolates what fails; this is its own fault
                 log_failure("a batch failed")
-                failure = as_error(error)
+                found = as_error(error)
             self._former.release(batch)
-            took.stop()
-            self._call(lambda b=batch, a=answers, f=failure, t=took: self._take_answers(b, f or a, t))  # type: ignore[misc]
+            seconds = time.perf_counter() - began
+            # Beside a device this thread only waits: the device computes all the time.
+            busy_s = seconds if is_on_device else time.thread_time() - busy_from
+            self._call(partial(self._take_answers, batch, found, seconds, busy_s))
 
     def _call(self, callback: Callable[[], None]) -> None:
-        """Have the event loop call something, if there still is one."""
+        """Have the event loop call a function, unless the loop has ended."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback)
 
-    def _take_answers(self, batch: PreparedBatch, found: list[Answer] | InlayError, took: _Stopwatch) -> None:
+    def _take_answers(
+        self, batch: PreparedBatch, found: list[Answer] | InlayError, seconds: float, busy_s: float
+    ) -> None:
         """Hand the answers of a batch to their requests."""
         if isinstance(found, list) and found:
-            self._rate.learn(batch.work, took.seconds, took.busy_s)
+            self._rate.learn(batch.work, seconds, busy_s)
             self._num_batches += 1
             self._admission.count(batch.rows)
         for place, row in enumerate(batch.rows):
             ticket, index = row.ticket
-            ticket.compute_s += took.seconds / len(batch.rows)
+            ticket.compute_s += seconds / len(batch.rows)
             self._settle(ticket, index, found if isinstance(found, InlayError) else found[place])
         self._former.fill()
 
-    # Other work, in threads of its own.
+    # Other work, in threads.
 
     def _aside(self, work: Callable[[], Reply], question_id: int, connection: EngineConnection) -> None:
-        """Do something that takes a while beside everything else, and reply."""
+        """Do slow work in a thread of its own, and reply."""
 
         def reply(done: asyncio.Future[Reply]) -> None:
             if done.cancelled():
@@ -293,12 +292,8 @@ class EngineProcess:
         num_probes = check_through_engine(found.version, self._engine)
         return VersionLoaded(question.id, time.monotonic() - began, num_probes)
 
-    def _forget(self, question: ForgetTask) -> TaskForgotten:
-        name = question.store_name
-        return TaskForgotten(question.id, self._engine.forget(name))
-
     def _probe(self, question: AskProbe) -> Probed:
-        """Answer a row of the version that was used last; without one, go through the backbone alone."""
+        """Answer a probe row of the version that was used last; without any version, run the backbone alone."""
         began = time.monotonic()
         for hot in reversed(self._engine.hot_versions.values()):
             if not hot.manifest.probes:
@@ -334,28 +329,14 @@ class EngineProcess:
         )
 
 
-class _Stopwatch:
-    """The time that a batch takes, by the clock and of computing; beside a device the thread itself only waits."""
-
-    def __init__(self, *, is_on_device: bool) -> None:
-        self._is_on_device = is_on_device
-        self._began, self._busy_from = time.perf_counter(), time.thread_time()
-        self.seconds = self.busy_s = 0.0
-
-    def stop(self) -> None:
-        """Note the times, in the thread that began."""
-        self.seconds = time.perf_counter() - self._began
-        self.busy_s = self.seconds if self._is_on_device else time.thread_time() - self._busy_from
-
-
 def _measure(engine: Engine) -> float:
-    """Return the tokens that the backbone alone reads in a second, after a pass that loads what is needed."""
+    """Return the tokens that the backbone alone reads in a second, after one pass to warm up."""
     engine.run_backbone(_WARM_TOKENS)
     return _WARM_TOKENS / min(engine.run_backbone(_WARM_TOKENS) for _ in range(3))
 
 
 def _count_memory() -> int:
-    """Return the bytes of memory this process has resident; 0 where the system does not say."""
+    """Return the resident memory of this process in bytes; 0 if the system does not tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except (OSError, IndexError, ValueError):

@@ -1,6 +1,6 @@
 """The start and the end of the engine's process: backbone, threads, socket; SIGTERM drains.
 
-On a machine of a cluster it listens at a port, for who knows the cluster's token; else on a Unix socket.
+On a machine of a cluster it listens at a port, for clients that know the cluster's token; else on a Unix socket.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,33 +23,28 @@ VARIABLE = "INLAY_ENGINE_PORT"
 
 @dataclass(frozen=True)
 class PortPlace:
-    """The address at which an engine listens for other machines, and the token that they must know."""
+    """The address at which an engine listens for other machines, and the token that they must send."""
 
     host: str
     token: str
 
 
 def serve(child: Child) -> None:
-    """Answer until SIGTERM, and then all that was taken."""
-    settings = child.settings
-    child.progress(f"loading the backbone {settings.backbone}")
-    engine = _load_engine(child)
-    asyncio.run(_answer(child, engine))
-
-
-def _load_engine(child: Child) -> Engine:
+    """Answer until SIGTERM, then finish the requests that were accepted."""
     from inlay.model import load_backbone
     from inlay.serving import Engine
     from inlay.store import Store
     from inlay.threads import set_threads
 
     settings = child.settings
+    child.progress(f"loading the backbone {settings.backbone}")
     device = None if settings.device == "auto" else settings.device
     store = Store(settings.place)
     backbone = load_backbone(settings.backbone, device=device)
     if backbone.device.type == "cpu":
         set_threads(settings.threads_of("engine"))
-    return Engine(backbone, store, num_slots=settings.num_slots, precision=settings.precision)
+    engine = Engine(backbone, store, num_slots=settings.num_slots, precision=settings.precision)
+    asyncio.run(_answer(child, engine))
 
 
 async def _answer(child: Child, engine: Engine) -> None:
@@ -60,12 +54,18 @@ async def _answer(child: Child, engine: Engine) -> None:
     process = EngineProcess(engine, EngineLimits(settings.target_batch_ms or TARGET_BATCH_MS[device.type]))
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    child.on_stop(lambda: _wake(loop, stopping))
+
+    def stop() -> None:  # called by a signal handler
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stopping.set)
+
+    child.on_stop(stop)
     facts: dict[str, Any] = {"backbone": engine.backbone.name, "device": str(device), "slots": engine.num_slots}
-    place = read_port_place()
-    if place is None:
+    text = os.environ.get(VARIABLE)
+    if text is None:
         await process.listen(settings.engine_socket)
     else:
+        place = PortPlace(**json.loads(text))
         port = await process.listen_on_port(place.host, place.token)
         facts |= {"host": place.host, "port": port, "fingerprint": engine.backbone.fingerprint}
     child.ready(facts)
@@ -73,17 +73,5 @@ async def _answer(child: Child, engine: Engine) -> None:
     log_event("draining")
     await process.drain()
     await process.close()
-    if place is None:
+    if text is None:
         settings.engine_socket.unlink(missing_ok=True)
-
-
-def read_port_place(variables: Mapping[str, str] = os.environ) -> PortPlace | None:
-    """Return where an engine listens for other machines; None if only for its own."""
-    text = variables.get(VARIABLE)
-    return None if text is None else PortPlace(**json.loads(text))
-
-
-def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    """Set an event of a loop from a signal's handler."""
-    if not loop.is_closed():
-        loop.call_soon_threadsafe(event.set)

@@ -1,12 +1,11 @@
-"""The queue of rows that wait to be answered: fair by work done, and never longer than it may take to serve. No torch.
+"""The queue of rows that wait to be answered, fair to tenants by the work done for them. No torch.
 
-Each tenant has a counter of the work served to it, divided by its weight; whoever has the least is next (Sheng et al.
-2024, S-LoRA's fairness in serving, counts so). A tenant that comes back from idleness is lifted to the least of those
-who wait: it has no claim to what it did not use. Two bands share in the same way, nineteen to one: bulk work gets what
-is left by interactive work, and at least 5%.
+Each tenant has a counter of the work done for it, divided by its weight; the tenant with the least is next (the virtual
+token counter of Sheng et al. 2024, "Fairness in Serving Large Language Models"). The counter of a tenant that was idle
+is raised to the least of those that wait: unused time is lost. Two bands share in the same way, nineteen to one: bulk
+work gets what interactive work leaves, and at least 5%.
 
-What always holds: a row that was added is taken, dropped or parked once; counts are those of rows that wait or are
-parked.
+What always holds: a row that was added is taken, dropped or parked once; rows that wait or are parked are counted.
 """
 
 from __future__ import annotations
@@ -23,50 +22,50 @@ from inlay.service.engine.protocol import Band, Caller
 
 BAND_WEIGHTS: dict[Band, float] = {"interactive": 0.95, "bulk": 0.05}
 _LEAST_WEIGHT = 1e-3
-_MOST_IDLE = 4096  # tenants without rows whose counters are remembered
+_MOST_IDLE = 4096  # tenants whose counters are kept while they have no rows
 
 
 @dataclass(eq=False)
 class WaitingRow:
-    """A row in the queue. `num_tokens` is its work if it is computed alone; `item` is whatever will be computed."""
+    """A row in the queue. `num_tokens` is its work if it is computed alone; `item` is what will be computed."""
 
     caller: Caller
     num_tokens: int
     item: Any = None
     ticket: Any = None
-    """the request it is part of"""
+    """its request, and its index in it"""
     is_waiting: bool = False
 
 
 @dataclass(eq=False)
 class _Share:
-    """One of those who share: a tenant in its band, or a band."""
+    """One of those that share: a tenant in its band, or a band."""
 
     weight: float
     served: float = 0.0
-    """work, divided by the weight"""
+    """work done for it, divided by the weight"""
     rows: deque[WaitingRow] = field(default_factory=deque)
     entry: int = -1
-    """number of its valid entry in the order; -1 while it is not in it"""
+    """number of its valid entry in the order; -1 while it has none"""
 
 
 class _Order:
-    """The order of all who have something waiting: the least served first."""
+    """The order of the shares that have rows waiting: the least served first."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[float, int, _Share]] = []
         self._numbers = itertools.count()
         self._least = 0.0
-        """what the one who was last taken had been served until then"""
+        """what the last charged share had been served until then"""
 
     def enter(self, share: _Share) -> None:
-        """Let one in who was idle, lifted to the least of those who are there."""
+        """Add a share that was idle, with its counter raised to the least of those in the order."""
         first = self.find_first()
         share.served = max(share.served, self._least if first is None else first.served)
         self._put(share)
 
     def find_first(self) -> _Share | None:
-        """Return who is next."""
+        """Return the share that is next; None if there is none."""
         while self._entries:
             _, number, share = self._entries[0]
             if number == share.entry:
@@ -75,13 +74,13 @@ class _Order:
         return None
 
     def charge(self, share: _Share, work: float) -> None:
-        """Add work to the counter of one who is in the order."""
+        """Add work to the counter of a share in the order."""
         self._least = max(self._least, share.served)
         share.served += work / share.weight
         self._put(share)
 
     def leave(self, share: _Share) -> None:
-        """Let one go who has nothing more."""
+        """Remove a share that has no more rows."""
         share.entry = -1
 
     def _put(self, share: _Share) -> None:
@@ -132,9 +131,9 @@ class FairQueue:
     def take(
         self, price: Callable[[WaitingRow], float | None], fits: Callable[[WaitingRow], bool] = lambda row: True
     ) -> WaitingRow | None:
-        """Take the row that is next, or nothing if it does not fit: none overtakes it.
+        """Take the next row; None if there is none or it does not fit: no other row overtakes it.
 
-        `price` says what a row costs, or None: then it is parked, and the next one asked.
+        `price` returns the work of a row, or None if the row was parked: then the next one is tried.
         """
         while (share := self._order.find_first()) is not None:
             band = next(band for band in self._bands.values() if band.share is share)
@@ -160,7 +159,7 @@ class FairQueue:
         return None
 
     def drop(self, row: WaitingRow) -> bool:
-        """Take out a row that nobody waits for; return whether it was still waiting."""
+        """Drop a row that nobody waits for; return whether it was still in the queue."""
         if not row.is_waiting:
             return False
         row.is_waiting = False
@@ -168,7 +167,7 @@ class FairQueue:
         return True
 
     def find(self, tenant: str) -> TenantQueue:
-        """Return what a tenant has waiting."""
+        """Return the counts of a tenant's rows in the queue."""
         return self.tenants.get(tenant, TenantQueue())
 
     def _pop(self, tenant: _Share) -> WaitingRow | None:
@@ -182,10 +181,10 @@ class FairQueue:
         band, caller = self._bands[row.caller.band], row.caller
         share = band.tenants.get(caller.tenant)
         if share is None:
-            if len(band.tenants) >= _MOST_IDLE:  # one who is forgotten begins where the least served is
+            if len(band.tenants) >= _MOST_IDLE:  # a forgotten tenant starts again with the least served
                 band.tenants = {name: known for name, known in band.tenants.items() if known.rows}
             share = band.tenants[caller.tenant] = _Share(caller.weight)
-        share.weight = caller.weight if caller.weight > _LEAST_WEIGHT else _LEAST_WEIGHT  # also where it is no number
+        share.weight = caller.weight if caller.weight > _LEAST_WEIGHT else _LEAST_WEIGHT  # also if it is NaN
         return share
 
     def _let_in(self, row: WaitingRow) -> None:
@@ -213,7 +212,7 @@ class _Bucket:
 
 
 class TokenBuckets:
-    """The tokens that each tenant may still use in this minute: a full minute's at first, refilled all the time."""
+    """Token buckets: what each tenant may use now. A bucket holds a minute's tokens, and is refilled all the time."""
 
     def __init__(self) -> None:
         self._buckets: dict[str, _Bucket] = {}
@@ -221,7 +220,7 @@ class TokenBuckets:
     def find_wait_s(self, caller: Caller, num_tokens: float, now: float) -> float:
         """Return how long a tenant must wait before it may use so many tokens; 0 if it may now.
 
-        A request of more than a minute's tokens may be made with a full bucket, and is paid for afterwards.
+        A request of more than a minute's tokens needs only a full bucket; the debt is paid afterwards.
         """
         if caller.tokens_per_minute is None:
             return 0.0
@@ -240,13 +239,9 @@ class TokenBuckets:
         most = caller.tokens_per_minute
         bucket = self._buckets.get(caller.tenant)
         if bucket is None:
-            self._forget_idle(now)
+            if len(self._buckets) >= _MOST_IDLE:  # forget those unused for a minute: they are full again, or nearly
+                self._buckets = {name: known for name, known in self._buckets.items() if now - known.at < 60}
             bucket = self._buckets[caller.tenant] = _Bucket(most, now)
         bucket.level = min(most, bucket.level + (now - bucket.at) * most / 60)
         bucket.at = now
         return bucket
-
-    def _forget_idle(self, now: float) -> None:
-        """Forget buckets that nobody has touched for a while, once there are many: they are full again, or nearly."""
-        if len(self._buckets) >= _MOST_IDLE:
-            self._buckets = {name: bucket for name, bucket in self._buckets.items() if now - bucket.at < 60}

@@ -1,10 +1,10 @@
 """Placement: which of several engines is asked for a task.
 
-While all versions that are asked for fit the slots of one engine, any engine will do: of two taken at random the less
-busy one (Mitzenmacher 2001). Beyond that each task has engines of its own, by rendezvous hashing (Thaler and
-Ravishankar 1998): every process that asks finds the same ones without a word to the others, and an engine that comes or
-goes moves only its own share of tasks. The more a task is asked for, the more engines it has; and while those have far
-more to do than others, the next in its order helps out (bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018).
+While all requested versions fit the slots of one engine, any engine may answer: the less busy of two taken at random
+(Mitzenmacher 2001). Beyond that each task has engines of its own, by rendezvous hashing (Thaler and Ravishankar 1998):
+all clients choose the same engines without talking to each other, and an engine that comes or goes moves only its own
+share of the tasks. A task with more requests has more engines. While these have far more to do than the others, the
+next engine in the task's order helps (bounded loads, Mirrokni, Thorup and Zadimoghaddam 2018).
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from hashlib import blake2b
 from inlay.service.engine.roster import Replica, Roster
 
 _FADE_S = 10.0
-"""after this time what was asked counts half"""
+"""half-life of the counts of rows"""
 _MOST_TASKS = 10_000
 _ROOM = 2.0
-"""how many times its share of all engines a task may use"""
+"""a task may use this many times its share of all engines"""
 _MOST_BUSY, _FREE_ROWS = 2.0, 32
-"""a task leaves its own engines when they have this many times the rows under way of a mean engine, and more than so
-many"""
+"""a task asks other engines while its own have this many times the rows of an average one, and more rows than that"""
 LEAST_LOADED = 2
-"""engines that a new version is loaded into before it goes live, where tasks have their own"""
+"""engines that load a new version before it goes live, if tasks have engines of their own"""
 
 
 class TaskShares:
-    """The share of all rows that each task had lately."""
+    """The share of recent rows that each task has."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -65,28 +64,28 @@ def count_engines(share: float, num_replicas: int) -> int:
 
 @lru_cache(maxsize=65536)
 def rank(task: str, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the engines in a task's own order, by their places in `names`."""
+    """Return a task's order of the engines, as indices into `names`."""
     scores = [blake2b(f"{name}\0{task}".encode(), digest_size=8).digest() for name in names]
     return tuple(sorted(range(len(names)), key=lambda place: scores[place], reverse=True))
 
 
 def order_for(task: str, roster: Roster) -> list[Replica]:
-    """Return all engines, a task's own first."""
+    """Return all engines in a task's order: its own come first."""
     names = tuple(replica.name for replica in roster.replicas)
     return [roster.replicas[place] for place in rank(task, names)]
 
 
 def find_holders(task: str, roster: Roster) -> Sequence[Replica]:
-    """Return the engines that should have a task's version before it goes live."""
+    """Return the engines that must load a task's version before it goes live."""
     return order_for(task, roster)[:LEAST_LOADED] if roster.is_crowded else roster.replicas
 
 
 def choose(
     task: str, roster: Roster, share: float, busy: Counter[str], chance: random.Random | None = None
 ) -> list[Replica]:
-    """Return the engines to ask for a task's rows, in order: one, and the others in case that it is lost.
+    """Return the engines to ask for a task's rows: the first, and the others in case it is lost.
 
-    `busy` has the rows that are under way, by engine.
+    `busy` has the number of rows that each engine is answering.
     """
     chance = chance or _CHANCE
     if roster.is_crowded:

@@ -1,7 +1,7 @@
 """The messages between the engine's process and its clients, and the frames they travel in. No torch.
 
-A frame is four bytes of length, the highest first, and that many bytes of msgpack. Many requests are under way on one
-connection; an answer has the id of its request. A request is answered once: by its own kind of answer or by `Refused`.
+A frame is a length in four bytes, big-endian, and that many bytes of msgpack. A connection carries many questions at
+once; a reply has the id of its question. A question gets one reply: of its own type, or `Refused`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import msgspec
 from inlay.errors import BadData, InlayError
 
 MOST_FRAME_BYTES = 64 << 20
-"""bytes of one frame at most; a longer one ends its connection"""
+"""most bytes of a frame; a longer one ends its connection"""
 _LENGTH_BYTES = 4
 
 Band = Literal["interactive", "bulk"]
 
 
 class WireRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A text (or pair of texts) for one version of a task. `task` is how the answer names it, such as `mail`."""
+    """A text (or pair of texts) for one version of a task. `task` is its name in the answer, such as `mail`."""
 
     task: str
     store_name: str
@@ -31,7 +31,7 @@ class WireRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Caller(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The tenant that asks, its share of the engine, and what it may use up."""
+    """The tenant that asks, with its share of the engine and its limit."""
 
     tenant: str
     weight: float = 1.0
@@ -42,7 +42,7 @@ class Caller(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class WireAnswer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
     """A task's answer, and the version in the store that gave it.
 
-    `answer` is what `inlay.serving.describe_answer` says: `task`, `version` (as `mail@3`), `label`, `probability` ….
+    `answer` is made by `inlay.serving.describe_answer`: `task`, `version` (as `mail@3`), `label`, `probability` ….
     """
 
     store_name: str
@@ -51,7 +51,7 @@ class WireAnswer(msgspec.Struct, frozen=True, array_like=True, tag="answer"):
 
 
 class WireError(msgspec.Struct, frozen=True, array_like=True, tag="error", gc=False):
-    """An error that took the place of a row's answer."""
+    """An error in the place of a row's answer."""
 
     code: str
     message: str
@@ -60,7 +60,7 @@ class WireError(msgspec.Struct, frozen=True, array_like=True, tag="error", gc=Fa
 
 
 class Predict(msgspec.Struct, frozen=True, array_like=True, tag="predict"):
-    """A request to answer rows. `deadline_ms` is the time that is left; `request_id` is for logs."""
+    """A question to answer rows. `deadline_ms` is the time that is left; `request_id` is for logs."""
 
     id: int
     caller: Caller
@@ -80,7 +80,7 @@ class Predicted(msgspec.Struct, frozen=True, array_like=True, tag="predicted"):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused", gc=False):
-    """A request that is not answered as a whole. `retry_after_s` says when asking again may help."""
+    """The refusal of a question. `retry_after_s` says when to try again."""
 
     id: int
     code: str
@@ -91,13 +91,13 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag="refused", gc=Fa
 
 
 class Cancel(msgspec.Struct, frozen=True, array_like=True, tag="cancel", gc=False):
-    """A client's word that nobody waits for a request any more. It has no answer."""
+    """A message that nobody waits for a question any more. It has no reply."""
 
     id: int
 
 
 class LoadVersion(msgspec.Struct, frozen=True, array_like=True, tag="load", gc=False):
-    """A request to bring a version into a slot and to compare its answers to its probes with the published ones."""
+    """A question to load a version into a slot and check its answers to its probes."""
 
     id: int
     store_name: str
@@ -105,7 +105,7 @@ class LoadVersion(msgspec.Struct, frozen=True, array_like=True, tag="load", gc=F
 
 
 class VersionLoaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded", gc=False):
-    """A version that is in a slot and stands. `num_probes` is the number of probes it answered."""
+    """The reply that a version is in a slot and answered its probes as published."""
 
     id: int
     seconds: float
@@ -113,7 +113,7 @@ class VersionLoaded(msgspec.Struct, frozen=True, array_like=True, tag="loaded", 
 
 
 class ForgetTask(msgspec.Struct, frozen=True, array_like=True, tag="forget", gc=False):
-    """A request to drop everything that is held of a task's versions; used when it is erased."""
+    """A question to drop all versions of a task from memory; used when the task is erased."""
 
     id: int
     store_name: str
@@ -127,13 +127,13 @@ class TaskForgotten(msgspec.Struct, frozen=True, array_like=True, tag="forgotten
 
 
 class AskStats(msgspec.Struct, frozen=True, array_like=True, tag="ask-stats", gc=False):
-    """A request for the engine's counters."""
+    """A question for the engine's counters."""
 
     id: int
 
 
 class TenantLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tenant's counters since the engine started, and what it has in the queue."""
+    """A tenant's counters since the engine started, and its rows in the queue now."""
 
     num_rows: int
     num_tokens: int
@@ -143,14 +143,14 @@ class TenantLoad(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
-    """The engine's counters. `queue_s` is the time that it would take to answer all that is in the queue."""
+    """The engine's counters. `queue_s` is the time that it would take to answer all rows in the queue."""
 
     id: int
     queue_rows: int
     queue_tokens: int
     queue_s: float
     resident: list[str]
-    """references of the versions in slots, as in the store, the least recently used first"""
+    """references of the versions in slots, with the store's names, the least recently used first"""
     num_slots: int
     tokens_per_s: float
     num_batches: int
@@ -165,13 +165,13 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, tag="stats"):
 
 
 class AskProbe(msgspec.Struct, frozen=True, array_like=True, tag="ask-probe", gc=False):
-    """A request to answer a real row now; tells readiness."""
+    """A question to answer a real row now, which shows that the engine is ready."""
 
     id: int
 
 
 class Probed(msgspec.Struct, frozen=True, array_like=True, tag="probed", gc=False):
-    """A row was answered. `reference` names the version that answered; empty if no version is in a slot."""
+    """The reply that a row was answered by the version `reference`; it is empty if no version is in a slot."""
 
     id: int
     seconds: float
@@ -187,7 +187,7 @@ _replies = msgspec.msgpack.Decoder(Reply)
 
 
 def encode_frame(message: Question | Reply) -> bytes:
-    """Return a message as a frame; raise BadData if it is too long or has a text that no bytes can spell."""
+    """Return a message as a frame; raise BadData if it is too long or a text cannot be encoded as UTF-8."""
     try:
         body = _encoder.encode(message)
     except UnicodeEncodeError:
@@ -199,29 +199,29 @@ def encode_frame(message: Question | Reply) -> bytes:
 
 
 def read_question(body: bytes) -> Question:
-    """Return what a client asks; raise BadFrame if it is none of the questions."""
+    """Decode a question; raise BadFrame if it is not one."""
     try:
         return _questions.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"a frame of {len(body):,} bytes is no question: {error}") from None
+        raise BadFrame(f"a frame of {len(body):,} bytes is not a question: {error}") from None
 
 
 def read_reply(body: bytes) -> Reply:
-    """Return what the engine replies; raise BadFrame if it is none of the replies."""
+    """Decode a reply; raise BadFrame if it is not one."""
     try:
         return _replies.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadFrame(f"a frame of {len(body):,} bytes is no reply: {error}") from None
+        raise BadFrame(f"a frame of {len(body):,} bytes is not a reply: {error}") from None
 
 
 class BadFrame(InlayError):
-    """Bytes on the engine's socket that are not a message."""
+    """Bytes on the engine's socket that are not a valid message."""
 
     code = "bad-frame"
 
 
 class FrameSplitter:
-    """Splits a stream of bytes into the bodies of its frames."""
+    """Splits a stream of bytes into the bodies of frames."""
 
     def __init__(self, most_bytes: int = MOST_FRAME_BYTES) -> None:
         self._most_bytes = most_bytes

@@ -1,7 +1,7 @@
-"""The roster: the engines that answer for a service on several machines, as a file that one process keeps up to date.
+"""The roster: a file with the engines of a service on several machines, which one process keeps up to date.
 
-Who keeps it (`service/on_ray/`) replaces the file whole; who asks (`fleet_client.py`) reads it when it has changed. So
-no process that takes requests needs to know what places and restarts engines.
+`service/on_ray/` replaces the file as a whole, and `fleet_client.py` reads it when it has changed. So the processes
+that take requests need to know nothing of Ray.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LOOK_S = 0.05
 
 
 class Replica(msgspec.Struct, frozen=True, order=True):
-    """One of several engines that answer the same: its name, which stays when it is started again, and its address."""
+    """One of several equal engines: its address, and its name, which stays when the engine is restarted."""
 
     name: str
     host: str
@@ -32,10 +32,10 @@ class Roster(msgspec.Struct, frozen=True):
 
     revision: int = 0
     token: str = ""
-    """what an engine wants to be told first"""
+    """what a client must send first on a connection"""
     replicas: tuple[Replica, ...] = ()
     is_crowded: bool = False
-    """whether more versions are asked for than one engine has slots: then each task has its own engines"""
+    """whether more versions are in use than one engine has slots: then each task has engines of its own"""
 
 
 _decoder = msgspec.json.Decoder(Roster)
@@ -51,7 +51,7 @@ class RosterFile:
         self._looked_at = -_LOOK_S
 
     def read(self) -> Roster:
-        """Return the roster, at most some hundredths of a second old; an empty one before there is any."""
+        """Return the roster, at most 50 ms old; an empty one while there is no file."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_S:
             return self._known
@@ -61,7 +61,7 @@ class RosterFile:
             if self._mark != (mark := (found.st_mtime_ns, found.st_ino)):
                 self._known, self._mark = _decoder.decode(self._path.read_bytes()), mark
         except (OSError, msgspec.DecodeError):
-            return self._known  # it is being made, or the disk is gone: what was known may still hold
+            return self._known  # there is no file yet, or it cannot be read: the last one may still be right
         return self._known
 
     def write(self, roster: Roster) -> None:
@@ -70,6 +70,6 @@ class RosterFile:
 
 
 def find_roster(variables: Mapping[str, str] = os.environ) -> RosterFile | None:
-    """Return the roster that this process was told of; None where one engine is on this machine."""
+    """Return the roster that the environment names; None if the service has one engine on this machine."""
     path = variables.get(ROSTER_VARIABLE)
     return None if path is None else RosterFile(Path(path))

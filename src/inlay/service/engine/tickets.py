@@ -1,6 +1,6 @@
-"""Requests under way: which rows of each are answered, and how answers are told.
+"""Requests that the engine is answering: which rows have their answer, and the reply.
 
-What always holds: a row is settled once, the first time; an error never names what is not the caller's own.
+What always holds: the first answer or error of a row counts; an error names nothing that is not the caller's own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from inlay.serving import Answer, describe_answer
 
 @dataclass(eq=False)
 class Ticket:
-    """A request under way. It belongs to the event loop's thread, but for `begin`."""
+    """A request that is being answered. Only `begin` may be called outside the event loop's thread."""
 
     question: Predict
     connection: EngineConnection
@@ -34,7 +34,7 @@ class Ticket:
     _num_left: int = field(init=False)
     _began: float = field(default_factory=time.monotonic)
     _started: float | None = None
-    """when the last of its rows to be computed went into a batch"""
+    """when a batch with one of its rows last began"""
     _computing: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -48,52 +48,56 @@ class Ticket:
 
     @property
     def caller(self) -> Caller:
-        """Who asks."""
+        """The tenant that asks."""
         return self.question.caller
 
     def begin(self, row: WaitingRow) -> bool:
-        """Note that a row is about to be computed; return whether anybody still waits for it. Safe in any thread."""
+        """Note that a row is about to be computed; return whether its answer is still wanted. Safe in any thread."""
         index: int = row.ticket[1]
         self._computing.add(index)
         self._started = time.monotonic()
         return self.is_open and self.answers[index] is None
 
     def is_computing(self, row: WaitingRow) -> bool:
-        """Return whether a row is being computed, or was."""
+        """Return whether the computation of a row has begun."""
         return row.ticket[1] in self._computing
 
     def settle(self, index: int, found: Answer | InlayError) -> bool:
-        """Note the answer to a row, or its error; return whether it was the last one that was missing."""
+        """Store the answer or error of a row; return whether all rows are settled now."""
         if not self.is_open or self.answers[index] is not None:
             return False
         row = self.question.rows[index]
         error = found if isinstance(found, InlayError) else found.error
         if error is not None:
-            self.answers[index] = tell_error(row, error)
+            self.answers[index] = _encode_error(row, error)
         else:
             assert isinstance(found, Answer)
-            self.answers[index] = _tell_answer(row, found)
+            self.answers[index] = _encode_answer(row, found)
         self._num_left -= 1
         return not self._num_left
 
     def reply(self) -> Predicted:
-        """Return the reply to a request whose rows are all settled."""
+        """Return the reply; all rows are settled."""
         now = time.monotonic()
         queue_s = (self._started or now) - self._began
         answers = [answer for answer in self.answers if answer is not None]
         return Predicted(self.id, answers, self.num_tokens, queue_s * 1000, self.compute_s * 1000)
 
 
-class RowFailed(InlayError):
-    """A row that the service did not answer, with a code and a status of its own."""
+class DeadlinePassed(InlayError):
+    """A row that was not answered before the deadline of its request."""
 
-    def __init__(self, message: str, code: str, http_status: int) -> None:
-        super().__init__(message, "ask again, with fewer rows or a later deadline")
-        self.code, self.http_status = code, http_status
+    code = "deadline"
+    http_status = 504
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the deadline passed before the row was answered", "ask again, with fewer rows or a later deadline"
+        )
 
 
-def tell_error(row: WireRow, error: InlayError) -> WireError:
-    """Return an error as its row's caller may read it, who knows the task by another name than the store."""
+def _encode_error(row: WireRow, error: InlayError) -> WireError:
+    """Return an error for the row's caller, with the caller's name of the task in the place of the store's."""
     shown = row.task.partition("@")[0]
     message, hint = error.message, error.hint
     if error.code == "unknown-name":  # its hint would name other tenants' tasks
@@ -104,12 +108,12 @@ def tell_error(row: WireRow, error: InlayError) -> WireError:
     return WireError(error.code, message, hint, error.http_status)
 
 
-def _tell_answer(row: WireRow, answer: Answer) -> WireAnswer | WireError:
+def _encode_answer(row: WireRow, answer: Answer) -> WireAnswer | WireError:
     try:
         about = describe_answer(answer)
         name, _, number = about["version"].rpartition("@")
         about |= {"task": row.task, "version": f"{row.task.partition('@')[0]}@{number}"}
         return WireAnswer(name, int(number), about)
-    except Exception as error:  # the border: what cannot be told is the error of its own row
+    except Exception as error:  # the border: an answer that cannot be encoded is an error of its row alone
         what = Unanswered(f"no answer: {type(error).__name__}", "ask it alone; if it fails again, please report it")
-        return tell_error(row, what)
+        return _encode_error(row, what)

@@ -1,7 +1,7 @@
-"""The loading of versions for rows that wait for them, in threads that nothing else waits for.
+"""The loading of versions for rows that wait for them, in threads of its own.
 
-Tenants take turns, so that one who asks for a hundred cold tasks does not keep the others from their one. A version
-that could not be loaded is not tried again at once, so that its requests do not keep the disk busy.
+Tenants take turns, so that one that asks for a hundred cold tasks does not delay the others. A version that could not
+be loaded is not tried again at once, so that requests for it do not keep the disk busy.
 """
 
 from __future__ import annotations
@@ -16,39 +16,40 @@ from inlay.errors import InlayError
 from inlay.service.logs import log_event
 from inlay.serving import HotVersions, Resolved, as_error
 
-NUM_THREADS = 2  # one version on a slow disk keeps no other waiting
-_FORGIVEN_S = 2.0  # after which a version that failed is tried again
+NUM_THREADS = 2  # so that one slow version does not delay all others
+_RETRY_AFTER_S = 2.0  # until a version that failed is tried again
 _MOST_FAILURES = 1000
 
 
 class VersionLoader:
-    """Loads versions one after another. All but the loading itself happens in the event loop's thread.
+    """Loads versions in threads; everything else happens in the event loop's thread.
 
-    `arrived` is called with the digest of a version that is hot and held; `failed` with one that cannot be loaded.
+    `arrived` is called with the digest of a version that is in a slot now and held there; `failed` with the digest of
+    one that cannot be loaded, and the error.
     """
 
     def __init__(
         self, hot: HotVersions, arrived: Callable[[str], None], failed: Callable[[str, InlayError], None]
     ) -> None:
         self._hot, self._arrived, self._failed = hot, arrived, failed
-        self._wanted: OrderedDict[str, deque[Resolved]] = OrderedDict()  # by tenant, who is next first
+        self._wanted: OrderedDict[str, deque[Resolved]] = OrderedDict()  # by tenant; the next one is first
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="load")
         self._num_loading = 0
         self._failures: dict[str, tuple[float, InlayError]] = {}
         self.num_failed = 0
 
     def want(self, found: Resolved, tenant: str) -> None:
-        """Ask for a version, for a tenant whose rows wait for it; `arrived` or `failed` will be called."""
+        """Load a version that rows of a tenant wait for; `arrived` or `failed` will be called."""
         digest = found.version.digest
         at, error = self._failures.get(digest, (0.0, None))
-        if error is not None and time.monotonic() - at < _FORGIVEN_S:
+        if error is not None and time.monotonic() - at < _RETRY_AFTER_S:
             asyncio.get_running_loop().call_soon(self._failed, digest, error)
             return
         self._wanted.setdefault(tenant, deque()).append(found)
         self._begin()
 
     def close(self) -> None:
-        """Load nothing more; what is being loaded may go on."""
+        """Begin no more loads. Those that run may finish."""
         self._wanted.clear()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -57,7 +58,7 @@ class VersionLoader:
             tenant, versions = self._wanted.popitem(last=False)
             found = versions.popleft()
             if versions:
-                self._wanted[tenant] = versions  # at the end: the others first
+                self._wanted[tenant] = versions  # at the end: the other tenants come first
             self._num_loading += 1
             loop = asyncio.get_running_loop()
             task = loop.run_in_executor(self._pool, self._load, found)
@@ -67,7 +68,7 @@ class VersionLoader:
         began = time.monotonic()
         try:
             self._hot.hold(found)
-        except Exception as error:  # the border: it is the error of the rows that wait for this version
+        except Exception as error:  # the border: the rows that wait for this version get the error
             return as_error(error)
         log_event("loaded", {"version": found.version.reference, "seconds": round(time.monotonic() - began, 3)})
         return None

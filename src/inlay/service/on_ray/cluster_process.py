@@ -1,7 +1,7 @@
-"""The process of a service that looks after its cluster: it visits the keeper, and writes down which engines answer.
+"""The process of a service that looks after its cluster: it visits the keeper, and writes the roster of engines.
 
-A cluster that cannot be reached at the start ends the service with what to do. Later it is tried again and again: web
-processes go on meanwhile, with the engines that are there or by asking for patience, and jobs wait in the database.
+If the cluster cannot be reached at the start, the service ends with an error. Later the process tries again and again.
+Meanwhile web processes use the engines that are left, or ask clients to wait, and jobs wait in the database.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from inlay.service.on_ray.fleet_messages import (
     Failure,
     FleetReport,
     FleetVisit,
-    MemberReport,
     find_namespace,
     make_order,
 )
@@ -33,14 +32,14 @@ START_S = 300.0
 """longest wait for the first engines and trainers"""
 _VISIT_PATIENCE_S = 10.0
 _LOST_S = 60.0
-"""after so long without the keeper the connection is made anew, by another process"""
+"""after this time without the keeper the process ends, and its successor connects anew"""
 _PAUSES_S = (0.5, 1.0, 2.0, 5.0)
 _WORK_EVERY_S = 2.0
 _SHOWN = ("backbone", "device", "slots")
 
 
 class FleetFailed(InlayError):
-    """An error of a machine of the cluster before the service was ever ready."""
+    """An error of a machine of the cluster before the service was first ready."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message, failure.hint)
@@ -48,18 +47,18 @@ class FleetFailed(InlayError):
 
 
 def serve(child: Child) -> None:
-    """Look after the cluster until the service stops; then take leave of it."""
+    """Look after the cluster until the service stops; then tell the keeper."""
     settings = child.settings
     assert settings.cluster is not None
     child.progress("connecting to the Ray cluster")
     ray = connect(settings.cluster.address)
-    child.hear_signals()  # Ray took them
+    child.hear_signals()  # Ray has replaced the handlers
     with closing(Database.open(settings.place)) as db:
         visitor = Visitor(ray, settings, db)
         try:
             visitor.run(child)
         finally:
-            # After an error that came later this process is started again, and finds the engines as they were.
+            # After a later error the supervisor restarts this process, and the engines stay as they are.
             if child.stopping.is_set() or not child.is_ready:
                 visitor.leave()
                 with suppress(Exception):
@@ -70,7 +69,7 @@ class Visitor:
     """Visits the keeper of the service's fleet."""
 
     def __init__(self, ray: Any, settings: ServeSettings, db: Database, *, name: str = "") -> None:
-        """`name` tells apart several that visit for one home; a service that was killed visits again as the same."""
+        """`name` tells apart several visitors of one home. A service that was killed and restarted keeps its name."""
         self._ray, self._settings, self._db = ray, settings, db
         self._order = make_order(settings)
         self._namespace = find_namespace(settings)
@@ -90,7 +89,7 @@ class Visitor:
                 report = self._visit()
             except InlayError:
                 raise
-            except Exception as error:  # Ray's own, and what its connection may raise
+            except Exception as error:  # errors of Ray and of its connection
                 self._keeper = None
                 if time.monotonic() - seen_at > _LOST_S:
                     raise _lost(error) from None
@@ -105,7 +104,7 @@ class Visitor:
                 if not child.is_ready:
                     child.ready(self._describe(report))
                 continue
-            if not child.is_ready:  # else the keeper was started again, and finds its members
+            if not child.is_ready:  # else the keeper was restarted, and is finding its members
                 if report.failure is not None:
                     raise FleetFailed(report.failure)
                 if time.monotonic() - began > START_S:
@@ -117,7 +116,7 @@ class Visitor:
             child.stopping.wait(_PAUSES_S[0])
 
     def leave(self) -> None:
-        """Tell the keeper that this service ends; with the last one its engines and trainers do."""
+        """Tell the keeper that this service ends. With the last service its engines and trainers end too."""
         with suppress(Exception):
             if self._keeper is not None:
                 self._ray.get(self._keeper.leave.remote(self._service), timeout=self._settings.drain_s + START_S / 10)
@@ -146,22 +145,27 @@ class Visitor:
         return make.remote(self._order, self._namespace)
 
     def _take(self, report: FleetReport) -> None:
-        # A keeper that was started again has not found its engines yet, and they go on answering.
+        """Write the roster and the list of members, if they have changed."""
+        # A restarted keeper may not have found its engines yet, which go on answering.
         is_known = bool(report.roster.replicas) or report.state == "ready" or self._known is None
         if report.roster != self._known and is_known:
             self._file.write(report.roster)
             self._known = report.roster
-        members = [_describe_member(each, report) for each in report.members]
-        members += [{"name": name, "is_up": False} for name in report.waiting if name not in _names(report)]
+        members: list[dict[str, Any]] = []
+        for each in report.members:
+            about = {"name": each.name, "machine": each.hostname, "node": each.node, "pid": each.pid}
+            members.append(about | {"is_up": each.name not in report.waiting})
+        known = {each.name for each in report.members}
+        members += [{"name": name, "is_up": False} for name in report.waiting if name not in known]
         if members != self._members:
             write_fleet(self._settings, members)
             self._members = members
 
     def _count_work(self) -> float:
-        """Return the seconds that one trainer would need for all that is queued, as of the last look."""
+        """Return the seconds that one trainer would need for all queued jobs; they are counted every two seconds."""
         if time.monotonic() - self._work_at >= _WORK_EVERY_S:
             self._work_at = time.monotonic()
-            with suppress(InlayError):  # a database that is gone for a moment
+            with suppress(InlayError):  # the database may be gone for a moment
                 self._queued_s = queued_seconds(self._db)
         return self._queued_s
 
@@ -174,21 +178,12 @@ class Visitor:
     def _too_late(self, report: FleetReport) -> InlayError:
         cluster = self._settings.cluster
         assert cluster is not None
-        wish = f"{cluster.num_cpus:g} processors and {cluster.num_gpus:g} GPUs"
+        resources = f"{cluster.num_cpus:g} processors and {cluster.num_gpus:g} GPUs"
+        names = ", ".join(report.waiting)
         return Missing(
-            f"no machine of the cluster had room for {', '.join(report.waiting)} within {START_S:g} s ({wish} each)",
+            f"no machine of the cluster had room for {names} within {START_S:g} s ({resources} each)",
             "add machines, or ask for less with `--engines`, `--trainers`, `--ray-cpus` and `--ray-gpus`",
         )
-
-
-def _names(report: FleetReport) -> set[str]:
-    return {each.name for each in report.members}
-
-
-def _describe_member(member: MemberReport, report: FleetReport) -> dict[str, Any]:
-    """Return an engine or trainer for the operator."""
-    about = {"name": member.name, "machine": member.hostname, "node": member.node, "pid": member.pid}
-    return {**about, "is_up": member.name not in report.waiting}
 
 
 def _lost(error: Exception) -> LostProcess:

@@ -1,14 +1,14 @@
-"""The keeper of a fleet: a detached actor that has engines and trainers placed, watches them, and says who answers.
+"""The keeper of a fleet: a detached actor that has engines and trainers placed, watches them, and makes the roster.
 
-Ray starts it again if its machine dies; it then finds its members by their names. What always holds: an engine is in
-the roster only while it answers; members without a service end after a while, and with the last service at once.
+Ray restarts the keeper if its machine dies, and it finds its members by their names. What always holds: an engine is in
+the roster only while it answers; when the last service leaves, the members end, and if services are only silent, after
+a while.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -33,13 +33,13 @@ from inlay.service.settings import VARIABLE, read_settings
 
 _STEP_S = 0.25
 _LOOK_S = 0.5
-_SILENT_S = 10.0  # a member that does not answer: it waits for a machine, or its machine is gone
+_SILENT_S = 10.0  # until a call counts as unanswered: the member waits for a machine, or its machine is gone
 _PROBE_S = 5.0
-_MOST_PROBES = 3  # unanswered, until an engine that takes questions and does not answer is started again
-_AGAIN_S = 5.0  # between two attempts at a member that gave up
-_WAIT_S = 1.0  # of a visit, for news
+_MOST_PROBES = 3  # unanswered questions until an engine is replaced
+_AGAIN_S = 5.0  # between two attempts to place a member that failed
+_WAIT_S = 1.0  # in which a visit waits for a change
 _LINGER_S = 60.0
-"""how long members stay when no service shows itself: it may be starting again"""
+"""how long members stay while no service visits: it may be restarting"""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class _Watched:
     client: EngineClient | None = None
     address: TcpAddress | None = None
     stats: EngineStats | None = None
-    """an engine's counters; None while it does not answer"""
+    """the counters of an engine; None while it does not answer"""
     task: asyncio.Task[None] | None = None
     is_leaving: bool = False
     probed_at: float = 0.0
@@ -61,14 +61,14 @@ class _Watched:
 
     @property
     def is_up(self) -> bool:
-        """Return whether it can do its work."""
+        """Return whether the member works."""
         if self.is_leaving or self.report is None or not self.report.facts:
             return False
         return self.role != ENGINE or self.stats is not None
 
 
 class FleetKeeper:
-    """Keeps the engines and trainers of one service, and tells its services who they are. An actor of one loop."""
+    """Keeps the engines and trainers of one service, and tells it which of them answer. An actor with an event loop."""
 
     def __init__(self, order: FleetOrder, namespace: str) -> None:
         self._order, self._namespace = order, namespace
@@ -79,7 +79,7 @@ class FleetKeeper:
         self._members: dict[str, _Watched] = {}
         self._visits: dict[str, tuple[float, FleetVisit]] = {}
         self._seen_at = time.monotonic()
-        # After a restart of its own, revisions must not begin anew: others would take old ones for known.
+        # Revisions must not start again after a restart: the same number would stand for two rosters.
         self._roster = Roster(int(time.time() * 1000), order.token)
         self._scalers = {ENGINE: Scaler(self._cluster.engines[0]), TRAINER: Scaler(self._cluster.trainers[0])}
         self._news: asyncio.Event | None = None
@@ -87,11 +87,11 @@ class FleetKeeper:
         self._was_ready = self._is_ending = False
         self._failure: Failure | None = None
         self._fingerprint: str | None = None
-        # Started again by Ray it may find no service left to visit it: then it ends what it was there for.
+        # After a restart there may be no service left that visits: then the keeper ends its members and itself.
         asyncio.get_running_loop().call_later(_LINGER_S, self._begin)
 
     async def visit(self, visit: FleetVisit) -> FleetReport:
-        """Take a service's visit, and report; if nothing is new, after a moment."""
+        """Note that a service runs, and return the report; if it has nothing new, only after a moment."""
         self._begin()
         if visit.identity != self._order.identity:
             return self._refuse_other()
@@ -106,22 +106,22 @@ class FleetKeeper:
         return self._report()
 
     def _begin(self) -> None:
-        """Find the members that are there, and begin to look after them."""
+        """Find the members that run already, and begin to look after them; only the first call does so."""
         if self._task is None:
             self._news = asyncio.Event()
             self._adopt()
             self._task = asyncio.ensure_future(self._run())
 
     async def leave(self, service: str) -> bool:
-        """Take a service's leave; with the last one everything ends. Returns whether that was so."""
-        self._begin()  # after a start of its own it has yet to find whom it ends
+        """Note that a service has ended. With the last one everything ends; return whether it does."""
+        self._begin()  # after a restart it must find the members before it can end them
         self._visits.pop(service, None)
         if not self._visits:
             await self._end()
         return self._is_ending
 
     def _refuse_other(self) -> FleetReport:
-        """Refuse a service that wants other engines; if no other is there any more, make room for it."""
+        """Refuse a service that needs other engines. If no other service is left, end, so that it can have its own."""
         if any(time.monotonic() - at < _SILENT_S for at, _ in self._visits.values()):
             error = Unsupported(
                 "another service with this database or folder runs on the cluster, with other versions or settings",
@@ -139,25 +139,24 @@ class FleetKeeper:
         failure = None if self._was_ready else self._failure
         return FleetReport(state, self._roster, reports, waiting, failure)
 
-    # What there should be, and what there is.
+    # The number of members.
 
     async def _run(self) -> None:
         while not self._is_ending:
             try:
                 await self._step()
             except Exception:
-                log_failure("the keeper goes on after an error that nobody foresaw")
+                log_failure("the keeper goes on after an unexpected error")
             await asyncio.sleep(_STEP_S)
 
     async def _step(self) -> None:
         now = time.monotonic()
         self._visits = {name: known for name, known in self._visits.items() if now - known[0] < _LINGER_S}
         if now - self._seen_at >= _LINGER_S:
-            log_event("ends, as no service is there")
+            log_event("ends: no service visits any more")
             await self._end()
             return
-        self._scale(now)
-        for role, number in self._wanted().items():
+        for role, number in self._count_wanted(now).items():
             names = [f"{role}-{place + 1}" for place in range(number)]
             for name in names:
                 if name not in self._members:
@@ -165,22 +164,21 @@ class FleetKeeper:
             for member in list(self._members.values()):
                 if member.role == role and member.name not in names and not member.is_leaving:
                     asyncio.ensure_future(self._retire(member))  # noqa: RUF006 - it ends by itself
-        self._look_who_is_up()
+        self._update_roster()
 
-    def _wanted(self) -> dict[str, int]:
-        engines = self._scalers[ENGINE].bound(*self._cluster.engines)
-        trainers = self._scalers[TRAINER].bound(*self._cluster.trainers) if self._settings.train else 0
-        return {ENGINE: engines, TRAINER: trainers}
-
-    def _scale(self, now: float) -> None:
+    def _count_wanted(self, now: float) -> dict[str, int]:
+        """Return how many engines and trainers there should be now."""
         queues = [member.stats.queue_s for member in self._members.values() if member.is_up and member.stats]
         if queues:
             self._scalers[ENGINE].follow_queue(sum(queues) / len(queues), now)
         queued_s = max((visit.queued_s for _, visit in self._visits.values()), default=0.0)
         self._scalers[TRAINER].follow_work(queued_s, now)
+        engines = self._scalers[ENGINE].bound(*self._cluster.engines)
+        trainers = self._scalers[TRAINER].bound(*self._cluster.trainers) if self._settings.train else 0
+        return {ENGINE: engines, TRAINER: trainers}
 
     def _adopt(self) -> None:
-        """Find the members that were there before this keeper was started again."""
+        """Find the members that were placed before a restart of this keeper."""
         import ray
 
         for found in ray.util.list_named_actors(all_namespaces=True):
@@ -195,7 +193,7 @@ class FleetKeeper:
         member.task = asyncio.ensure_future(self._watch(member))
 
     def _place(self, name: str, role: str) -> Any:
-        """Have Ray place a member, or find it if it is there."""
+        """Have Ray place a member, or find it if it runs already."""
         import ray
 
         make = ray.remote(FleetMember).options(
@@ -211,8 +209,8 @@ class FleetKeeper:
         )
         return make.remote(self._order, name, role)
 
-    def _look_who_is_up(self) -> None:
-        """Make a new roster if engines came or went."""
+    def _update_roster(self) -> None:
+        """Make a new roster if engines came or went, and wake the visits that wait for it."""
         up = [member for member in self._members.values() if member.is_up]
         engines = [member for member in up if member.role == ENGINE and member.address is not None]
         replicas = tuple(
@@ -238,37 +236,39 @@ class FleetKeeper:
     # One member.
 
     async def _watch(self, member: _Watched) -> None:
-        """Ask a member how it is, again and again, until it leaves."""
+        """Ask a member again and again, until it leaves."""
         while not member.is_leaving:
             try:
                 await self._ask(member)
             except Exception:
-                log_failure("the keeper goes on asking a member after an error that nobody foresaw")
+                log_failure("the keeper goes on asking a member after an unexpected error")
             await asyncio.sleep(_LOOK_S)
 
     async def _ask(self, member: _Watched) -> None:
+        """Ask a member for its report, and an engine for its counters too; replace a member that failed."""
         from ray.exceptions import ActorDiedError, RayError
 
+        # A restarted keeper that has found no engine yet must not give trainers an empty roster.
+        roster = self._roster if self._was_ready or self._roster.replicas else None
+        report: MemberReport | None = None
+        failure: Failure | None = None
         try:
-            # One that was started again and knows of no engine yet must not take them from trainers.
-            roster = self._roster if self._was_ready or self._roster.replicas else None
-            member.report = await _ask_member(member.actor, roster)
+            async with asyncio.timeout(_SILENT_S):
+                report = await member.actor.describe.remote(roster)
         except (TimeoutError, RayError) as error:
-            member.report = member.stats = None
-            if isinstance(error, ActorDiedError):  # it could not be made, or was ended: Ray will not start it again
-                self._note_failure(member, _explain_death(error))
-                await self._replace(member)
-        if member.report is not None:
-            await self._look_at(member, member.report)
-
-    async def _look_at(self, member: _Watched, report: MemberReport) -> None:
-        failure = report.failure or self._compare_backbones(member, report)
+            member.stats = None
+            if isinstance(error, ActorDiedError):  # it could not start, or was killed: Ray will not restart it
+                failure = _explain_death(error)
+        member.report = report
+        if report is not None:
+            failure = report.failure or self._compare_backbones(report)
         if failure is not None:
-            self._note_failure(member, failure)
+            log_event("a member failed", {"name": member.name, "why": failure.message}, level=30)
+            self._failure = failure
             await self._replace(member)
-        elif member.role == ENGINE and report.facts:
+        elif report is not None and report.facts and member.role == ENGINE:
             await self._ask_engine(member, TcpAddress(report.facts["host"], report.facts["port"], self._order.token))
-        else:
+        elif report is not None:
             member.stats = None
             member.num_unanswered = 0
 
@@ -292,10 +292,10 @@ class FleetKeeper:
             if member.num_unanswered >= _MOST_PROBES:
                 log_event("an engine does not answer", {"name": member.name, "code": error.code}, level=30)
                 await self._replace(member)
-        self._look_who_is_up()
+        self._update_roster()
 
-    def _compare_backbones(self, member: _Watched, report: MemberReport) -> Failure | None:
-        """Return what is wrong if an engine has another backbone than the first one had."""
+    def _compare_backbones(self, report: MemberReport) -> Failure | None:
+        """Return the error of an engine whose backbone differs from that of the first engine."""
         found = report.facts.get("fingerprint")
         self._fingerprint = self._fingerprint or found
         if found is None or found == self._fingerprint:
@@ -306,16 +306,12 @@ class FleetKeeper:
         )
         return describe_failure(error)
 
-    def _note_failure(self, member: _Watched, failure: Failure) -> None:
-        log_event("a member gave up", {"name": member.name, "why": failure.message}, level=30)
-        self._failure = failure
-
     async def _replace(self, member: _Watched) -> None:
-        """End a member's actor, and have another placed after a pause."""
+        """End a member's actor, and have another one placed after a pause."""
         member.report = member.stats = None
         member.num_unanswered = 0
-        self._look_who_is_up()
-        self._kill(member)
+        self._update_roster()
+        _kill(member.actor)
         await asyncio.sleep(_AGAIN_S)
         if not member.is_leaving and not self._is_ending:
             member.actor = self._place(member.name, member.role)
@@ -323,26 +319,21 @@ class FleetKeeper:
     async def _retire(self, member: _Watched) -> None:
         """Take a member out of the roster, let it finish, and end it."""
         member.is_leaving = True
-        self._look_who_is_up()
+        self._update_roster()
         if member.role == ENGINE and not self._is_ending:
-            await asyncio.sleep(2 * _WAIT_S)  # until nobody asks it any more
+            await asyncio.sleep(2 * _WAIT_S)  # until all clients have the new roster
         with suppress(Exception):
-            await _within(self._settings.drain_s + _SILENT_S, lambda: member.actor.drain.remote())
-        self._kill(member)
+            async with asyncio.timeout(self._settings.drain_s + _SILENT_S):
+                await member.actor.drain.remote()
+        _kill(member.actor)
         if member.task is not None:
-            await asyncio.wait([member.task], timeout=_WAIT_S)  # else it may ask once more, over a new connection
+            await asyncio.wait([member.task], timeout=_WAIT_S)  # else it might open a new connection
         if member.client is not None:
             await member.client.close()
         self._members.pop(member.name, None)
 
-    def _kill(self, member: _Watched) -> None:
-        import ray
-
-        with suppress(Exception):
-            ray.kill(member.actor)
-
     async def _end(self) -> None:
-        """End all members: trainers first, since they ask engines; then this actor itself."""
+        """End all members, trainers before engines as they ask them, and then this actor."""
         if self._is_ending:
             return
         self._is_ending = True
@@ -358,14 +349,11 @@ class FleetKeeper:
             ray.kill(ray.get_actor(KEEPER, namespace=self._namespace))
 
 
-async def _ask_member(actor: Any, roster: Roster | None) -> MemberReport:
-    report: MemberReport = await _within(_SILENT_S, lambda: actor.describe.remote(roster))
-    return report
+def _kill(actor: Any) -> None:
+    import ray
 
-
-async def _within(patience_s: float, ask: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(patience_s):
-        return await ask()
+    with suppress(Exception):
+        ray.kill(actor)
 
 
 def _explain_death(error: Exception) -> Failure:

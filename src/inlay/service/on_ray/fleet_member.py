@@ -1,8 +1,8 @@
-"""An engine or a trainer on the machine where Ray put it: an actor that keeps one process of the service running.
+"""An engine or a trainer on a machine of the cluster: an actor that keeps one process of the service running.
 
-The process is the one of a service on one machine, under the same supervisor. It ends with the actor, however that
-ends; Ray then starts the actor again, here or elsewhere. What always holds: a machine with other versions, or that does
-not see the service's folder or bucket, runs nothing and says why.
+The process and its supervisor are the same as in a service on one machine. The process ends whenever the actor ends;
+Ray then restarts the actor, on this machine or another. What always holds: a machine with other versions, or one that
+does not see the service's folder or bucket, runs nothing and reports why.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from inlay.service.on_ray.fleet_messages import (
     FleetOrder,
     MemberReport,
     describe_failure,
+    has_mark,
     take_environment,
 )
-from inlay.service.on_ray.marks import has_mark
 from inlay.service.settings import ROSTER_VARIABLE, ServeSettings, read_settings
 from inlay.service.settings import VARIABLE as SETTINGS_VARIABLE
 from inlay.service.start_service import find_home, make_environment
@@ -48,7 +48,7 @@ SWEEP_S = 3600.0
 
 
 class FleetMember:
-    """Keeps one engine or trainer running. An actor; its methods run in threads beside each other."""
+    """Keeps one engine or trainer running. An actor whose methods run in several threads."""
 
     def __init__(self, order: FleetOrder, name: str, role: str) -> None:
         import ray
@@ -73,7 +73,7 @@ class FleetMember:
             self._failure = describe_failure(error)
 
     def describe(self, roster: Roster | None) -> MemberReport:
-        """Return how the process is; `roster` is the latest, for a trainer, if it is known."""
+        """Return the state of the process, and write the latest roster, if it is known, for a trainer."""
         if roster is not None and roster.revision != self._revision:
             self._roster.write(roster)
             self._revision = roster.revision
@@ -82,7 +82,7 @@ class FleetMember:
         return MemberReport(self._name, socket.gethostname(), self._node, found.get("pid"), facts, self._failure)
 
     def drain(self) -> None:
-        """Have the process finish what is under way, and end."""
+        """Let the process finish its work, and end it."""
         if self._supervisor is not None and self._thread is not None:
             self._supervisor.stop()
             self._thread.join(self._drain_s + _GRACE_S)
@@ -92,14 +92,14 @@ class FleetMember:
         if role == ENGINE:
             environment[ENGINE_VARIABLE] = json.dumps(asdict(PortPlace(self._host, self._order.token)))
         command = (sys.executable, "-P", "-m", f"inlay.service.{role}")
-        # Nobody stands back behind others here: Ray gives each member its own share of a machine.
+        # No low priority here, even for trainers: Ray gives each member its own share of a machine.
         program = ServiceProcess(self._name, command, environment)
         self._drain_s = settings.drain_s
         self._supervisor = Supervisor([program], Listeners(on_facts=self._take_facts), drain_s=settings.drain_s)
-        # The process ends with the thread that started it, so this one goes on as long as it.
+        # The kernel ends the process with the thread that started it, so the thread lives as long as the process.
         self._thread = threading.Thread(target=self._run, args=(self._supervisor,), name="supervisor", daemon=True)
         self._thread.start()
-        if role == ENGINE and settings.store is not None:  # a trainer does it itself
+        if role == ENGINE and settings.store is not None:  # trainers do it themselves
             threading.Thread(target=forget_gone, args=(settings.store,), name="copies", daemon=True).start()
 
     def _take_facts(self, facts: Mapping[str, Any]) -> None:
@@ -113,16 +113,20 @@ class FleetMember:
             self._failure = describe_failure(error)
         except Exception:
             log_failure("given up")
-            os._exit(1)  # Ray starts the actor again
+            os._exit(1)  # Ray restarts the actor
 
 
 def check_machine(order: FleetOrder, settings: ServeSettings) -> None:
-    """Refuse a machine that cannot do the service's work as the others do."""
+    """Refuse a machine that cannot work for the service: other versions, another store, or no shared database."""
     here, own = socket.gethostname(), own_versions()
     if own != order.versions:
         found = f"machine `{here}` has {', '.join(own)}, and the service {', '.join(order.versions)}"
         raise Unsupported(found, "install the same versions on all machines of the cluster")
-    if not _sees_store(settings, order.mark, here):
+    try:
+        sees_store = has_mark(settings, order.mark)
+    except (Missing, StoreUnreachable) as error:
+        raise type(error)(f"on machine `{here}`: {error.message}", error.hint) from None
+    if not sees_store:
         if settings.store is None:
             hint = "mount one folder at the same path on all machines"
             raise Unsupported(f"machine `{here}` does not see the service's folder `{settings.home}`", hint)
@@ -133,15 +137,8 @@ def check_machine(order: FleetOrder, settings: ServeSettings) -> None:
         raise Unsupported(f"the service's state lies in SQLite, which machine `{here}` cannot share", hint)
 
 
-def _sees_store(settings: ServeSettings, mark: str, here: str) -> bool:
-    try:
-        return has_mark(settings, mark)
-    except (Missing, StoreUnreachable) as error:
-        raise type(error)(f"on machine `{here}`: {error.message}", error.hint) from None
-
-
 def prepare_machine(settings: ServeSettings) -> ServeSettings:
-    """Return the settings with this machine's own home, made, where the store is no folder that all machines see."""
+    """Return the settings of this machine: if the store is object storage, with a home of its own, which is made."""
     if settings.store is None:
         return settings
     settings = replace(settings, home=find_home(settings.store))
@@ -150,8 +147,8 @@ def prepare_machine(settings: ServeSettings) -> ServeSettings:
 
 
 def forget_gone(place: str) -> None:
-    """Delete, once an hour and for ever, what an engine's machine has kept of versions that are no longer there."""
+    """Delete local copies of versions that are no longer in the store, once an hour. Never returns."""
     while True:
         time.sleep(SWEEP_S)
-        with suppress(InlayError):  # storage that is gone for a moment
+        with suppress(InlayError):  # the storage may be gone for a moment
             Store(place).forget_gone()

@@ -1,6 +1,8 @@
-"""What travels over Ray: the order for a fleet, a visit of a service to its keeper, and the reports that come back.
+"""The messages over Ray: the order for a fleet, a service's visit to its keeper, and the reports that come back.
 
-Errors travel as data: a machine with another version of something could not read them as objects.
+Errors are sent as data, since a machine with other versions could not unpickle them. The mark that a service leaves in
+its folder or bucket shows a machine whether it sees the same one: another folder may have the same path, and a bucket
+at another endpoint the same name.
 """
 
 from __future__ import annotations
@@ -12,24 +14,27 @@ import re
 import secrets
 import socket
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from inlay.cluster import own_versions
 from inlay.errors import InlayError
 from inlay.service.engine import Roster
-from inlay.service.on_ray.marks import leave_mark
 from inlay.service.settings import ClusterSettings, ServeSettings
+from inlay.store import Store, write_atomically
 
 ENGINE, TRAINER = "engine", "trainer"
 KEEPER = "keeper"
 DATABASE_VARIABLE = "INLAY_DATABASE"
 _HANDED_OVER = (DATABASE_VARIABLE, "INLAY_BACKBONES", "INLAY_STORE_CACHE")
-"""variables that a machine of the cluster takes from the service where it has none of its own"""
+"""environment variables that a machine of the cluster takes from the service unless it has its own"""
 _OF_STORAGE = ("AWS_", "GOOGLE_", "AZURE_")
-"""how variables of object storage begin"""
+"""prefixes of the environment variables of object storage"""
 _CREDENTIAL = re.compile("KEY|SECRET|TOKEN|CREDENTIAL|PROFILE|ROLE|ACCOUNT|CLIENT|TENANT")
-"""in the name of such a variable if it says who asks: a machine with one takes none, as two would not fit together"""
+"""in the names of variables with credentials. A machine with one of them takes none: two accounts do not mix"""
+_MARK_NAME = "cluster-mark"
+_MARK_KEY = f"service/{_MARK_NAME}"
 _COMPARED = ("backbone", "device", "precision", "num_slots", "train", "target_batch_ms")
 
 
@@ -40,16 +45,16 @@ class FleetOrder:
     settings: str
     """the settings of the service as JSON"""
     environment: Mapping[str, str] = field(repr=False)
-    """it may have the password of the database"""
+    """it may contain the password of the database"""
     token: str = field(repr=False)
     mark: str
-    """what `leave_mark` left in the folder or bucket: a machine that reads it there sees the same one"""
+    """what `leave_mark` wrote into the folder or bucket"""
     versions: tuple[str, ...]
     hostname: str
 
     @property
     def identity(self) -> str:
-        """Two services of one identity may share engines and trainers."""
+        """A hash: services with the same one may share engines and trainers."""
         tree = json.loads(self.settings)
         known = [self.versions, tree["store"] or tree["home"], *(tree[name] for name in _COMPARED)]
         return hashlib.sha256(json.dumps(known).encode()).hexdigest()
@@ -67,40 +72,40 @@ class Failure:
 
 @dataclass(frozen=True)
 class MemberReport:
-    """An engine or trainer as it says it is."""
+    """The report of an engine or trainer about itself."""
 
     name: str
     hostname: str
     node: str
     pid: int | None = None
-    """its process; None while there is none"""
+    """the id of its process; None while it has none"""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """what the process said when it was ready; empty before"""
+    """what the process reported when it was ready; empty before"""
     failure: Failure | None = None
 
 
 @dataclass(frozen=True)
 class FleetVisit:
-    """A service that shows it is there, and what it wants of its fleet."""
+    """A regular message of a service to the keeper: that it runs, and what it wants of its fleet."""
 
     service: str
     identity: str
     cluster: ClusterSettings
     known_revision: int = -1
     queued_s: float = 0.0
-    """the time that one trainer would need for all that is queued"""
+    """the time that one trainer would need for all queued jobs"""
 
 
 @dataclass(frozen=True)
 class FleetReport:
-    """The fleet as its keeper knows it."""
+    """The state of the fleet as its keeper knows it."""
 
     state: str
-    """"starting", "ready" once all were there, "ending" """
+    """"starting"; "ready" since all members were up once; "ending" """
     roster: Roster
     members: tuple[MemberReport, ...] = ()
     waiting: tuple[str, ...] = ()
-    """names of those for which no machine has room yet, or which are still beginning"""
+    """names of members that have no machine yet, or are starting"""
     failure: Failure | None = None
 
 
@@ -113,7 +118,7 @@ def make_order(settings: ServeSettings) -> FleetOrder:
 
 
 def take_environment(given: Mapping[str, str], own: MutableMapping[str, str] = os.environ) -> None:
-    """Take the service's variables on a machine of the cluster, but for those that the machine has itself."""
+    """Set the service's variables on a machine of the cluster, except those that the machine has itself."""
     known = {kind for name in own if (kind := _find_account(name))}
     for name, text in given.items():
         if _find_account(name) not in known:
@@ -121,13 +126,13 @@ def take_environment(given: Mapping[str, str], own: MutableMapping[str, str] = o
 
 
 def _find_account(name: str) -> str:
-    """Return whose credentials a variable has part of: "AWS_" and the like, or "" """
+    """Return the provider whose credentials a variable is part of, as a prefix such as "AWS_", or "" """
     kind = next((begin for begin in _OF_STORAGE if name.startswith(begin)), "")
     return kind if _CREDENTIAL.search(name.removeprefix(kind)) else ""
 
 
 def find_namespace(settings: ServeSettings) -> str:
-    """Return Ray's namespace for a service: that of its database, or of its store."""
+    """Return Ray's namespace for a service, which depends on its database, or else on its store."""
     place = os.environ.get(DATABASE_VARIABLE) or settings.place
     return f"inlay-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
 
@@ -135,3 +140,28 @@ def find_namespace(settings: ServeSettings) -> str:
 def describe_failure(error: InlayError) -> Failure:
     """Return an error as data."""
     return Failure(error.code, error.message, error.hint, error.exit_status)
+
+
+def leave_mark(settings: ServeSettings) -> str:
+    """Return the mark of a service's folder or bucket; the first service writes it."""
+    mark = secrets.token_hex(16)
+    storage = None if settings.store is None else Store(settings.store).storage
+    if storage is not None:
+        with suppress(FileExistsError):
+            storage.put_new(_MARK_KEY, mark.encode())
+        return storage.get(_MARK_KEY).decode()
+    path = settings.run_folder / _MARK_NAME
+    if path.exists():
+        return path.read_text()
+    write_atomically(path, mark.encode())
+    return mark
+
+
+def has_mark(settings: ServeSettings, mark: str) -> bool:
+    """Return whether this machine sees the folder or bucket with this mark."""
+    storage = None if settings.store is None else Store(settings.store).storage
+    try:
+        found = (settings.run_folder / _MARK_NAME).read_text() if storage is None else storage.get(_MARK_KEY).decode()
+    except OSError:
+        return False
+    return found == mark

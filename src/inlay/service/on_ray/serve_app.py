@@ -1,9 +1,9 @@
-"""A Ray Serve application: replicas that take requests, before the engines and trainers of `inlay serve --on ray`.
+"""A Ray Serve application: its replicas take requests for the engines and trainers of `inlay serve --on ray`.
 
     serve run inlay.service.on_ray.serve_app:build store=s3://bucket/inlay engines=2-8 ray_gpus=1
 
-Serve keeps the replicas and hands them requests; rows go from a replica straight to an engine, as from a web process.
-What always holds: state lies in Postgres, requests need a key, and the last replica takes engines and trainers along.
+Serve keeps the replicas and sends them requests; a replica sends rows straight to an engine, as a web process does.
+What always holds: state is kept in Postgres, requests need a key, and engines and trainers end with the last replica.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from inlay.service.state import Database
 from inlay.service.web import make_app
 
 NAME = "Gateway"
-"""the deployment's name, by which a config sets its replicas and processors"""
-_MOST_REQUESTS = 1000  # at a time; what is too much for the engines they refuse themselves
+"""the deployment's name in a Serve config, which sets its replicas and processors"""
+_MOST_REQUESTS = 1000  # at a time in a replica; engines themselves refuse what is too much for them
 _LOOK_S = 0.1
 _AGAIN_S = 1.0
 
 
 class GatewayArguments(BaseModel):
-    """The `args` of a Serve config: options of `inlay serve`, by the same names."""
+    """The `args` of a Serve config: options of `inlay serve`, with the same names."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -59,15 +59,15 @@ class GatewayArguments(BaseModel):
     ray_gpus: float = 0
     train: bool = True
     allow_host: str = ""
-    """names under which the service is asked, with commas between them; without any it answers to all"""
+    """allowed host names, separated by commas; without any, all are allowed"""
     log_json: bool = True
 
 
 def build(arguments: dict[str, Any]) -> Application:
-    """Return the application for the `args` of a Serve config, or for what `serve run` was told."""
+    """Return the application for the `args` of a Serve config or of `serve run`."""
     text = make_settings(GatewayArguments(**arguments)).to_json()
 
-    def start() -> Gateway:  # on the machine of each replica
+    def start() -> Gateway:  # runs on the machine of each replica
         return Gateway(read_settings({VARIABLE: text}))
 
     deployment = serve.deployment(
@@ -80,7 +80,7 @@ def build(arguments: dict[str, Any]) -> Application:
 
 
 def make_settings(arguments: GatewayArguments) -> ServeSettings:
-    """Return the arguments as the settings of a service that others can reach, and so one that needs keys."""
+    """Return the settings of a service that other machines can reach, which therefore needs keys."""
     place = find_place(Path(arguments.store))
     settings = ServeSettings(
         home=find_home(arguments.store),
@@ -107,7 +107,7 @@ def make_settings(arguments: GatewayArguments) -> ServeSettings:
 
 
 class Gateway:
-    """The ASGI app of one replica, with the thread that visits the keeper. Made once engines answer."""
+    """The ASGI app of one replica, with a thread that visits the keeper. The constructor waits for engines."""
 
     def __init__(self, settings: ServeSettings) -> None:
         check_extra()
@@ -116,7 +116,7 @@ class Gateway:
                 f"`${DATABASE_VARIABLE}` is not set, and replicas on several machines cannot share a file",
                 "set it to postgresql://USER:PASSWORD@HOST/DATABASE on every machine",
             )
-        if settings.store is not None:  # a disk of this machine's own
+        if settings.store is not None:  # the home is on this machine's own disk
             settings = dataclasses.replace(settings, home=find_home(settings.store))
         set_up_logs("gateway", as_json=settings.log_json)
         prepare_home(settings)
@@ -130,7 +130,7 @@ class Gateway:
         self._app = make_app(settings, self._db, FleetClient(RosterFile(settings.roster_file)))
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request; at the end of the replica take leave of the engines first."""
+        """Answer a request. When the replica ends, tell the keeper first."""
 
         async def hear() -> Any:
             message = await receive()
@@ -142,7 +142,7 @@ class Gateway:
         await self._app(scope, hear if scope["type"] == "lifespan" else receive, send)
 
     def _wait(self) -> None:
-        """Wait for the first engines; raise what prevents them."""
+        """Wait for the first engines; raise the error that prevents them."""
         until = time.monotonic() + START_S
         while not self._child.is_ready:
             if self._failure is not None or time.monotonic() > until:
@@ -151,7 +151,7 @@ class Gateway:
             time.sleep(_LOOK_S)
 
     def _visit(self) -> None:
-        """Visit the keeper until the replica ends, again after every error that came later."""
+        """Visit the keeper until the replica ends; after an error that comes later, visit again."""
         assert self._settings.cluster is not None
         while not self._child.stopping.is_set():
             ray = connect(self._settings.cluster.address)
@@ -165,7 +165,7 @@ class Gateway:
                     visitor.leave()
                     return
             except Exception:
-                log_failure("the gateway goes on after an error that nobody foresaw")
+                log_failure("the gateway goes on after an unexpected error")
             if self._child.stopping.is_set():
                 visitor.leave()
             self._child.stopping.wait(_AGAIN_S)

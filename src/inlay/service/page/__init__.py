@@ -1,6 +1,6 @@
-"""The pages that people see: server-rendered HTML over the same workspace and views that the API uses. No torch.
+"""The pages for people: server-rendered HTML, made from the same workspace and views as the API. No torch.
 
-What always holds: nothing that came from outside reaches a page unescaped, no page needs an inline script or style
+What always holds: everything that comes from outside is escaped, no page has an inline script or style
 (the content security policy forbids them), and every form works without JavaScript.
 """
 

@@ -1,4 +1,4 @@
-"""Drawings: numbers as places on a picture. The templates write the SVG; nothing here makes HTML."""
+"""Drawings: the coordinates of lines and bars. The templates write the SVG; nothing here makes HTML."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BARS_WIDTH, _BARS_HEIGHT, _BARS_FOOT = 480, 112, 2
 
 @dataclass(frozen=True)
 class Spark:
-    """A line without axes, and the area under it."""
+    """A sparkline: a line without axes, and the area under it, as SVG paths."""
 
     line: str
     area: str
@@ -23,7 +23,7 @@ class Spark:
 
 
 def draw_spark(values: Sequence[float]) -> Spark | None:
-    """Draw how a count went day by day, from 0 to its largest; None if there is nothing to see."""
+    """Return a sparkline of counts by day, from 0 to the largest; None if all are 0."""
     if len(values) < 2 or not any(values):
         return None
     most = max(values)
@@ -36,7 +36,7 @@ def draw_spark(values: Sequence[float]) -> Spark | None:
 
 @dataclass(frozen=True)
 class Bar:
-    """A column of a picture of days, and what it says."""
+    """A bar of one day, and its words."""
 
     x: float
     y: float
@@ -47,7 +47,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """A picture of days; `words` says the same."""
+    """A bar chart of days; `words` says the same for screen readers."""
 
     bars: tuple[Bar, ...]
     first: str
@@ -58,7 +58,7 @@ class Bars:
 
 
 def draw_days(days: Mapping[str, int], noun: str = "row") -> Bars | None:
-    """Draw counts by day (oldest first); None if all are 0."""
+    """Return a bar chart of counts by day (oldest first); None if all are 0."""
     most = max(days.values(), default=0)
     if most == 0:
         return None
@@ -77,7 +77,7 @@ _WIDE, _MARGIN = 600, 10
 
 
 def draw_difference(low: float, middle: float, high: float) -> dict[str, float]:
-    """Draw a difference with its interval on a line with 0 in the middle: places from left to right."""
+    """Return the x coordinates of a difference and its interval on a line with 0 in the middle."""
     reach = 1.15 * max(abs(low), abs(high), abs(middle), 1e-9)
     half = _WIDE / 2 - _MARGIN
 

@@ -1,4 +1,4 @@
-"""Errors in the words of the page: what is wrong, and what a person in front of a browser can do about it."""
+"""Errors in the words of the pages: what is wrong, and what a person at a browser can do about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from inlay.service.web.problems import Secrets, describe_error
 
 
 class Explained(NamedTuple):
-    """What went wrong, what to do, and the status of the answer."""
+    """An error in words for people: what went wrong and what to do, with the status and code of the answer."""
 
     detail: str
     hint: str | None
@@ -19,11 +19,11 @@ class Explained(NamedTuple):
     code: str
 
 
-# Code -> what to do, where the hint of the API is for programs.
+# Code of an error -> what to do, where the API's hint is for programs.
 _HINTS = {
     "unknown-name": "it may have been deleted, or it belongs to somebody else",
-    "unauthorized": "check that the whole key was copied; it may also have ended or been revoked",
-    "forbidden": "sign in with a key that may, or ask for one",
+    "unauthorized": "check that the whole key was copied; it may also have expired or been revoked",
+    "forbidden": "sign in with a key that allows this, or ask for one",
     "live-moved": "somebody else changed what is live in the meantime: look at the page again",
     "unforeseen": "try again; whoever runs the service finds the reason in its log",
     "tenant-limit": "wait a moment and try again",
@@ -31,7 +31,7 @@ _HINTS = {
     "draining": "the service is restarting: try again in a moment",
     "wrong-origin": "open the page by its own address and try again",
 }
-# Words of the API -> words of the page, in this order.
+# Words of the API -> words of the page. They are replaced in this order.
 _WORDS = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
@@ -54,30 +54,22 @@ _FOR_PROGRAMS = re.compile(
 
 
 def explain(error: InlayError, secrets: Secrets | None = None) -> Explained:
-    """Return an error for a page, without the server's paths and without words for programs."""
+    """Return an error for a page, without paths of the server and hints for programs."""
     said = describe_error(error, secrets)
     return Explained(said["detail"], _reword(said["code"], said["hint"]), said["status"], said["code"])
 
 
 def explain_problem(problem: dict[str, object] | None) -> Explained | None:
-    """Return a problem that was kept as data (of a job, a dataset, a row) for a page."""
+    """Return a stored problem (of a job, a dataset or a row) for a page."""
     if problem is None:
         return None
     code, hint, status = str(problem.get("code", "")), problem.get("hint"), problem.get("status", 400)
-    words = _reword(code, hint if isinstance(hint, str) else None)
-    return Explained(
-        str(problem.get("detail") or problem.get("message") or ""),
-        words,
-        status if isinstance(status, int) else 400,
-        code,
-    )
+    detail = str(problem.get("detail") or problem.get("message") or "")
+    hint = _reword(code, hint if isinstance(hint, str) else None)
+    return Explained(detail, hint, status if isinstance(status, int) else 400, code)
 
 
-def _write_count(found: re.Match[str]) -> str:
-    return f"{int(found[0]):,}"
-
-
-# Words of the tools -> words of the page, for notes on rows.
+# Words of notes on rows -> words of the page.
 _NOTES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
@@ -89,7 +81,7 @@ _NOTES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
             r"(\d+) dev texts are nearly the same as a training text",
             r"\1 texts to judge by are nearly the same as one that is learned from",
         ),
-        (r"\b\d{4,}(?= (?:rows|texts|chosen))", _write_count),
+        (r"\b\d{4,}(?= (?:rows|texts|chosen))", lambda found: f"{int(found[0]):,}"),
         (r"^delimiter (`.*`)$", r"columns are set apart by \1"),
         (r"\b(?:dev|training) line (\d+)", r"line \1"),
         (r"\bdev texts?\b", "texts to judge by"),

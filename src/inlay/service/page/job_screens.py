@@ -5,25 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import quote
 
 from starlette.responses import Response
 
 from inlay.reports import duration, first_large, is_share, metric_words, plural, show_number, show_score
 from inlay.service.page.explaining import explain_problem, plain_note
+from inlay.service.page.page_call import PageCall, go_to, job_path
 from inlay.service.page.rendering import nth, read_time
-from inlay.service.page.screens import PageCall, go_to
 from inlay.service.page.training_cost import estimate_cost
+from inlay.service.state import Workspace
 
-_DOING = {"train": "Training of", "batch": "Answers of", "erase": "Erasing of"}
-_WHAT = {"train": "Training", "batch": "Answering a file", "erase": "Erasing"}
+_DOING = {"train": "Training", "batch": "Answering with", "erase": "Deleting"}
+_WHAT = {"train": "Training", "batch": "Answering a file", "erase": "Deleting"}
 _MOST_EVENTS = 200
-# Kind of event -> how it reads in the log, where the trainer's own words are for programs.
+# Kind of event -> its words in the log, where the trainer's own message is for programs.
 _EVENTS = {
     "queued": "Put into the queue",
     "claimed": "Its turn has come",
     "published": "Stored as a version that never changes",
-    "proved": "Loaded and proved: it answers as it did when it was stored",
+    "proved": "Loaded and checked: it answers as it did when it was stored",
     "live": "Live: it answers from now on",
     "cancelled": "Cancelled",
 }
@@ -40,17 +40,17 @@ _STEPS = (
 
 def show_jobs(call: PageCall) -> Response:
     """Show all jobs, newest first."""
-    page = call.desk.jobs(cursor=call.text("after") or None, limit=50)
+    page = call.workspace.jobs(limit=50, cursor=call.text("after") or None).to_json()
     jobs = [add_words(job) for job in page["items"]]
     return call.show("jobs.html", "Jobs", {"jobs": jobs, "more": page["next_cursor"]})
 
 
 def show_job(call: PageCall) -> Response:
-    """Show a job. With `seen`, only what happened since is listed, and nothing at all is sent if nothing did."""
-    job = call.desk.job(call.path("job"))
+    """Show a job. With `seen` only newer events are listed, and the answer is empty (204) if nothing has changed."""
+    job = call.workspace.job(call.path("job")).to_json()
     last, _, before = call.text("seen").partition(".")
     after = int(last) if last.isascii() and last.isdigit() and len(last) < 16 else 0
-    events = call.desk.events(job["id"])
+    events = _read_events(call.workspace, job["id"])
     progress = job["progress"] or {}
     marks = (job["state"], job["place"], job["cancel_requested"], progress.get("stage"), progress.get("epoch"))
     state = "-".join(map(str, marks))
@@ -64,25 +64,34 @@ def show_job(call: PageCall) -> Response:
     return call.show("job.html", "Jobs", {"job": shown, "events": new, "seen": f"{newest}.{state}"})
 
 
+def _read_events(workspace: Workspace, job_id: str) -> list[dict[str, Any]]:
+    """Return the events of a job, oldest first: the first 5,000, if there are more."""
+    found: list[dict[str, Any]] = []
+    after = 0
+    while True:
+        events = workspace.events(job_id, after, 200)
+        found += [event.to_json() for event in events]
+        if len(events) < 200 or len(found) >= 5000:
+            return found
+        after = events[-1].id
+
+
 def cancel_job(call: PageCall) -> Response:
     """Cancel a job."""
-    call.desk.cancel(call.path("job"))
-    return go_to(f"/jobs/{quote(call.path('job'), safe='')}", "cancelled")
+    call.workspace.cancel(call.path("job"))
+    return go_to(job_path(call.path("job")), "cancelled")
 
 
 def add_words(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a job with what is said of it in lists."""
+    """Return a job with its words in lists."""
     kind = job["kind"]
     said = {"doing": _DOING.get(kind, kind), "what": _WHAT.get(kind, kind)}
-    return {**job, **said, "outcome": _say_outcome(job), "took": _say_took(job)}
-
-
-def _say_took(job: Mapping[str, Any]) -> str:
-    if not job["started_at"]:
-        return ""
-    ended = read_time(job["ended_at"]) if job["ended_at"] else datetime.now(UTC)
-    took = duration((ended - read_time(job["started_at"])).total_seconds())
-    return took if job["ended_at"] else f"{took} so far"
+    took = ""
+    if job["started_at"]:
+        ended = read_time(job["ended_at"]) if job["ended_at"] else datetime.now(UTC)
+        took = duration((ended - read_time(job["started_at"])).total_seconds())
+        took += "" if job["ended_at"] else " so far"
+    return {**job, **said, "outcome": _say_outcome(job), "took": took}
 
 
 def _say_outcome(job: Mapping[str, Any]) -> str:
@@ -97,7 +106,7 @@ def _say_outcome(job: Mapping[str, Any]) -> str:
 
 
 def describe_progress(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a job's own page shows beyond the job: steps, curve, result."""
+    """Return what a job's own page shows besides the job: steps, curve, result."""
     metric = _find_metric(job, events)
     return {
         "metric": metric,
@@ -122,7 +131,7 @@ def _find_metric(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) ->
 
 
 def _find_points(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
-    """Return the learning curve: the score on dev rows after each round, the last word on each."""
+    """Return the learning curve: the score on dev rows after each round, the latest score of each."""
     found: dict[float, float] = {}
     for event in events:
         data = event["data"]
@@ -158,7 +167,7 @@ def _say_now(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], metric
     if job["state"] == "queued":
         if job["place"] and job["place"] > 1:
             return f"It is {nth(job['place'])} in the queue."
-        return "It is next: jobs that fit together are waited for, for two seconds at most."
+        return "It is next. It waits up to two seconds for jobs that can be trained together with it."
     progress = job["progress"] or {}
     if job["state"] == "running":
         score = (progress.get("dev") or {}).get(metric)
@@ -166,14 +175,14 @@ def _say_now(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], metric
             so_far = f" So far: {show_score(score, metric)} {metric_words(metric)}." if score is not None else ""
             return f"Round {progress['epoch']} of {progress['epochs']} is done.{so_far}{_say_rest(events)}"
         if job["kind"] != "train":
-            return "It is at work."
+            return "It is running."
         is_training = any(event["kind"] == "training" for event in events)
         return "The first round is under way." if is_training else "The rows are read and prepared."
     return {"succeeded": "Done.", "failed": "It failed.", "cancelled": "It was cancelled."}[job["state"]]
 
 
 def _say_rest(events: Sequence[Mapping[str, Any]]) -> str:
-    """Say how long the rounds that are left will take at most: it may stop early."""
+    """Write how long the other rounds will take at most: training may stop early."""
     data: Mapping[str, Any] = next((event["data"] for event in reversed(events) if event["kind"] == "epoch"), {})
     if not data.get("seconds") or not data.get("epoch") or data["epoch"] >= data.get("epochs", 0):
         return ""
@@ -181,19 +190,19 @@ def _say_rest(events: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _say_cost(call: PageCall, job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> str:
-    """Say how long a training will take altogether, before its own rounds tell."""
+    """Write how long a training will take in all, before its own rounds show it."""
     rows = next((event["data"]["rows"] for event in events if event["data"].get("rows")), None)
     if job["kind"] != "train" or rows is None:
         return ""
-    cost = estimate_cost(call.desk, sum(rows.values()), job["settings"].get("epochs"))
-    return f" All in all it takes {cost['words']} as a rule."
+    cost = estimate_cost(call.workspace, sum(rows.values()), job["settings"].get("epochs"))
+    return f" In all it usually takes {cost['words']}."
 
 
 def _say_rows(events: Sequence[Mapping[str, Any]]) -> str:
     for event in events:
         rows = event["data"].get("rows") or {}
         if event["kind"] == "read" and rows:
-            return f"{plural(rows['train'], 'row')} to learn from and {show_number(rows['dev'])} to be judged by"
+            return f"{plural(rows['train'], 'row')} to learn from and {show_number(rows['dev'])} to judge it by"
     return ""
 
 

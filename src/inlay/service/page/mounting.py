@@ -1,8 +1,8 @@
-"""The routes of the page, and what happens around every handler: who asks, whether they may, and errors as pages."""
+"""The routes of the pages, and what happens around every handler: identity, rights, and errors as pages."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from typing import Any
@@ -19,39 +19,38 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from inlay.errors import InlayError
 from inlay.service.logs import log_failure
 from inlay.service.page import (
-    account_screen,
-    compare_screen,
+    account_screens,
+    answer_screens,
     job_screens,
-    label_screen,
     new_task_screens,
-    operator_screen,
     sign_in,
     task_screens,
-    try_screen,
     version_screens,
 )
-from inlay.service.page.desk import Desk, Viewer
 from inlay.service.page.explaining import Explained, explain
-from inlay.service.page.forms import read_form
+from inlay.service.page.page_call import PageCall, answer_html, describe_viewer, read_form
 from inlay.service.page.rendering import STATIC
-from inlay.service.page.screens import PageCall, answer_html
 from inlay.service.state import Sessions
 from inlay.service.web.app_state import AppState
 from inlay.service.web.identity import identify
-from inlay.service.web.visits import ClientGone, find_visit
+from inlay.service.web.request_context import ClientGone, find_context
 
 _YEAR_S = 365 * 24 * 3600
 _API = ("/v1/", "/hf/", "/static/")
+_HEADINGS = {401: "Sign in first", 403: "Not allowed", 404: "Not found", 413: "Too large", 429: "Too much at once"}
 
 
 @dataclass(frozen=True)
 class Screen:
-    """A route of the page. `scope` is what the key must be allowed to do."""
+    """A route of the pages. `scope` is what the key must allow; None for pages without a session.
+
+    A handler takes a `PageCall`; without a session it takes the request and the app's state.
+    """
 
     method: str
     path: str
-    handler: Callable[[PageCall], Response] | Callable[[PageCall], Awaitable[Response]]
-    scope: str
+    handler: Callable[..., Any]
+    scope: str | None
     reads_form: bool = True
 
 
@@ -69,63 +68,62 @@ SCREENS = (
     Screen("GET", "/tasks/{task}", task_screens.show_task, "predict"),
     Screen("GET", "/tasks/{task}/versions/{version:int}", version_screens.show_version, "predict"),
     Screen("POST", "/tasks/{task}/versions/{version:int}/words", version_screens.show_words, "predict"),
-    Screen("GET", "/tasks/{task}/try", try_screen.show_try, "predict"),
-    Screen("POST", "/tasks/{task}/try", try_screen.ask_versions, "predict"),
-    Screen("GET", "/tasks/{task}/label", label_screen.show_label, "predict"),
-    Screen("POST", "/tasks/{task}/label", label_screen.save_label, "train"),
-    Screen("POST", "/tasks/{task}/label/own", label_screen.show_own, "predict"),
-    Screen("POST", "/tasks/{task}/train-again", label_screen.train_again, "train"),
-    Screen("GET", "/tasks/{task}/compare", compare_screen.show_compare, "predict"),
-    Screen("POST", "/tasks/{task}/live", compare_screen.move_live, "train"),
+    Screen("GET", "/tasks/{task}/try", answer_screens.show_try, "predict"),
+    Screen("POST", "/tasks/{task}/try", answer_screens.ask_versions, "predict"),
+    Screen("GET", "/tasks/{task}/label", answer_screens.show_label, "predict"),
+    Screen("POST", "/tasks/{task}/label", answer_screens.save_label, "train"),
+    Screen("POST", "/tasks/{task}/label/own", answer_screens.show_own, "predict"),
+    Screen("POST", "/tasks/{task}/train-again", answer_screens.train_again, "train"),
+    Screen("GET", "/tasks/{task}/compare", version_screens.show_compare, "predict"),
+    Screen("POST", "/tasks/{task}/live", version_screens.move_live, "train"),
     Screen("GET", "/tasks/{task}/settings", task_screens.show_settings, "predict"),
     Screen("POST", "/tasks/{task}/settings", task_screens.save_settings, "train"),
     Screen("POST", "/tasks/{task}/delete", task_screens.delete_task, "admin"),
-    Screen("GET", "/account", account_screen.show_account, "predict"),
-    Screen("POST", "/account/keys", account_screen.make_key, "admin"),
-    Screen("POST", "/account/keys/{key}/revoke", account_screen.revoke_key, "admin"),
-    Screen("GET", "/operator", operator_screen.show_operator, "operator"),
-    Screen("POST", "/operator/tenants", operator_screen.add_tenant, "operator"),
-    Screen("GET", "/operator/tenants/{tenant}", operator_screen.show_tenant, "operator"),
-    Screen("POST", "/operator/tenants/{tenant}/limits", operator_screen.save_limits, "operator"),
-    Screen("POST", "/operator/tenants/{tenant}/keys", operator_screen.make_tenant_key, "operator"),
-    Screen("POST", "/operator/tenants/{tenant}/keys/{key}/revoke", operator_screen.revoke_tenant_key, "operator"),
+    Screen("GET", "/account", account_screens.show_account, "predict"),
+    Screen("POST", "/account/keys", account_screens.make_key, "admin"),
+    Screen("POST", "/account/keys/{key}/revoke", account_screens.revoke_key, "admin"),
+    Screen("GET", "/operator", account_screens.show_operator, "operator"),
+    Screen("POST", "/operator/tenants", account_screens.add_tenant, "operator"),
+    Screen("GET", "/operator/tenants/{tenant}", account_screens.show_tenant, "operator"),
+    Screen("POST", "/operator/tenants/{tenant}/limits", account_screens.save_limits, "operator"),
+    Screen("POST", "/operator/tenants/{tenant}/keys", account_screens.make_tenant_key, "operator"),
+    Screen("POST", "/operator/tenants/{tenant}/keys/{key}/revoke", account_screens.revoke_tenant_key, "operator"),
+    Screen("GET", "/sign-in", sign_in.show_sign_in, None),
+    Screen("POST", "/sign-in", sign_in.sign_in, None),
+    Screen("POST", "/sign-out", sign_in.sign_out, None),
 )
 
 
 def mount(app: Starlette, state: AppState) -> None:
-    """Add the page to the web app, and have the API take the sessions that it begins."""
+    """Add the pages to the web app, and let the API accept the sessions of browsers."""
     state.find_session = Sessions(state.db).find
-    routes = app.router.routes
-    routes += [_route(screen, state) for screen in SCREENS]
-    routes += [
-        _plain_route("GET", "/sign-in", sign_in.show_sign_in, state),
-        _plain_route("POST", "/sign-in", sign_in.sign_in, state),
-        _plain_route("POST", "/sign-out", sign_in.sign_out, state),
-        Mount("/static", _KeptFiles(directory=STATIC), name="static"),
-    ]
-    app.router.default = _Nowhere(app.router.default, state)
+    app.router.routes += [_make_route(screen, state) for screen in SCREENS]
+    app.router.routes.append(Mount("/static", _StaticFiles(directory=STATIC), name="static"))
+    app.router.default = _NotFound(app.router.default, state)
 
 
-def _route(screen: Screen, state: AppState) -> Route:
+def _make_route(screen: Screen, state: AppState) -> Route:
     async def answer(request: Request) -> Response:
-        find_visit(request.scope).route = screen.path
-        return await _guarded(request, state, lambda: _visit(screen, state, request))
+        context = find_context(request.scope)
+        context.route = screen.path
+        try:
+            return await _answer(screen, state, request)
+        except ClientGone:
+            raise
+        except InlayError as error:
+            return _show_fault(request, explain(error), _find_viewer(request, state))
+        except Exception:
+            log_failure("a page failed unexpectedly", {"request": context.request_id})
+            words = ("the service failed unexpectedly", "try again; the reason is in the log of the service")
+            return _show_fault(request, Explained(*words, 500, "unforeseen"))
 
     return Route(screen.path, answer, methods=[screen.method], include_in_schema=False)
 
 
-def _plain_route(method: str, path: str, handler: Callable[..., Any], state: AppState) -> Route:
-    """Make a route of a page that needs no session."""
-
-    async def answer(request: Request) -> Response:
-        find_visit(request.scope).route = path
-        return await _guarded(request, state, lambda: _call(handler, request, state))
-
-    return Route(path, answer, methods=[method], include_in_schema=False)
-
-
-async def _visit(screen: Screen, state: AppState, request: Request) -> Response:
-    """Let a handler answer somebody who may be there."""
+async def _answer(screen: Screen, state: AppState, request: Request) -> Response:
+    """Call a screen's handler for somebody who may see it."""
+    if screen.scope is None:
+        return await _call(screen.handler, request, state)
     try:
         identity = identify(state, request.scope)
     except InlayError as error:
@@ -136,55 +134,37 @@ async def _visit(screen: Screen, state: AppState, request: Request) -> Response:
     form = FormData()
     if screen.method == "POST" and screen.reads_form:
         form = await read_form(request)
-    response: Response = await _call(screen.handler, PageCall(request, Desk(state, identity, request), form))
+    return await _call(screen.handler, PageCall(request, state, identity, form))
+
+
+async def _call(handler: Callable[..., Any], *arguments: Any) -> Response:
+    """Call a handler; one without `async` reads the database, and runs in a thread so that others do not wait."""
+    answering = handler(*arguments) if iscoroutinefunction(handler) else run_in_threadpool(handler, *arguments)
+    response: Response = await answering
     return response
 
 
-async def _call(handler: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a handler: one that waits for nothing but the database in a thread, so that others are not held up."""
-    if iscoroutinefunction(handler):
-        return await handler(*arguments)
-    return await run_in_threadpool(handler, *arguments)
-
-
-async def _guarded(request: Request, state: AppState, answer: Callable[[], Awaitable[Response]]) -> Response:
-    """Turn what a handler raises into a page that says what to do."""
+def _find_viewer(request: Request, state: AppState) -> dict[str, Any] | None:
     try:
-        return await answer()
-    except ClientGone:
-        raise
-    except InlayError as error:
-        return _show_fault(request, explain(error), _find_viewer(request, state))
-    except Exception:
-        log_failure("a page failed unforeseen", {"request": find_visit(request.scope).request_id})
-        words = ("the service failed in a way nobody foresaw", "try again; the reason is in the log of the service")
-        return _show_fault(request, Explained(*words, 500, "unforeseen"))
-
-
-_HEADINGS = {401: "Sign in first", 403: "Not allowed", 404: "Not found", 413: "Too large", 429: "Too much at once"}
-
-
-def _find_viewer(request: Request, state: AppState) -> Viewer | None:
-    try:
-        return Desk(state, identify(state, request.scope), request).viewer
+        return describe_viewer(identify(state, request.scope))
     except InlayError:
         return None
 
 
-def _show_fault(request: Request, error: Explained, viewer: Viewer | None = None) -> Response:
+def _show_fault(request: Request, error: Explained, viewer: dict[str, Any] | None = None) -> Response:
     heading = _HEADINGS.get(error.status, "That did not work")
-    visit = find_visit(request.scope)
-    visit.code = error.code
-    request_id = visit.request_id if error.status >= 500 else None
+    context = find_context(request.scope)
+    context.code = error.code
+    request_id = context.request_id if error.status >= 500 else None
     shown = {"heading": heading, "error": error, "request_id": request_id, "viewer": viewer}
     response = answer_html("fault.html", shown, error.status)
-    if request.headers.get("hx-request") == "true":  # a part of a page was asked for: show this as the whole of it
+    if request.headers.get("hx-request") == "true":  # a part of a page was asked for: show this as the whole page
         response.headers.update({"HX-Retarget": "#main", "HX-Reselect": "#main > *", "HX-Reswap": "innerHTML"})
     return response
 
 
-class _Nowhere:
-    """Answers addresses that do not exist: a browser gets a page, everybody else the API's own answer."""
+class _NotFound:
+    """Answers unknown addresses: a browser gets a page, everybody else the API's own answer."""
 
     def __init__(self, others: ASGIApp, state: AppState) -> None:
         self._others, self._state = others, state
@@ -199,11 +179,11 @@ class _Nowhere:
         await _show_fault(request, error, _find_viewer(request, self._state))(scope, receive, send)
 
 
-class _KeptFiles(StaticFiles):
-    """Static files, which a browser keeps for good if their address names their content."""
+class _StaticFiles(StaticFiles):
+    """Static files, which browsers may keep for good: their addresses change with their content."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        find_visit(scope).route = "/static"
+        find_context(scope).route = "/static"
         await super().__call__(scope, receive, send)
 
     def file_response(self, *arguments: Any, **options: Any) -> Response:

@@ -1,10 +1,12 @@
-"""Pages on the way to a new task: a file is uploaded, what was found in it is shown and mended, a job is submitted."""
+"""Pages on the way to a new task: upload a file, check and correct what was found in it, submit a job."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -13,11 +15,15 @@ from starlette.responses import Response
 
 from inlay.errors import InlayError
 from inlay.reports import first_large
-from inlay.service.page.example_data import TASK, find_example
+from inlay.service import views
 from inlay.service.page.explaining import Explained, explain_problem, plain_note
-from inlay.service.page.screens import PageCall, go_to
-from inlay.service.page.task_screens import POLICIES, describe_example
+from inlay.service.page.page_call import PageCall, go_to, job_path
+from inlay.service.page.task_screens import POLICIES, describe_example, find_example
 from inlay.service.page.training_cost import estimate_cost
+from inlay.service.state import TRAIN, JobRequest
+from inlay.service.trainer.job_settings import check_settings
+from inlay.service.web.dataset_routes import inspect_upload, read_again
+from inlay.service.web.uploads import Draft, Received, receive_upload
 from inlay.settings import DataConfig
 
 _ROLES = (
@@ -26,40 +32,39 @@ _ROLES = (
     ("pair", "Second text", "Only where two texts are answered together"),
 )
 _SETTINGS = (
-    ("epochs", "Rounds", "How often each row is learned from, at most. Empty: as suits the number of rows"),
-    ("size", "Size", "Weights of its own: more can learn more. Empty: the usual"),
-    ("lr", "Learning rate", "Empty: the usual, or found by trying"),
+    ("epochs", "Rounds", "How often each row is learned from, at most. Empty: a number that suits the data"),
+    ("size", "Size", "How many weights of its own it has: more can learn more. Empty: the usual"),
+    ("lr", "Learning rate", "Empty: the usual, or chosen by trials"),
     ("max_length", "Longest text", "In pieces of words; longer texts are cut. Empty: the usual"),
-    ("seed", "Seed", "Another number gives another draw of the dice"),
+    ("seed", "Seed", "Another number gives other random choices"),
 )
 _WHOLE = ("epochs", "size", "max_length", "seed")
 _KINDS = next(item.metadata["choices"] for item in fields(DataConfig) if item.name == "kind")
+_EXAMPLE_TASK = "sms-spam"
 _SETTING = re.compile(r"`settings\.(\w+)` is ")
 _WARNING = re.compile(r"\bskipped\b|conflicting|nearly the same|\bbad\b", re.IGNORECASE)
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
-def show_upload(call: PageCall) -> Response:
-    """Show where a file is dropped or chosen."""
-    return _show_upload(call, None)
-
-
-def _show_upload(call: PageCall, error: Explained | None) -> Response:
+def show_upload(call: PageCall, error: Explained | None = None) -> Response:
+    """Show the form for a file."""
     context = {
         "task": call.text("task"),
         "example": describe_example(call),
-        "most_bytes": call.desk.limits()["limits"]["dataset_bytes"],
+        "most_bytes": call.workspace.tenant.limits.dataset_bytes,
         "error": error,
     }
     return call.show("upload.html", "Tasks", context, 200 if error is None else error.status)
 
 
 async def take_upload(call: PageCall) -> Response:
-    """Take an uploaded file, and go to what was found in it. A page that sends it by script is told where to go."""
+    """Keep an uploaded file, and go to what was found in it. A script gets that address in a header."""
     try:
-        dataset = await call.desk.upload()
+        async with Draft(call.workspace) as draft:
+            received = await receive_upload(draft, call.workspace, call.request.scope, call.request.receive, {})
+            dataset = await _keep(call, received)
     except InlayError as error:
-        return _show_upload(call, call.explain(error))
+        return show_upload(call, call.explain(error))
     path = f"/new/{quote(dataset['id'], safe='')}"
     if call.text("task"):
         path += "?" + urlencode({"task": call.text("task")})
@@ -69,35 +74,46 @@ async def take_upload(call: PageCall) -> Response:
 
 
 async def take_example(call: PageCall) -> Response:
-    """Take the data that came along; train it at once, or look at it first."""
+    """Keep the example data as a dataset; train on it at once, or show it first."""
     example = find_example()
     if example is None:
-        return _show_upload(
-            call, Explained("the data that came along is not installed", "use a file of yours", 404, "")
-        )
-    dataset = await call.desk.keep_file(example.path)
+        return show_upload(call, Explained("the example data is not installed", "use a file of yours", 404, ""))
+    options = {"name": example.path.name, "format": example.path.suffix.removeprefix(".")}
+    async with Draft(call.workspace) as draft:
+        await draft.write(example.path.read_bytes())
+        dataset = await _keep(call, await draft.finish(options))
     if call.text("go") != "train":
-        return go_to(f"/new/{quote(dataset['id'], safe='')}?task={TASK}")
-    job = call.desk.train(TASK, dataset["id"], {})
-    return go_to(f"/jobs/{quote(job['id'], safe='')}")
+        return go_to(f"/new/{quote(dataset['id'], safe='')}?task={_EXAMPLE_TASK}")
+    job = views.submit_training(call.workspace, JobRequest(TRAIN, _EXAMPLE_TASK, dataset["id"], {}))
+    return go_to(job_path(job.id))
+
+
+async def _keep(call: PageCall, received: Received) -> dict[str, Any]:
+    """Inspect an upload, keep it, and return the dataset."""
+    inspected = await inspect_upload(call.state, call.workspace, received)
+    dataset = await asyncio.to_thread(call.workspace.add_dataset, inspected)
+    return dataset.to_json()
 
 
 def show_dataset(call: PageCall) -> Response:
     """Show what was found in a dataset."""
-    return _show_dataset(call, call.desk.dataset(call.path("dataset")), {})
+    return _show_dataset(call, _find_dataset(call), {})
+
+
+def _find_dataset(call: PageCall) -> dict[str, Any]:
+    return call.workspace.dataset(call.path("dataset")).to_json()
 
 
 async def read_dataset(call: PageCall) -> Response:
-    """Read a dataset by the columns that were chosen, and show what is found then."""
+    """Read a dataset again by the chosen columns, and show what was found."""
     chosen = {name: call.text(name) for name in ("text", "label", "pair", "kind") if call.text(name)}
     if chosen.get("kind") == "auto":
         del chosen["kind"]
     try:
-        found = await call.desk.read_again(call.path("dataset"), chosen)
+        found = await read_again(call.state, call.workspace, call.path("dataset"), chosen)
     except InlayError as error:
-        explained = call.explain(error)
-        return _show_dataset(call, call.desk.dataset(call.path("dataset")), {}, explained)
-    return _show_dataset(call, found, {})
+        return _show_dataset(call, _find_dataset(call), {}, call.explain(error))
+    return _show_dataset(call, found.to_json(), {})
 
 
 def _show_dataset(
@@ -108,9 +124,10 @@ def _show_dataset(
     faults = dict(faults) or _place_problem(found["problem"], chosen)
     named = {chosen[role]: title.lower() for role, title, _ in _ROLES if chosen[role]}
     problem = None if faults else explain_problem(found["problem"])
+    rows = [["" if cell is None else show_cell(str(cell)) for cell in row] for row in found["first_rows"]]
     epochs = int(chosen["epochs"]) if str(chosen["epochs"]).isdigit() else None
     context = {
-        "dataset": {**found, "problem": problem, "first_rows": _as_rows(found), "notes": _as_notes(found)},
+        "dataset": {**found, "problem": problem, "first_rows": rows, "notes": _as_notes(found)},
         "reading": reading,
         "most": max((item["count"] for item in (reading or {}).get("labels") or []), default=1),
         "roles": _ROLES,
@@ -119,25 +136,18 @@ def _show_dataset(
         "policies": POLICIES,
         "chosen": chosen,
         "picked": named,
-        "cost": estimate_cost(call.desk, found["num_rows"], epochs),
-        "can_train": reading is not None and found["problem"] is None and "train" in call.desk.viewer.scopes,
+        "cost": estimate_cost(call.workspace, found["num_rows"], epochs),
+        "can_train": reading is not None and found["problem"] is None and "train" in call.scopes,
         "why_not": _say_why_not(call, found),
         "faults": faults,
         "error": error,
     }
-    return call.show("dataset.html", "Tasks", context, _find_status(faults, error))
-
-
-def _find_status(faults: Mapping[str, str], error: Explained | None) -> int:
-    return error.status if error is not None else 422 if faults else 200
-
-
-def _as_rows(found: Mapping[str, Any]) -> list[list[Any]]:
-    return [["" if cell is None else show_cell(str(cell)) for cell in row] for row in found["first_rows"]]
+    status = 422 if faults else 200
+    return call.show("dataset.html", "Tasks", context, status if error is None else error.status)
 
 
 def show_cell(cell: str) -> str:
-    """Write a list, or the answers of a question, without the marks of JSON."""
+    """Write a list, or the answers to a question, without the brackets and quotes of JSON."""
     try:
         found = json.loads(cell) if cell.startswith(("[", "{")) else None
     except (ValueError, RecursionError):
@@ -150,7 +160,7 @@ def show_cell(cell: str) -> str:
 
 
 def _as_notes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the notes on a file, with a line where the words have none."""
+    """Return the notes on a file in plain words, each with its line unless the words name it."""
     notes = [(plain_note(note["message"]), note.get("line")) for note in found["notes"]]
     return [
         {"message": words, "line": None if "line" in words else line, "is_warning": bool(_WARNING.search(words))}
@@ -159,7 +169,7 @@ def _as_notes(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _find_chosen(call: PageCall, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what every field shows: what was sent, or what was found."""
+    """Return the value of every field: what was sent, or else what was found in the file."""
     reading = found["reading"] or {}
     names = {column["name"] for column in found["columns"]}
     chosen: dict[str, Any] = {}
@@ -171,20 +181,21 @@ def _find_chosen(call: PageCall, found: Mapping[str, Any]) -> dict[str, Any]:
     chosen |= {name: call.text(name) for name, _, _ in _SETTINGS}
     chosen["publish"] = call.text("publish") or "if-better"
     if call.text("task") and not call.text("publish"):
-        chosen["publish"] = call.desk.policy_of(chosen["task"]) or "if-better"
+        with suppress(InlayError):  # there is no such task yet
+            chosen["publish"] = call.workspace.task(chosen["task"]).policy
     chosen["balanced"] = call.text("balanced") == "yes"
     return chosen
 
 
 def _suggest_name(file: str) -> str:
-    """Return a name for a task that a file's name suggests."""
+    """Return a name for a task, made from a file's name."""
     stem = file.rpartition(".")[0] or file
     found = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40].strip("-")
     return found if _NAME.fullmatch(found) else "my-task"
 
 
 def _place_problem(problem: Mapping[str, Any] | None, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """Return a problem of the columns at the field that mends it; none if it is about the whole file."""
+    """Return a problem under the field that can solve it; nothing if it is about the whole file."""
     if problem is None or not chosen["text"] or not chosen["label"]:
         return {}
     said = explain_problem(dict(problem))
@@ -195,46 +206,48 @@ def _place_problem(problem: Mapping[str, Any] | None, chosen: Mapping[str, Any])
 
 
 def _say_why_not(call: PageCall, found: Mapping[str, Any]) -> str:
-    if "train" not in call.desk.viewer.scopes:
-        return "Your key may not train. One with the right “train” may."
-    return "Choose the columns first." if found["reading"] is None else "Something above must be mended first."
+    if "train" not in call.scopes:
+        return "Your key may not train: that needs a key with the right “train”."
+    return "Choose the columns first." if found["reading"] is None else "Something above must be corrected first."
 
 
 async def train_dataset(call: PageCall) -> Response:
-    """Submit a job with what was chosen, or show what is wrong with it where it was written."""
+    """Submit a job with the chosen settings, or show at each field what is wrong with it."""
     settings, faults = _read_settings(call)
     task = call.text("task").strip()
     if not _NAME.fullmatch(task):
         faults["task"] = "Use small letters, digits and hyphens, and begin with a letter or digit"
-    dataset = call.desk.dataset(call.path("dataset"))
+    dataset = _find_dataset(call)
     if faults:
         return _show_dataset(call, dataset, faults)
     dataset = await _as_chosen(call, dataset)
     if dataset["reading"] is None or dataset["problem"] is not None:
         return _show_dataset(call, dataset, {})
     try:
-        job = call.desk.train(task, dataset["id"], settings, call.text("publish") or None)
+        check_settings(settings)
+        request = JobRequest(TRAIN, task, dataset["id"], settings, call.text("publish") or None)
+        job = views.submit_training(call.workspace, request)
     except InlayError as error:
         field = _SETTING.match(error.message)
-        if field is not None and error.hint and field[1] in dict.fromkeys(name for name, _, _ in _SETTINGS):
+        if field is not None and error.hint and any(field[1] == name for name, _, _ in _SETTINGS):
             return _show_dataset(call, dataset, {field[1]: first_large(error.hint)})
         return _show_dataset(call, dataset, {}, call.explain(error))
-    return go_to(f"/jobs/{quote(job['id'], safe='')}")
+    return go_to(job_path(job.id))
 
 
 async def _as_chosen(call: PageCall, dataset: dict[str, Any]) -> dict[str, Any]:
-    """Return the dataset as read by the columns of the form, which without JavaScript were not read yet."""
+    """Return the dataset as read by the columns of the form. Without JavaScript it was not read by them yet."""
     reading = dataset["reading"] or {}
     chosen = {name: call.text(name) for name in ("text", "label", "pair") if call.text(name)}
     if call.text("kind") not in ("", "auto"):
         chosen["kind"] = call.text("kind")
     if all(reading.get(name) == value for name, value in chosen.items()):
         return dataset
-    return await call.desk.read_again(dataset["id"], chosen)
+    return (await read_again(call.state, call.workspace, dataset["id"], chosen)).to_json()
 
 
 def _read_settings(call: PageCall) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings that were written, and what is wrong with those that are none."""
+    """Return the settings of the form, and what is wrong with those that are not numbers."""
     settings: dict[str, Any] = {}
     faults: dict[str, str] = {}
     for name, _, _ in _SETTINGS:

@@ -1,6 +1,6 @@
-"""Templates: text in, HTML out, always escaped. How times are written on every page; numbers are `inlay.reports`'.
+"""Rendering of templates, always escaped, and the writing of times. `inlay.reports` writes numbers.
 
-No template may switch escaping off, and `StrictUndefined` makes a misspelt name an error instead of a blank.
+No template may switch escaping off. `StrictUndefined` makes a misspelt name an error instead of a blank.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def render(template: str, context: Mapping[str, Any]) -> str:
 
 @lru_cache(maxsize=64)
 def static_url(name: str) -> str:
-    """Return the address of a static file; it changes with the file, so that browsers may keep it for good."""
+    """Return the address of a static file. It changes with the content, so that browsers may keep the file for good."""
     return f"/static/{name}?v={hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]}"
 
 
 def ticked(text: str | None) -> Markup:
-    """Return words whose `quoted parts` stand in letters of one width; everything in them is escaped."""
+    """Return words as HTML, with the parts in backticks as code; everything is escaped."""
     parts = (text or "").split("`")
-    if len(parts) % 2 == 0:  # a tick without its partner is a letter
+    if len(parts) % 2 == 0:  # a backtick without a partner is a letter
         return escape(text or "")
     pieces = [
         escape(part) if number % 2 == 0 else Markup("<code>{}</code>").format(part) for number, part in enumerate(parts)
@@ -85,12 +85,12 @@ def ticked(text: str | None) -> Markup:
 
 
 def listed(cell: str) -> str:
-    """Write the labels of a set, which files keep apart by `|`."""
+    """Write the labels of a set, which files separate by `|`."""
     return cell.replace("|", ", ") or "no label"
 
 
 def nth(number: int) -> str:
-    """Write a place: 1st, 2nd, 3rd, 11th."""
+    """Write an ordinal number: 1st, 2nd, 3rd, 11th."""
     ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     return f"{number}{ending}"
 

@@ -1,7 +1,7 @@
-"""Signing in with a key, and out again. The browser keeps a random token; the database keeps its digest.
+"""Signing in with a key, and out again. The browser keeps a random token, the database only its digest.
 
-The cookie is HttpOnly and SameSite=Strict, and Secure over HTTPS. A session ends with its key, after a while, or when
-the person signs out.
+The cookie is HttpOnly and SameSite=Strict, and Secure over HTTPS. A session ends when its key does, after a while, or
+when the person signs out.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from starlette.responses import RedirectResponse, Response
 
 from inlay.errors import InlayError
 from inlay.service.page.explaining import explain
-from inlay.service.page.forms import read_form
-from inlay.service.page.screens import SAID, answer_html
+from inlay.service.page.page_call import SAID, answer_html, read_form
 from inlay.service.state import Keys, Sessions
 from inlay.service.web.app_state import AppState
-from inlay.service.web.hosts import check_origin
-from inlay.service.web.identity import COOKIE, read_cookie
+from inlay.service.web.identity import COOKIE, check_origin, read_cookie
 
 SESSION_S = 12 * 3600.0
 _LONGEST_KEY = 200
 
 
 def show_sign_in(request: Request, state: AppState) -> Response:
-    """Show where a key is written."""
+    """Show the form for a key."""
     said = SAID.get(request.query_params.get("said", ""))
     return answer_html("sign_in.html", {"next": safe_path(request.query_params.get("next", "/")), "said": said})
 
@@ -58,7 +56,7 @@ def sign_out(request: Request, state: AppState) -> Response:
 
 
 def with_session(request: Request, token: str, response: Response) -> Response:
-    """Give a browser the token of its session."""
+    """Add the cookie with a session's token to a response."""
     is_secure = request.url.scheme == "https"
     response.set_cookie(
         COOKIE, token, max_age=int(SESSION_S), path="/", secure=is_secure, httponly=True, samesite="strict"
@@ -67,8 +65,8 @@ def with_session(request: Request, token: str, response: Response) -> Response:
 
 
 def ask_to_sign_in(request: Request) -> Response:
-    """Send somebody without a session to where a key is written; a part of a page that is updated goes there too."""
-    if request.headers.get("hx-request") == "true":
+    """Redirect to the form for a key, and from there back to the page that was asked for."""
+    if request.headers.get("hx-request") == "true":  # a part of a page is updated: the whole page goes there
         return Response(status_code=200, headers={"HX-Redirect": "/sign-in", "Cache-Control": "no-store"})
     path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     wanted = path if request.method == "GET" and path != "/" else ""
@@ -76,6 +74,6 @@ def ask_to_sign_in(request: Request) -> Response:
 
 
 def safe_path(path: str) -> str:
-    """Return a path of this service to go on to; anything that a browser might take for another site becomes `/`."""
+    """Return a path of this service to redirect to, or `/` for a path that a browser might take for another site."""
     is_own = path.startswith("/") and not path.startswith(("//", "/\\")) and "\\" not in path
     return path if is_own and path.isprintable() else "/"

@@ -1,6 +1,6 @@
-"""Rows that are worth labelling: those the live version is least sure of, and those it is surely wrong about.
+"""Rows worth labelling: those that the live version is least sure of, and those where it is sure but wrong.
 
-They are dev rows, which it did not learn from. A row that it is sure of and wrong about is often labelled wrongly.
+They are dev rows, which it did not learn from. Where it is sure but wrong, the label in the data is often wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LEAST_SURE = 2 / 3  # share of the rows that are chosen for being unsure
 
 
 def suggest_rows(workspace: Workspace, name: str, most: int) -> list[dict[str, Any]]:
-    """Return the rows of a task that are worth labelling most, without those that were corrected already."""
+    """Return the rows of a task that are most worth labelling, without those that have a correction."""
     evaluation = _read_live(workspace, name)
     if evaluation is None:
         return []
@@ -32,7 +32,7 @@ def suggest_rows(workspace: Workspace, name: str, most: int) -> list[dict[str, A
 
 
 def sample_rows(workspace: Workspace, name: str, number: int) -> list[dict[str, Any]]:
-    """Return a few short dev rows of a task's live version, spread over all."""
+    """Return a few short dev rows of a task's live version, evenly spread."""
     evaluation = _read_live(workspace, name)
     rows = [] if evaluation is None else [row for row in _distinct(evaluation.rows) if len(row.text) < 500]
     step = max(1, len(rows) // number)
@@ -62,7 +62,7 @@ def _describe(row: EvaluatedRow) -> dict[str, Any]:
 
 
 def _write(cell: Any) -> str:
-    """Write a target or an answer as a correction of it would be written."""
+    """Write a target or an answer in the way in which a correction is written."""
     if isinstance(cell, list | tuple):
         return "|".join(str(item) for item in cell)
     return f"{cell:g}" if isinstance(cell, float) else str(cell)

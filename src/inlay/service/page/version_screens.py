@@ -1,8 +1,11 @@
-"""The page of one version: scores, what was taken for what, how sure it is, and the words that moved an answer."""
+"""Pages about versions: one with its scores, mistakes and confidence, and two compared.
+
+The page of a version also shows the words on which an answer depends: each is left out in turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,57 +18,62 @@ from inlay.reports import (
     choose_labels,
     draw_calibration,
     first_large,
+    is_share,
     level,
     metric_words,
     plural,
     show_number,
     show_score,
 )
+from inlay.service import views
+from inlay.service.page.drawings import draw_difference
 from inlay.service.page.explaining import Explained, explain_problem
-from inlay.service.page.screens import PageCall, task_path
-from inlay.service.page.task_screens import head_of
+from inlay.service.page.page_call import PageCall, go_to, task_path
+from inlay.service.page.task_screens import find_label_form, find_task, list_versions, takes_pair
 
 _HIDDEN = ("ece_uncalibrated",)
 _STRONG, _CLEAR, _SLIGHT = 0.2, 0.05, 0.01
 """changes of a probability that a word's mark tells apart"""
 _SIDES = (("dev", "On the rows it is judged by"), ("test", "On test rows"))
+_VERDICTS = {"better": ("good", "better"), "worse": ("bad", "worse"), "no-difference": ("", "no clear difference")}
+
+# One version
 
 
-def show_version(call: PageCall) -> Response:
-    """Show a version; with `expected` and `answer`, also the rows behind that cell."""
-    return _show_version(call, None)
+def show_version(call: PageCall, moved: Mapping[str, Any] | None = None) -> Response:
+    """Show a version; with `expected` and `answer`, also the rows of that cell of the confusion matrix.
 
-
-def _show_version(call: PageCall, moved: Mapping[str, Any] | None) -> Response:
-    task = head_of(call)
+    `moved` has the words on which an answer depends, if they were asked for.
+    """
+    task, workspace = find_task(call), call.workspace
     number = int(call.path("version"))
-    version, form = call.desk.version(task["name"], number), call.desk.label_form(task["name"])
+    place = views.find_version(workspace, task["name"], number)
+    version, form = place.row.to_json(), find_label_form(workspace, task["name"])
     report, no_report = None, None
     try:
-        report = call.desk.report(task["name"], number)
+        report = views.describe_report(workspace, task["name"], number)
     except InlayError as error:
         no_report = call.explain(error)
     expected, answer = call.request.query_params.get("expected"), call.request.query_params.get("answer")
     errors = None
     is_asked = expected is not None or answer is not None
     if report is not None and (is_asked or report["confusion"] is None):
-        errors = call.desk.errors(
-            task["name"], number, {"expected": expected, "answer": answer}, call.text("after") or None
-        )
+        filters = {"expected": expected, "answer": answer}
+        errors = views.describe_errors(workspace, place, filters, 50, call.text("after") or None)
     context = {
         "task": task,
         "version": version,
         "report": report,
         "no_report": no_report,
         "scores": _list_scores(version, report),
-        "confusion": [] if report is None else _look_at_confusion(call, report, number),
+        "confusion": [] if report is None else _draw_confusion(call, report, number),
         "left_out": "",
         "calibration": None if report is None else draw_calibration(report["calibration"]),
         "errors": errors,
         "behind_title": _say_behind(expected, answer, is_number=form == "number"),
         "behind_next": _next_page(call, errors, expected, answer),
         "moved": moved,
-        "can_move": form == "pick" and not call.desk.takes_pair(task["name"]),
+        "can_move": form == "pick" and not takes_pair(workspace, task["name"]),
         "text": call.text("text"),
     }
     if report is not None and report["confusion"]:
@@ -81,7 +89,7 @@ def _show_version(call: PageCall, moved: Mapping[str, Any] | None) -> Response:
 def _list_scores(
     version: Mapping[str, Any], report: Mapping[str, Any] | None
 ) -> list[tuple[str, list[tuple[str, str, str]]]]:
-    """Return the scores by side, each the one that decides first: name, value, bounds."""
+    """Return the scores on dev and test rows as (name, value, interval), the deciding metric first."""
     metric, found = version["metric"], []
     for side, words in _SIDES:
         scores = version["metrics"].get(side)
@@ -98,8 +106,8 @@ def _list_scores(
     return found
 
 
-def _look_at_confusion(call: PageCall, report: Mapping[str, Any], number: int) -> list[list[dict[str, Any]]]:
-    """Return the cells of a confusion: the count, its colour by its share of the row, and where its rows are shown."""
+def _draw_confusion(call: PageCall, report: Mapping[str, Any], number: int) -> list[list[dict[str, Any]]]:
+    """Return the cells of the confusion matrix, with colours by their share of the row, and links to their rows."""
     if report["confusion"] is None:
         return []
     labels, counts = report["confusion"]["labels"], report["confusion"]["counts"]
@@ -138,21 +146,21 @@ def _next_page(call: PageCall, errors: Mapping[str, Any] | None, expected: str |
 
 
 async def show_words(call: PageCall) -> Response:
-    """Show which words of a text moved its answer."""
+    """Show on which words of a text its answer depends."""
+    return show_version(call, await _find_moved(call))
+
+
+async def _find_moved(call: PageCall) -> dict[str, Any]:
+    """Return the words of the text with their effects, or an error that explains why there are none."""
     reference = f"{call.path('task')}@{int(call.path('version'))}"
     text = call.text("text").strip()
-    moved = await _find_moved(call, reference, text)
-    return _show_version(call, moved)
-
-
-async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, Any]:
     empty: dict[str, Any] = {"error": None, "words": [], "table": [], "left_out": "", "is_marked": False}
     if not text:
         return empty | {"error": Explained("there is no text", "write one above", 422, "")}
     try:
         places = place_words(text)
         shorter = leave_out(text, places)
-        answers = await call.desk.predict([{"task": reference, "text": each} for each in (text, *shorter)])
+        answers = await call.predict([{"task": reference, "text": each} for each in (text, *shorter)])
     except InlayError as error:
         return empty | {"error": call.explain(error)}
     whole, others = answers[0], answers[1:]
@@ -160,7 +168,7 @@ async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, An
     if failed is not None:
         return empty | {"error": explain_problem(failed)}
     if whole.get("label") is None or not whole.get("probabilities"):
-        return empty | {"error": Explained("only tasks that answer with one label can be asked so", None, 422, "")}
+        return empty | {"error": Explained("this works only for tasks that answer with one label", None, 422, "")}
     if not shorter:
         return empty | {"error": Explained("a text of one word has no other words", "write a longer one", 422, "")}
     said = whole["label"]
@@ -168,17 +176,17 @@ async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, An
         text, places, whole["probabilities"][said], [answer["probabilities"][said] for answer in others]
     )
     words = [
-        {"text": effect.text, "look": _look_of(effect.change), "title": f"{_points(-effect.change)} without it"}
+        {"text": effect.text, "look": _look_of(effect.change), "title": f"{_write_change(-effect.change)} without it"}
         for effect in effects
     ]
     table = [
-        {"text": effect.text, "without": effect.without, "change": _points(-effect.change)}
+        {"text": effect.text, "without": effect.without, "change": _write_change(-effect.change)}
         for effect in sorted(effects, key=lambda effect: -abs(effect.change))[:20]
     ]
-    grouped = len(places) == MOST_WORDS or any(" " in effect.text for effect in effects)
-    left_out = "Neighbouring words were left out together, as there are many." if grouped else ""
+    is_grouped = len(places) == MOST_WORDS or any(" " in effect.text for effect in effects)
+    left_out = "The text has many words, so some were left out together with their neighbours." if is_grouped else ""
     if not any(word["look"] for word in words):
-        left_out = f"No single word decides: it says {whole['label']} without any of them too. {left_out}"
+        left_out = f"No single word decides: without any one of them the answer is still {whole['label']}. {left_out}"
     return empty | {
         "is_marked": any(word["look"] for word in words),
         "label": whole["label"],
@@ -190,13 +198,118 @@ async def _find_moved(call: PageCall, reference: str, text: str) -> dict[str, An
 
 
 def _look_of(change: float) -> str:
-    """Return the class of a word's mark: the answer rests on it (`up`), or it speaks against the answer (`down`)."""
+    """Return the CSS class of a word: it supports the answer (`up`), or speaks against it (`down`)."""
     size = abs(change)
     strength = 3 if size >= _STRONG else 2 if size >= _CLEAR else 1 if size >= _SLIGHT else 0
     return f"{'up' if change > 0 else 'down'}{strength}" if strength else ""
 
 
-def _points(change: float) -> str:
-    """Write a change of a share in points."""
+def _write_change(change: float) -> str:
+    """Write the change of a probability in percentage points."""
     sign = "+" if change > 0 else "−" if change < 0 else ""
     return f"{sign}{show_number(round(100 * abs(change), 1))} points"
+
+
+# Two versions compared
+
+
+async def show_compare(call: PageCall, error: Explained | None = None) -> Response:
+    """Compare two versions: those of the address, or the live one with the newest other."""
+    task, workspace = find_task(call), call.workspace
+    versions = list(reversed(list_versions(workspace, task["name"])))
+    alias = workspace.alias(task["name"])
+    live = task["live"]["version"] if task["live"] else 0
+    first, second = _choose_two(call, versions, live)
+    found = None
+    if first != second:
+        try:
+            compared = await views.describe_comparison(workspace, call.state.engine, task["name"], (first, second))
+            found = _describe_comparison(compared, live)
+        except InlayError as fault:
+            error = error or call.explain(fault)
+    context = {
+        "task": task,
+        "versions": versions,
+        "a": first,
+        "b": second,
+        "found": found,
+        "live": live,
+        "etag": alias.to_json()["etag"] if alias is not None else "",
+        "history": [move.to_json() for move in workspace.history(task["name"])],
+        "error": error,
+    }
+    return call.show("compare.html", "Tasks", context, 200 if error is None else error.status)
+
+
+def _choose_two(call: PageCall, versions: Sequence[Mapping[str, Any]], live: int) -> tuple[int, int]:
+    """Return the numbers of the versions to compare: those of the address, or the live one and the newest other."""
+    numbers = [version["version"] for version in versions]
+    first = call.number("a") if call.number("a") in numbers else live or (numbers[-1] if numbers else 0)
+    others = [number for number in numbers if number != first]
+    second = call.number("b") if call.number("b") in numbers else (others[0] if others else first)
+    if first == second and others:
+        second = others[0]
+    assert first is not None
+    assert second is not None
+    return (first, second) if call.number("a") else (min(first, second), max(first, second))
+
+
+def _describe_comparison(found: Mapping[str, Any], live: int) -> dict[str, Any]:
+    """Return a comparison with its words and drawing."""
+    look, verdict = _VERDICTS[found["verdict"]]
+    first, second = found["a"], found["b"]
+    gain = found.get("gain", found["difference"])
+    low, high = found["interval"]
+    sign = 1 if gain * found["difference"] >= 0 else -1  # an error, for example, is better if it is smaller
+    bounds = sorted((sign * low, sign * high))
+    better = second if found["verdict"] == "better" else first if found["verdict"] == "worse" else None
+    title = (
+        f"Version {second} is {verdict} than version {first}"
+        if better
+        else f"Versions {first} and {second} are about as good"
+    )
+    return {
+        **found,
+        "title": title,
+        "look": look,
+        "verdict_words": verdict,
+        "words": _say_chance(found),
+        "better": better,
+        "difference_words": _write_difference(found["difference"], found["metric"]),
+        "interval_words": f"{_write_difference(low, found['metric'])} to {_write_difference(high, found['metric'])}",
+        "plot": draw_difference(bounds[0], gain, bounds[1]),
+        "movable": [number for number in (first, second) if number != live],
+    }
+
+
+def _say_chance(found: Mapping[str, Any]) -> str:
+    """Write how likely such a difference is by chance."""
+    chance = found["p_value"]
+    rows = f"Both answered the same {show_number(found['num_rows'])} rows"
+    if chance is None:
+        return f"{rows}."
+    if chance >= 0.5:
+        return f"{rows}. A difference like this one comes about by chance most of the time."
+    often = max(2, round(1 / max(chance, 1e-4)))
+    times = "less than once in 10,000 times" if chance < 1e-4 else f"about once in {show_number(often)} times"
+    return f"{rows}. A difference as large as this one would come about by chance {times}."
+
+
+def _write_difference(value: float, metric: str) -> str:
+    sign = "+" if value > 0 else "−" if value < 0 else "±"
+    if is_share(metric):
+        return f"{sign}{100 * abs(value):.1f} points"
+    return f"{sign}{abs(value):.3f}"
+
+
+async def move_live(call: PageCall) -> Response:
+    """Make a version live, if the live version is still the one that the person saw."""
+    task, number = call.path("task"), call.number("version") or 0
+    etag = call.text("etag").strip('"')
+    if_match = int(etag) if etag.isdigit() else None
+    try:
+        reason = "chosen on the page"
+        await views.go_live(call.workspace, call.state.engine, task, number, if_match=if_match, reason=reason)
+    except InlayError as error:
+        return await show_compare(call, call.explain(error))
+    return go_to(task_path(task, "/compare"), "live")

@@ -1,4 +1,4 @@
-"""The web of the service: an ASGI app whose routes check who asks, keep uploads, and hand rows to the engine.
+"""The web room: an ASGI app whose routes identify the caller, keep uploads, and send rows to the engine.
 
 It imports no torch; names are imported when they are first used.
 """

@@ -1,10 +1,11 @@
-"""`/v1/usage`, `/v1/limits`, `/v1/keys`, and `/v1/operator` for whoever runs the service."""
+"""`/v1/usage`, `/v1/limits`, `/v1/keys`, and `/v1/operator` for the operator of the service."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import Annotated, Any
 
 import msgspec
@@ -13,7 +14,7 @@ from fastapi import Query, Response
 from inlay.errors import InlayError
 from inlay.service.engine import EngineRefused
 from inlay.service.home import read_fleet, read_status
-from inlay.service.state import JobQueue, Keys, Tenants, Workspace
+from inlay.service.state import JobQueue, Key, Keys, Tenants, Workspace
 from inlay.service.web.app_state import AppState
 from inlay.service.web.bodies import KeyBody, RotationBody
 from inlay.service.web.guard import CurrentHere, Here, MadeReply, answer_once, make_router, needs
@@ -46,13 +47,13 @@ def get_limits(here: CurrentHere) -> Any:
 )
 def make_key(here: CurrentHere, body: KeyBody) -> Response:
     """Make a key. Its `secret` is in this answer and nowhere else: it is not shown again."""
-    expires_at = _read_expiry(here, body.expires_at)
-
-    def make(call: Any) -> MadeReply:
-        key, secret = _keys(here).make(here.workspace.name, body.scopes, body.name, expires_at)
-        return _made({**key.to_json(), "secret": secret})
-
-    return answer_once(here, make, _show_nothing)
+    expires_at = None
+    if body.expires_at is not None:
+        at = body.expires_at if body.expires_at.tzinfo is not None else body.expires_at.replace(tzinfo=UTC)
+        expires_at = at.timestamp()
+        if expires_at <= here.state.db.now():
+            raise bad_fields([FieldFault("expires_at", "it has passed")])
+    return _answer_secret(here, lambda: _keys(here).make(here.workspace.name, body.scopes, body.name, expires_at))
 
 
 @router.post(
@@ -64,38 +65,31 @@ def make_key(here: CurrentHere, body: KeyBody) -> Response:
 )
 def rotate_key(here: CurrentHere, key: str, body: RotationBody) -> Response:
     """Make a key like another one, which ends now or after `overlap_s` seconds."""
-
-    def make(call: Any) -> MadeReply:
-        new, secret = _keys(here).rotate(key, tenant=here.workspace.name, overlap_s=body.overlap_s)
-        return _made({**new.to_json(), "secret": secret})
-
-    return answer_once(here, make, _show_nothing)
+    tenant = here.workspace.name
+    return _answer_secret(here, lambda: _keys(here).rotate(key, tenant=tenant, overlap_s=body.overlap_s))
 
 
-def _made(body: dict[str, Any]) -> MadeReply:
-    return MadeReply(body, 201, kept={**body, "secret": None})
+def _answer_secret(here: Here, make: Callable[[], tuple[Key, str]]) -> Response:
+    """Answer with a new key and its secret. A repeated request is not shown the secret again."""
 
+    def reply(call: Any) -> MadeReply:
+        key, secret = make()
+        body = {**key.to_json(), "secret": secret}
+        return MadeReply(body, 201, kept={**body, "secret": None})
 
-def _show_nothing(subject: str) -> MadeReply:
-    raise RequestRefused(
-        "the key was made, and its secret is shown only once",
-        "`GET /v1/keys` lists it: end it, and make another",
-        code="secret-lost",
-        status=409,
-    )
+    def show(subject: str) -> MadeReply:
+        raise RequestRefused(
+            "the key was made, and its secret is shown only once",
+            "`GET /v1/keys` lists it: end it, and make another",
+            code="secret-lost",
+            status=409,
+        )
+
+    return answer_once(here, reply, show)
 
 
 def _keys(here: Here) -> Keys:
     return Keys(here.state.db, here.workspace.actor)
-
-
-def _read_expiry(here: Here, given: datetime | None) -> float | None:
-    if given is None:
-        return None
-    at = (given if given.tzinfo is not None else given.replace(tzinfo=UTC)).timestamp()
-    if at <= here.state.db.now():
-        raise bad_fields([FieldFault("expires_at", "it has passed")])
-    return at
 
 
 @router.get("/v1/keys", response_model=ListShape[KeyShape], openapi_extra=needs("admin"))
@@ -117,32 +111,27 @@ async def get_operator(here: CurrentHere) -> dict[str, Any]:
 
 
 async def describe_operator(state: AppState) -> dict[str, Any]:
-    """Return what whoever runs the service wants to see at a glance."""
+    """Return the state of the whole service, for its operator."""
     try:
-        stats = asdict_stats(await state.engine.stats())
+        found = await state.engine.stats()
+        stats: dict[str, Any] = msgspec.structs.asdict(found)
+        stats.pop("id")
+        stats["per_tenant"] = {name: msgspec.structs.asdict(load) for name, load in found.per_tenant.items()}
     except EngineRefused as error:
         stats = {"problem": error.to_json()}
-    found = await asyncio.to_thread(_describe_state, state)
-    about = {**found, "engine": stats, "processes": read_status(state.settings)}
+    about = await asyncio.to_thread(_describe_database, state)
+    about |= {"engine": stats, "processes": read_status(state.settings)}
     return about if state.settings.cluster is None else {**about, "cluster": read_fleet(state.settings)}
 
 
-def _describe_state(state: AppState) -> dict[str, Any]:
+def _describe_database(state: AppState) -> dict[str, Any]:
     tenants = []
     for tenant in Tenants(state.db).list():
         about = tenant.to_json()
         if not tenant.is_removing:
             try:
                 about["used"] = Workspace(state.db, tenant.name).limits().to_json()["used"]
-            except InlayError:  # removed meanwhile
+            except InlayError:  # it was removed just now
                 continue
         tenants.append(about)
     return {"tenants": tenants, "jobs": asdict(JobQueue(state.db).stats())}
-
-
-def asdict_stats(stats: Any) -> dict[str, Any]:
-    """Return the engine's counters as JSON data."""
-    about: dict[str, Any] = msgspec.structs.asdict(stats)
-    about.pop("id")
-    about["per_tenant"] = {name: msgspec.structs.asdict(load) for name, load in stats.per_tenant.items()}
-    return about

@@ -1,4 +1,4 @@
-"""What all routes of one web process share. It is at `app.state.inlay`, and the page takes what it needs from it."""
+"""What all routes of one web process share. It is at `app.state.inlay`; the pages use it too."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from inlay.service.engine import Answering, Caller
-from inlay.service.engine.protocol import Band
+from inlay.service.engine import Answering
 from inlay.service.settings import ServeSettings
-from inlay.service.state import Database, Key, Keys, Tenant, Workspace
+from inlay.service.state import Database, Key, Keys, Workspace
 from inlay.service.web.counters import Counters
 from inlay.service.web.inspection import Inspector
 from inlay.service.web.problems import Secrets
@@ -30,7 +29,7 @@ class AppState:
     engine: Answering
     counters: Counters = field(default_factory=Counters)
     find_session: Callable[[str], Key | None] = lambda token: None
-    """the valid key of a browser's session"""
+    """finds the valid key of a browser's session by its token"""
     is_draining: bool = False
     """set while the process ends: it is not ready any more"""
 
@@ -50,7 +49,7 @@ class AppState:
 
 
 class KnownReadiness:
-    """What was last found of the service's parts, so that being asked often costs little."""
+    """The last result of the readiness checks, so that frequent requests cost little."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -58,16 +57,16 @@ class KnownReadiness:
         self._at = -math.inf
 
     def is_fresh(self, seconds: float) -> bool:
-        """Return whether it was found within so many seconds."""
+        """Return whether the result is at most so many seconds old."""
         return time.monotonic() < self._at + seconds
 
     def keep(self, checks: dict[str, str]) -> None:
-        """Remember what was found."""
+        """Store a new result."""
         self.checks, self._at = checks, time.monotonic()
 
 
 class LiveNames:
-    """The names of a tenant's tasks that can answer, remembered for a moment: what `"tasks": "*"` means."""
+    """The names of a tenant's tasks that can answer, cached for a second: what `"tasks": "*"` means."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, tuple[int, float, tuple[str, ...]]] = OrderedDict()
@@ -90,8 +89,3 @@ class LiveNames:
         if len(self._known) > _MOST_TENANTS:
             self._known.popitem(last=False)
         return tuple(names)
-
-
-def make_caller(tenant: Tenant, band: Band) -> Caller:
-    """Return a tenant as the engine knows it."""
-    return Caller(tenant.name, tenant.weight, tenant.limits.tokens_per_minute, band)

@@ -1,4 +1,4 @@
-"""The JSON that the API takes on its control routes, as types: unknown fields and other types are refused by name."""
+"""The JSON that control routes take, as types: an unknown field or a value of another type is refused by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from inlay.settings import KIND_NAMES
 TASK_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 REFERENCE_PATTERN = r"^[A-Za-z0-9_-]{1,64}(@[0-9]{1,9})?$"
 ID_PATTERN = r"^[a-z]{2,3}_[A-Za-z0-9_-]{1,60}$"
-KEY_PATTERN = r"^[a-z0-9]{1,32}$"
 MOST_NUMBER = 2**31 - 1
 _LONGEST_TEXT = 1_000_000
 

@@ -1,7 +1,7 @@
 """The outermost layer of the web app: what every request goes through, whatever its route.
 
-Each request gets an id, is refused if it was sent to another host's name, is counted and logged without any of its
-texts, and always ends in an answer: what a route raises becomes a problem. All answers have the security headers.
+Each request gets an id, is refused if its `Host` is not allowed, is counted, and is logged without its texts. It always
+ends in an answer: what a route raises becomes a problem. All answers have the security headers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from inlay.errors import InlayError
 from inlay.service.logs import log_event, log_failure
 from inlay.service.web.counters import Counters
 from inlay.service.web.problems import MEDIA_TYPE, Problem, RequestRefused, Secrets, make_problem, unforeseen
-from inlay.service.web.visits import BodyBudget, ClientGone, Visit, find_header, make_request_id
+from inlay.service.web.request_context import BodyBudget, ClientGone, RequestContext, find_header, make_request_id
 
 App = Callable[[Any, Any, Any], Awaitable[None]]
 _QUIET_ROUTES = {"/healthz", "/readyz", "/metrics", "/static"}
-"""asked often and by no person: logged only if they fail"""
+"""requested often and by programs: logged only if they fail"""
 _NOTHING_NEW = 204
-"""what a page is answered that asks each second how a job goes"""
+"""the answer to a page that polls a job each second when nothing has changed"""
 _HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -36,7 +36,7 @@ _DEFAULTS: tuple[tuple[bytes, bytes], ...] = (
 
 
 class Border:
-    """Wraps the app. `allows_host` says whether the service answers to a name."""
+    """Wraps the app. `allows_host` tests the header `Host`."""
 
     def __init__(
         self, app: App, allows_host: Callable[[str], bool], counters: Counters, secrets: Secrets, most_bytes: int
@@ -57,78 +57,75 @@ class Border:
             await send({"type": "websocket.close", "code": 1008})
             return
         request_id = make_request_id(find_header(scope, b"x-request-id"))
-        visit = Visit(request_id, self._most_bytes, budget=self._budget)
-        scope.setdefault("state", {})["visit"] = visit
-        answer = _Answer(send, visit)
+        context = RequestContext(request_id, self._most_bytes, budget=self._budget)
+        scope.setdefault("state", {})["context"] = context
+        answer = _Answer(send, context)
         try:
-            self._check_host(scope)
+            host = (find_header(scope, b"host") or b"").decode("latin-1")
+            if not self._allows_host(host):
+                raise RequestRefused(
+                    "this service does not answer to the name in the header `Host`",
+                    "the operator allows names by `inlay serve --allow-host NAME`",
+                    code="wrong-host",
+                    status=400,
+                )
             await self._app(scope, receive, answer.send)
         except ClientGone:
-            visit.status = 499
+            context.status = 499
         except InlayError as error:
-            await answer.send_problem(make_problem(error, request_id, self._secrets.of_tenant(visit.tenant)))
+            await answer.send_problem(make_problem(error, request_id, self._secrets.of_tenant(context.tenant)))
         except Exception:
-            log_failure("a request failed unforeseen", {"request": request_id, "route": visit.route})
+            log_failure("a request failed unexpectedly", {"request": request_id, "route": context.route})
             await answer.send_problem(make_problem(unforeseen(), request_id))
         finally:
-            self._budget.give_back(visit)
-        self._record(scope["method"], visit)
+            self._budget.give_back(context)
+        self._record(scope["method"], context)
 
-    def _check_host(self, scope: Any) -> None:
-        host = (find_header(scope, b"host") or b"").decode("latin-1")
-        if not self._allows_host(host):
-            raise RequestRefused(
-                "this service does not answer to the name in the header `Host`",
-                "the operator allows names by `inlay serve --allow-host NAME`",
-                code="wrong-host",
-                status=400,
-            )
-
-    def _record(self, method: str, visit: Visit) -> None:
-        seconds = time.monotonic() - visit.began_at
-        self._counters.add_request(method, visit.route, visit.status, seconds)
-        is_quiet = visit.route in _QUIET_ROUTES and visit.status < 400
-        if is_quiet or (method == "GET" and visit.status == _NOTHING_NEW):
+    def _record(self, method: str, context: RequestContext) -> None:
+        seconds = time.monotonic() - context.began_at
+        self._counters.add_request(method, context.route, context.status, seconds)
+        is_quiet = context.route in _QUIET_ROUTES and context.status < 400
+        if is_quiet or (method == "GET" and context.status == _NOTHING_NEW):
             return
         fields: dict[str, object] = {
-            "request": visit.request_id,
-            "tenant": visit.tenant,
-            "route": f"{method if len(method) < 8 else '?'} {visit.route}",
-            "status": visit.status,
+            "request": context.request_id,
+            "tenant": context.tenant,
+            "route": f"{method if len(method) < 8 else '?'} {context.route}",
+            "status": context.status,
             "ms": round(1000 * seconds, 1),
         }
-        if visit.num_rows:
-            fields["rows"] = visit.num_rows
-        if visit.code:
-            fields["code"] = visit.code
+        if context.num_rows:
+            fields["rows"] = context.num_rows
+        if context.code:
+            fields["code"] = context.code
         log_event("request", fields)
 
 
 class _Answer:
-    """Sends an answer with the headers that all have."""
+    """Sends an answer, with the headers that all answers have."""
 
-    def __init__(self, send: Any, visit: Visit) -> None:
+    def __init__(self, send: Any, context: RequestContext) -> None:
         self._send = send
-        self._visit = visit
+        self._context = context
         self._has_begun = False
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self._has_begun = True
-            self._visit.status = message["status"]
+            self._context.status = message["status"]
             headers = list(message.get("headers", ()))
             names = {name for name, _ in headers}
             headers += [header for header in _DEFAULTS if header[0] not in names]
             headers += _HEADERS
-            headers.append((b"x-request-id", self._visit.request_id.encode()))
+            headers.append((b"x-request-id", self._context.request_id.encode()))
             message["headers"] = headers
         await self._send(message)
 
     async def send_problem(self, problem: Problem) -> None:
-        """Send a problem, unless an answer has begun: then its client sees it end too early."""
-        self._visit.code = problem.body["code"]
+        """Send a problem, unless an answer has begun: then the client sees it cut off."""
+        self._context.code = problem.body["code"]
         if self._has_begun:
-            self._visit.status = problem.status
+            self._context.status = problem.status
             return
         body = problem.encode()
         headers = [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]

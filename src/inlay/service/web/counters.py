@@ -1,7 +1,7 @@
 """Counters for Prometheus. Their labels are routes, statuses and kinds, never names of tenants or tasks.
 
-With several web processes each writes its counters to a folder, which the supervisor names in the environment
-(`PROMETHEUS_MULTIPROC_DIR`); any of them shows the sums.
+Several web processes write their counters to one folder (the supervisor sets `PROMETHEUS_MULTIPROC_DIR`), and any of
+them shows the sums.
 """
 
 from __future__ import annotations
@@ -75,16 +75,18 @@ class Counters:
         self._faults.labels(code).inc()
 
     def add_mismatch(self) -> None:
-        """Count an answer that another version had given. There must never be one."""
+        """Count an answer that was refused because another version gave it. This must never happen."""
         self._mismatches.inc()
 
     def show(self, stats: EngineStats | None, facts: dict[str, float]) -> bytes:
-        """Return all counters as Prometheus reads them, with the engine's and the given facts of the service."""
+        """Return all counters as Prometheus reads them, with those of the engine and the given values."""
         registry = self._registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)
-        return generate_latest(registry) + _show_facts(_engine_facts(stats) | facts)
+        gauges = CollectorRegistry()
+        gauges.register(_Gauges(_engine_facts(stats) | facts))
+        return generate_latest(registry) + generate_latest(gauges)
 
 
 def _engine_facts(stats: EngineStats | None) -> dict[str, float]:
@@ -109,8 +111,8 @@ def _engine_facts(stats: EngineStats | None) -> dict[str, float]:
     }
 
 
-class _Facts:
-    """Values of the moment, which are asked for and not counted here."""
+class _Gauges:
+    """Present values, which were asked for and are not counted here."""
 
     def __init__(self, facts: dict[str, float]) -> None:
         self._facts = facts
@@ -119,9 +121,3 @@ class _Facts:
         for name, value in self._facts.items():
             words = name.removeprefix("inlay_").replace("_", " ").capitalize()
             yield GaugeMetricFamily(name, f"{words}.", value=value)
-
-
-def _show_facts(facts: dict[str, float]) -> bytes:
-    registry = CollectorRegistry()
-    registry.register(_Facts(facts))
-    return generate_latest(registry)

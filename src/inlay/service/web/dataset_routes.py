@@ -1,4 +1,4 @@
-"""`/v1/datasets`: uploads are streamed to the disk, looked into, and kept with what was found in them."""
+"""`/v1/datasets`: uploads are streamed to the disk, inspected, and kept with what was found in them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from inlay.service.state import FORMATS, Dataset, DatasetDraft, Workspace
 from inlay.service.web.app_state import AppState
 from inlay.service.web.bodies import ReadingBody
 from inlay.service.web.guard import CurrentHere, Here, MadeReply, answer_once, make_router, needs
-from inlay.service.web.inspection import Looked
 from inlay.service.web.shapes import DatasetShape, ListShape
 from inlay.service.web.uploads import (
     FIELDS,
@@ -20,7 +19,7 @@ from inlay.service.web.uploads import (
     TYPES,
     Draft,
     Received,
-    check_said,
+    check_options,
     clean_name,
     receive_upload,
 )
@@ -73,45 +72,42 @@ async def upload_dataset(
     first rows. A file without labels is kept too: a batch can answer it.
     """
     given = {"name": name, "format": format, "text": text, "pair": pair, "label": label, "kind": kind}
-    said = {key: value for key, value in given.items() if value is not None}
-    return await keep_upload(here, request, said)
+    query = {key: value for key, value in given.items() if value is not None}
+    return await _keep_upload(here, request, query)
 
 
-async def keep_upload(here: Here, request: Request, said: dict[str, str]) -> Response:
-    """Receive an upload, look into it, keep it, and answer with it; what fails on the way leaves nothing."""
-    check_said(said)
+async def _keep_upload(here: Here, request: Request, query: dict[str, str]) -> Response:
+    """Receive, inspect and keep an upload, and answer with the dataset; after an error nothing of it is left."""
+    check_options(query)
     workspace = here.workspace
-    folder = workspace.db.places.datasets(workspace.name)
-    async with Draft(folder) as draft:
-        received = await receive_upload(draft, workspace, request.scope, request.receive, said)
-        looked = await look_into(here.state, workspace, received)
+    async with Draft(workspace) as draft:
+        received = await receive_upload(draft, workspace, request.scope, request.receive, query)
+        inspected = await inspect_upload(here.state, workspace, received)
 
         def make(call: Any) -> MadeReply:
-            return _made(workspace.add_dataset(make_draft(received, looked), call))
+            return _made(workspace.add_dataset(inspected, call))
 
         def show(dataset_id: str) -> MadeReply:
             return _made(workspace.dataset(dataset_id))
 
-        content = f"{received.sha256} {sorted(received.said.items())}"
+        content = f"{received.sha256} {sorted(received.options.items())}"
         return await asyncio.to_thread(answer_once, here, make, show, content=content)
 
 
-async def look_into(state: AppState, workspace: Workspace, received: Received) -> Looked:
-    """Return what an upload holds."""
-    columns = {name: received.said.get(name) or None for name in COLUMNS}
-    return await state.inspector.look(received.path, received.said["format"], workspace.tenant.limits, columns)
-
-
-def make_draft(received: Received, looked: Looked) -> DatasetDraft:
-    """Return an upload as what the workspace keeps."""
+async def inspect_upload(state: AppState, workspace: Workspace, received: Received) -> DatasetDraft:
+    """Return an upload with what was found in it, ready to be kept as a dataset."""
+    options = received.options
+    columns = {name: options.get(name) or None for name in COLUMNS}
+    limits = workspace.tenant.limits
+    num_rows, found = await state.inspector.inspect(received.path, options["format"], limits, columns)
     return DatasetDraft(
         received.path,
-        clean_name(received.said.get("name", "")),
-        received.said["format"],
+        clean_name(options.get("name", "")),
+        options["format"],
         received.size_bytes,
         received.sha256,
-        looked.num_rows,
-        looked.found,
+        num_rows,
+        found,
     )
 
 
@@ -144,12 +140,12 @@ async def read_dataset_again(here: CurrentHere, dataset: str, body: ReadingBody)
 
 
 async def read_again(state: AppState, workspace: Workspace, dataset_id: str, columns: dict[str, str]) -> Dataset:
-    """Look into a dataset again with chosen columns, and keep what was found."""
+    """Inspect a dataset again with chosen columns, and keep what was found."""
     dataset = await asyncio.to_thread(workspace.dataset, dataset_id)
     with ExitStack() as stack:
         path = await asyncio.to_thread(stack.enter_context, workspace.db.files.reading(dataset.path))
-        looked = await state.inspector.look(path, dataset.format, workspace.tenant.limits, columns)
-    return await asyncio.to_thread(workspace.set_reading, dataset_id, vars(looked.found))
+        _, found = await state.inspector.inspect(path, dataset.format, workspace.tenant.limits, columns)
+    return await asyncio.to_thread(workspace.set_reading, dataset_id, vars(found))
 
 
 @router.delete("/v1/datasets/{dataset}", status_code=204, openapi_extra=needs("train"))

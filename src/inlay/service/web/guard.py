@@ -1,7 +1,7 @@
-"""Control routes: who calls is known and allowed, and the body is whole and JSON, before a route sees anything.
+"""Control routes: before a route's function runs, its caller is identified and its body was read as JSON.
 
-A route says in `openapi_extra` which scope it needs (`needs("train")`); without one any key will do. A POST that makes
-something goes through `answer_once`, so that a request which is sent again makes nothing again.
+A route says in `openapi_extra` which scope it needs (`needs("train")`); without one any key is accepted. A POST that
+makes something goes through `answer_once`: sent again with the same key, it makes nothing again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ from starlette.exceptions import HTTPException
 from inlay.errors import InlayError
 from inlay.service.state import Call, StoredAnswer, Workspace
 from inlay.service.web.app_state import AppState
-from inlay.service.web.hot_routes import only_methods
 from inlay.service.web.identity import Identity, identify
-from inlay.service.web.json_bodies import check_is_json, read_json
 from inlay.service.web.problems import (
     MEDIA_TYPE,
     FieldFault,
@@ -30,9 +28,18 @@ from inlay.service.web.problems import (
     bad_fields,
     make_problem,
     unforeseen,
+    wrong_method,
+)
+from inlay.service.web.request_context import (
+    ClientGone,
+    RequestContext,
+    check_is_json,
+    find_context,
+    find_header,
+    read_body,
+    read_json,
 )
 from inlay.service.web.shapes import ProblemShape
-from inlay.service.web.visits import ClientGone, Visit, find_header, find_visit, read_body
 
 SCOPE = "x-scope"
 OPEN = "none"
@@ -46,11 +53,11 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Here:
-    """The things a control route works with: the service, who calls, and the request."""
+    """What the functions of control routes work with: the service, the caller, and the request."""
 
     state: AppState
     identity: Identity
-    visit: Visit
+    context: RequestContext
     body: bytes = b""
     target: str = ""
     """method, path and query"""
@@ -63,50 +70,46 @@ class Here:
 
 
 def needs(scope: str) -> dict[str, Any]:
-    """Return what a route says to need a scope."""
+    """Return the `openapi_extra` of a route that needs this scope."""
     return {SCOPE: scope}
 
 
 class GuardedRoute(APIRoute):
-    """A control route."""
+    """A control route: it checks the caller, the query and the body before its function runs."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the route's function, with what goes before it."""
+        """Return the route's function, with the checks before it."""
         handler = super().get_route_handler()
         scope_name = (self.openapi_extra or {}).get(SCOPE)
 
         async def answer(request: Request) -> Response:
-            visit = find_visit(request.scope)
-            visit.route = self.path_format
+            context = find_context(request.scope)
+            context.route = self.path_format
             if scope_name == OPEN:
                 return await handler(request)
             state: AppState = request.app.state.inlay
             identity = identify(state, request.scope)
             if scope_name is not None:
                 identity.require(scope_name)
-            self._check_query(request)
+            known = {item.alias for item in self.dependant.query_params}
+            unknown = [name for name in request.query_params if name not in known]
+            if unknown:
+                raise bad_fields([FieldFault(name[:100], "no such parameter") for name in unknown])
             body = b""
             if self.body_field is not None:
                 check_is_json(request.scope)
                 body = await read_body(request.scope, request.receive)
                 read_json(body, _any_json)
                 request = Request(request.scope, _replay(body, request.receive))
-            request.state.here = Here(
-                state, identity, visit, body, _find_target(request.scope), request.headers.get("idempotency-key")
-            )
+            target = f"{request.method} {request.scope['path']}?{request.scope['query_string'].decode('latin-1')}"
+            request.state.here = Here(state, identity, context, body, target, request.headers.get("idempotency-key"))
             return await handler(request)
 
         return answer
 
-    def _check_query(self, request: Request) -> None:
-        known = {item.alias for item in self.dependant.query_params}
-        faults = [FieldFault(name[:100], "no such parameter") for name in request.query_params if name not in known]
-        if faults:
-            raise bad_fields(faults)
-
 
 def _replay(body: bytes, receive: Any) -> Any:
-    """Return a `receive` that gives a body that was read already, and then what comes."""
+    """Return a `receive` that gives a body that was already read, and then what comes next."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def hear() -> Any:
@@ -115,17 +118,13 @@ def _replay(body: bytes, receive: Any) -> Any:
     return hear
 
 
-def _find_target(scope: Any) -> str:
-    return f"{scope['method']} {scope['path']}?{scope['query_string'].decode('latin-1')}"
-
-
 def make_router(tag: str) -> APIRouter:
-    """Return a router for routes of one kind of thing."""
+    """Return a router for the routes under one tag of the reference."""
     return APIRouter(route_class=GuardedRoute, tags=[tag], responses=_PROBLEMS, redirect_slashes=False)
 
 
 async def find_here(request: Request) -> Here:
-    """Return what the guard found."""
+    """Return what the guarded route found (FastAPI calls it for `CurrentHere`)."""
     here = request.state.here
     assert isinstance(here, Here)
     return here
@@ -139,22 +138,22 @@ CurrentHere = Annotated[Here, Depends(find_here)]
 
 @dataclass(frozen=True)
 class MadeReply:
-    """The thing that a POST made, as it is answered."""
+    """The answer to a POST that made something."""
 
     body: Mapping[str, Any]
     status: int = 201
     headers: Mapping[str, str] = field(default_factory=dict)
     kept: Mapping[str, Any] | None = None
-    """what a repeated request is answered, where it is less: a secret is shown once"""
+    """the answer to a repeated request, if it differs: a secret is shown once"""
 
 
 def answer_once(
     here: Here, make: Callable[[Call | None], MadeReply], show: Callable[[str], MadeReply], *, content: str = ""
 ) -> Response:
-    """Return the answer of `make`; that of the first request if this one was sent again with its key.
+    """Return the answer of `make`, or the first answer again if the request repeats one with its `Idempotency-Key`.
 
-    `show` answers from what was made (its id), where the first answer was lost. `content` stands for a body that was
-    not kept.
+    If the first answer was lost, `show` answers from the id of what was made. `content` identifies a body that is not
+    at `here.body`.
     """
     key = here.idempotency_key
     if key is None:
@@ -163,7 +162,12 @@ def answer_once(
     digest = hashlib.sha256(f"{here.target}\n{content}\n".encode() + here.body).hexdigest()
     found = workspace.begin_call(key, digest)
     if isinstance(found, StoredAnswer):
-        return _respond_again(found, show)
+        if found.status is None or found.body is None:
+            response = _respond(show(found.subject or ""))
+        else:
+            response = Response(found.body, found.status, dict(found.headers), "application/json")
+        response.headers["idempotent-replayed"] = "true"
+        return response
     try:
         reply = make(found)
     except BaseException:
@@ -179,21 +183,12 @@ def _respond(reply: MadeReply) -> Response:
     return Response(content, reply.status, dict(reply.headers), "application/json")
 
 
-def _respond_again(stored: StoredAnswer, show: Callable[[str], MadeReply]) -> Response:
-    if stored.status is None or stored.body is None:
-        response = _respond(show(stored.subject or ""))
-    else:
-        response = Response(stored.body, stored.status, dict(stored.headers), "application/json")
-    response.headers["idempotent-replayed"] = "true"
-    return response
-
-
 # Errors
 
 
 async def respond_error(request: Request, error: Exception) -> Response:
-    """Return the problem that an error of a route is."""
-    visit = find_visit(request.scope)
+    """Return the problem document for an error of a route."""
+    context = find_context(request.scope)
     if isinstance(error, ClientGone):
         raise error
     if isinstance(error, RequestValidationError):
@@ -202,14 +197,14 @@ async def respond_error(request: Request, error: Exception) -> Response:
         error = _as_refusal(error)
     elif not isinstance(error, InlayError):
         error = unforeseen()
-    problem = make_problem(error, visit.request_id, request.app.state.inlay.secrets.of_tenant(visit.tenant))
-    visit.code = problem.body["code"]
+    problem = make_problem(error, context.request_id, request.app.state.inlay.secrets.of_tenant(context.tenant))
+    context.code = problem.body["code"]
     return Response(problem.encode(), problem.status, problem.headers, MEDIA_TYPE)
 
 
 def _as_refusal(error: HTTPException) -> InlayError:
     if error.status_code == 405:
-        return only_methods((error.headers or {}).get("Allow", "another one"))
+        return wrong_method((error.headers or {}).get("Allow", "another one"))
     if error.status_code == 404:
         return RequestRefused("there is no such route", "`/docs` lists the routes", code="no-route", status=404)
     words = str(error.detail)[:200].lower() or "the request cannot be taken"
@@ -218,7 +213,7 @@ def _as_refusal(error: HTTPException) -> InlayError:
     )
 
 
-# pydantic's words -> ours, where ours are plainer.
+# Codes of pydantic -> our plainer words.
 _WORDS = {
     "extra_forbidden": "no such field",
     "missing": "it is missing",
@@ -227,7 +222,7 @@ _WORDS = {
 
 
 def _find_fault(item: Mapping[str, Any]) -> FieldFault:
-    """Return which field an error of pydantic's is about, and what is wrong with it; never its value."""
+    """Return an error of pydantic as a field and what is wrong with it; never its value."""
     place, *path = item["loc"]
     name = ""
     for step in path:
@@ -237,7 +232,7 @@ def _find_fault(item: Mapping[str, Any]) -> FieldFault:
 
 
 def read_if_match(request: Request) -> int | None:
-    """Return the counter in `If-Match`; None without the header. One that is no ETag of ours matches nothing."""
+    """Return the counter in `If-Match`; None without the header, and -1, which matches nothing, if it is no counter."""
     given = find_header(request.scope, b"if-match")
     if given is None or given.strip() == b"*":
         return None

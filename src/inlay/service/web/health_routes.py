@@ -1,6 +1,6 @@
-"""`/healthz`, `/readyz` and `/metrics`: whether the process is there, whether the service can answer, and its counters.
+"""`/healthz`, `/readyz` and `/metrics`: whether the process runs, whether the service can answer, and its counters.
 
-They need no key, and say nothing of tenants.
+They need no key, and name no tenants.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from inlay.service.web.shapes import HealthShape, ReadinessShape
 
 router = make_router("health")
 LEAST_FREE_BYTES = 256 << 20
-"""room on the disk without which nothing should be promised"""
+"""free space on the disk below which the service is not ready"""
 _KEPT_S = 1.0
 _STATS_PATIENCE_S = 2.0
 
@@ -47,7 +47,7 @@ async def get_readiness(request: Request) -> Any:
 
 
 async def check_readiness(state: AppState) -> dict[str, str]:
-    """Return what is wrong with each part, or `ok`. Asked often, it looks once a second."""
+    """Return what is wrong with each part, or `ok`. The parts are checked at most once a second."""
     async with state.readiness.lock:
         if state.readiness.is_fresh(_KEPT_S):
             return state.readiness.checks

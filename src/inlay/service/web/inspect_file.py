@@ -1,8 +1,8 @@
-"""A process that looks into one uploaded file.
+"""A process that inspects one uploaded file.
 
     python -m inlay.service.web.inspect_file < question.json > answer.json
 
-It has bounds on memory and time: whatever a file does to its reader, the service goes on.
+It has bounds on memory and time, so that no file can stop the service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CPU_S = 240
 
 
 def bound_process() -> None:
-    """Bound this process before it reads anything; it gives way to those that answer, and ends with its parent."""
+    """Set limits before anything is read: memory, time, a low priority, and the end with the parent process."""
     end_with_parent(Place("inspector", os.getppid()))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 5))

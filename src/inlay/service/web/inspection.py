@@ -1,4 +1,4 @@
-"""Uploads looked into by processes of their own, a few at a time, each with bounds on memory and time."""
+"""The inspection of uploads by separate processes, a few at a time, each with bounds on memory and time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import InlayError, OutOfMemory, Unanswered
+from inlay.errors import OutOfMemory, Unanswered
 from inlay.service.state import Found, TenantLimits
 from inlay.service.web.problems import RequestRefused, Secrets, describe_words, speak_http
 
@@ -24,30 +23,25 @@ READER = ("-m", "inlay.service.web.inspect_file")
 _NAME = "your file"
 
 
-@dataclass(frozen=True)
-class Looked:
-    """The contents that an upload was found to have."""
-
-    num_rows: int
-    found: Found
-
-
 class Inspector:
-    """Looks into files. One for each web process."""
+    """Inspects files. Each web process has one."""
 
     def __init__(self, secrets: Secrets) -> None:
         self._secrets = secrets
         self._turns = asyncio.Semaphore(MOST_AT_ONCE)
         self._num_waiting = 0
 
-    async def look(
-        self, path: Path, format: str, limits: TenantLimits, columns: Mapping[str, str | None] | None = None
-    ) -> Looked:
-        """Return what a file holds, read with the columns its owner chose; raise what makes it unreadable."""
+    async def inspect(
+        self, path: Path, format: str, limits: TenantLimits, columns: Mapping[str, str | None]
+    ) -> tuple[int, Found]:
+        """Return a file's number of rows and what was found in it, read by the columns its owner chose.
+
+        Raises the error that makes a file unreadable.
+        """
         question = {
             "path": path.name,
             "format": format,
-            "columns": {name: value for name, value in (columns or {}).items() if value is not None},
+            "columns": {name: value for name, value in columns.items() if value is not None},
             "most_rows": limits.dataset_rows,
             "most_labels": limits.labels,
             "most_bytes": limits.dataset_bytes,
@@ -61,29 +55,25 @@ class Inspector:
         finally:
             self._num_waiting -= 1
         if "error" in answer:
-            raise self._as_error(answer["error"], path)
-        return Looked(answer["num_rows"], self._as_found(answer, path))
-
-    def _as_found(self, answer: Mapping[str, Any], path: Path) -> Found:
+            error = answer["error"]
+            message = self._clean(error["message"], path)
+            raise RequestRefused(message, error["hint"], code=error["code"], status=error["status"])
         problem = answer["problem"]
         if problem is not None:
             words = (problem["code"], problem["status"], self._clean(problem["message"], path), problem["hint"])
             problem = describe_words(*words, self._secrets)
         notes = [{**note, "message": self._clean(note["message"], path)} for note in answer["notes"]]
-        return Found(answer["columns"], answer["reading"], problem, notes, answer["first_rows"])
-
-    def _as_error(self, error: Mapping[str, Any], path: Path) -> InlayError:
-        message = self._clean(error["message"], path)
-        return RequestRefused(message, error["hint"], code=error["code"], status=error["status"])
+        found = Found(answer["columns"], answer["reading"], problem, notes, answer["first_rows"])
+        return answer["num_rows"], found
 
     def _clean(self, message: str, path: Path) -> str:
-        """Return words of the reader without the name that the file has here."""
+        """Return a message of the reader with `your file` for the name that the file has on this disk."""
         message = message.replace(f"{path.stem}-head.jsonl", _NAME).replace(path.name, _NAME)
         return speak_http(self._secrets.remove(message).removeprefix(f"{_NAME}: "))
 
 
 async def run_reader(folder: Path, question: bytes) -> dict[str, Any]:
-    """Run the process that reads a file; one that dies or takes too long is an error of the file."""
+    """Return the answer of the process that reads a file. If it dies or takes too long, the file is refused."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", *READER),  # -P: nothing is imported from the folder
         cwd=folder,
@@ -98,7 +88,7 @@ async def run_reader(folder: Path, question: bytes) -> dict[str, Any]:
     except TimeoutError:
         raise _too_long() from None
     finally:
-        if process.returncode is None:  # too slow, or the client has gone
+        if process.returncode is None:  # it was too slow, or the client has gone
             with suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
@@ -109,18 +99,18 @@ async def run_reader(folder: Path, question: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(output)
     except ValueError:
-        raise Unanswered("the file could not be looked into", "send it again") from None
+        raise Unanswered("the file could not be inspected", "send it again") from None
     assert isinstance(answer, dict)
     return answer
 
 
-def _too_long() -> InlayError:
+def _too_long() -> RequestRefused:
     reason = f"the file took longer than {PATIENCE_S:.0f} s to read"
     return RequestRefused(reason, "send fewer rows, or CSV or JSON lines", code="too-slow", status=413)
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of such a process: one thread, nothing from the network, and none of our secrets."""
+    """Return the environment of the process: one thread, no hub, and none of our secrets."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "TMPDIR") if name in os.environ}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "ARROW_NUM_THREADS"), "1")
     return kept | threads | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,12 +1,10 @@
-"""`/v1/jobs` and `/v1/batches`: what is to be done, how far it is, and what came of it."""
+"""`/v1/jobs` and `/v1/batches`: jobs are submitted, followed and cancelled; batches give their output."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -14,11 +12,10 @@ from fastapi import Header, Query, Request, Response
 from starlette.responses import FileResponse, StreamingResponse
 
 from inlay.errors import InlayError
-from inlay.service.state import BATCH, RUNNING, SUCCEEDED, TRAIN, Conflict, Job, JobEvent, JobRequest
+from inlay.service.state import BATCH, RUNNING, SUCCEEDED, TRAIN, Conflict, Job, JobRequest
 from inlay.service.state.paging import cut_page, read_cursor
 from inlay.service.trainer.job_settings import check_settings
 from inlay.service.views import submit_batch, submit_training
-from inlay.service.web.app_state import AppState
 from inlay.service.web.bodies import BatchBody, JobBody
 from inlay.service.web.dataset_routes import Cursor, Limit
 from inlay.service.web.guard import CurrentHere, Here, MadeReply, answer_once, make_router, needs
@@ -31,7 +28,7 @@ _POLL_S = 0.25
 _HEARTBEAT_S = 15.0
 _LONGEST_STREAM_S = 3600.0
 MOST_STREAMS = 64
-"""open streams of one tenant"""
+"""open streams of events that one tenant may have"""
 After = Annotated[int, Query(ge=0, le=2**53, description="Only events after the one with this id.")]
 
 
@@ -129,7 +126,7 @@ async def list_events(
     def read() -> dict[str, Any]:
         found = here.workspace.events(job, start, min(limit + 1, 200))
         page = cut_page("events", found, limit, lambda event: event.id)
-        if limit == len(found) == 200:  # there may be more
+        if limit == len(found) == 200:  # the most that one read returns: there may be more
             page = cut_page("events", [*found, found[-1]], limit, lambda event: event.id)
         return page.to_json()
 
@@ -137,18 +134,16 @@ async def list_events(
 
 
 def _stream(here: Here, job_id: str, after: int) -> Response:
-    streams = here.state.streams
-    tenant = here.workspace.name
-    if streams[tenant] >= MOST_STREAMS:
+    if here.state.streams[here.workspace.name] >= MOST_STREAMS:
         reason = f"{MOST_STREAMS} streams of events are open"
         raise RequestRefused(reason, "close one, or ask without a stream", code="too-many-streams", status=429)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(
-        _counted(streams, tenant, _follow(here, job_id, after)), media_type=STREAM, headers=headers
-    )
+    return StreamingResponse(_counted(here, _follow(here, job_id, after)), media_type=STREAM, headers=headers)
 
 
-async def _counted(streams: Counter[str], tenant: str, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _counted(here: Here, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield events, and count the stream while it is open."""
+    streams, tenant = here.state.streams, here.workspace.name
     streams[tenant] += 1
     try:
         async for event in events:
@@ -160,20 +155,21 @@ async def _counted(streams: Counter[str], tenant: str, events: AsyncIterator[byt
 
 
 async def _follow(here: Here, job_id: str, after: int) -> AsyncIterator[bytes]:
-    """Yield the events of a job as they happen."""
+    """Yield the events of a job as they happen, as server-sent events."""
     workspace, state = here.workspace, here.state
     ends_at = time.monotonic() + _LONGEST_STREAM_S
     spoke_at = 0.0
     while time.monotonic() < ends_at and not state.is_draining:
         try:
-            # The job is read first: what happened before it ended is among the events that are read after it.
+            # The job is read first: if it has ended, the events that are read next are complete.
             job = await asyncio.to_thread(workspace.job, job_id)
             events = await asyncio.to_thread(workspace.events, job_id, after, 200)
-        except InlayError:  # erased meanwhile
+        except InlayError:  # it was erased just now
             return
         for event in events:
             after = event.id
-            yield _encode(event)
+            data = msgspec.json.encode(event.to_json())
+            yield f"id: {event.id}\nevent: {event.kind}\ndata: ".encode() + data + b"\n\n"
         if events:
             spoke_at = time.monotonic()
         elif job.has_ended:
@@ -186,11 +182,6 @@ async def _follow(here: Here, job_id: str, after: int) -> AsyncIterator[bytes]:
             await asyncio.sleep(_POLL_S if job.state == RUNNING else 2 * _POLL_S)
 
 
-def _encode(event: JobEvent) -> bytes:
-    data = msgspec.json.encode(event.to_json())
-    return f"id: {event.id}\nevent: {event.kind}\ndata: ".encode() + data + b"\n\n"
-
-
 @router.get(
     "/v1/batches/{job}/output",
     response_class=FileResponse,
@@ -199,25 +190,14 @@ def _encode(event: JobEvent) -> bytes:
 )
 def get_output(here: CurrentHere, job: str) -> Response:
     """Return the answers of a batch as JSON lines, in the order of the dataset's rows."""
-    path, files = find_output(here, job), here.workspace.db.files
+    workspace = here.workspace
+    found, files = workspace.job(job), workspace.db.files
+    if found.kind != BATCH:
+        raise Conflict(f"job `{job}` is not a batch", "`GET /v1/jobs` lists the jobs with their kinds")
+    path = workspace.db.places.batch(workspace.name, job)
+    if found.state != SUCCEEDED or not files.has(path):
+        raise Conflict(f"job `{job}` is {found.state}: there is no output", "wait until it has succeeded")
     if not files.is_shared:
         return FileResponse(path, media_type="application/jsonl", filename=path.name)
     headers = {"content-disposition": f'attachment; filename="{path.name}"'}
     return StreamingResponse(files.stream(path), media_type="application/jsonl", headers=headers)
-
-
-def find_output(here: Here, job_id: str) -> Path:
-    """Return the path of a batch's answers."""
-    workspace = here.workspace
-    job = workspace.job(job_id)
-    if job.kind != BATCH:
-        raise Conflict(f"job `{job_id}` is no batch", "`GET /v1/jobs` lists the jobs with their kinds")
-    path = workspace.db.places.batch(workspace.name, job_id)
-    if job.state != SUCCEEDED or not workspace.db.files.has(path):
-        raise Conflict(f"job `{job_id}` is {job.state}: there is no output", "wait until it has succeeded")
-    return path
-
-
-def count_streams(state: AppState) -> int:
-    """Return the number of open streams."""
-    return sum(state.streams.values())

@@ -1,4 +1,4 @@
-"""`/openapi.json`: the whole API as OpenAPI 3.1, made of the types that routes read and answer with."""
+"""The OpenAPI 3.1 document of the whole API, made of the types that routes read and answer with."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from inlay.service.web.classify_route import ClassifyAnswer, ClassifyRequest, answer_vllm
+from inlay.service.web.compatible_routes import ClassifyAnswer, ClassifyRequest, HfRequest, answer_hf, answer_vllm
 from inlay.service.web.guard import OPEN, SCOPE
-from inlay.service.web.hf_route import HfRequest, answer_hf
-from inlay.service.web.predicting import PredictAnswer, PredictRequest, predict
+from inlay.service.web.predict_route import PredictAnswer, PredictRequest, predict
 from inlay.service.web.problems import MEDIA_TYPE
 
 _REF = "#/components/schemas/"
@@ -57,7 +56,7 @@ _HOT: tuple[tuple[str, str, Callable[..., Any], type, type | None], ...] = (
 
 
 def make_openapi(app: FastAPI) -> dict[str, Any]:
-    """Return the document, made once."""
+    """Return the OpenAPI document of the app. It is made once."""
     if app.openapi_schema is None:
         app.openapi_schema = _make(app)
     return app.openapi_schema
@@ -122,7 +121,7 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
 
 
 def _rename(item: Any) -> Any:
-    """Give the types the names that a reader of the document expects."""
+    """Return a part of the document with shorter names of types, without `Shape`."""
     if isinstance(item, dict):
         renamed = {}
         for key, value in item.items():

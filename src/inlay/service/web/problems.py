@@ -1,4 +1,4 @@
-"""Errors as documents over HTTP (RFC 9457), in words that suit a caller of the API.
+"""Errors as problem documents over HTTP (RFC 9457), in words for callers of the API.
 
 An `InlayError` becomes a problem by its code and status. What always holds: no problem has a path of the server or the
 name of another tenant, and no hint speaks of command lines or settings files.
@@ -24,14 +24,14 @@ _LONGEST_WORDS = 1000  # letters of a detail or hint
 
 @dataclass(frozen=True)
 class FieldFault:
-    """What is wrong with one field of a request, such as `rows[3].text` or `query.limit`."""
+    """A field of a request, such as `rows[3].text` or `query.limit`, and what is wrong with it."""
 
     field: str
     detail: str
 
 
 class RequestRefused(InlayError):
-    """A request that is not carried out, with its status, the fields at fault and the headers of its answer."""
+    """The refusal of a request, with its status, the fields at fault, and headers for the answer."""
 
     code = "bad-request"
 
@@ -68,7 +68,7 @@ class Problem:
 
 
 def bad_fields(faults: Sequence[FieldFault]) -> RequestRefused:
-    """Return the refusal of a request whose fields are at fault."""
+    """Return the refusal of a request with wrong fields."""
     first = faults[0]
     more = f"; and {len(faults) - 1} more" if len(faults) > 1 else ""
     hint = "`errors` lists the fields; `/docs` has what each of them takes"
@@ -76,17 +76,27 @@ def bad_fields(faults: Sequence[FieldFault]) -> RequestRefused:
 
 
 def unforeseen() -> RequestRefused:
-    """Return what a caller hears of an error that nobody foresaw."""
+    """Return the refusal that stands for an unexpected error: it tells nothing of the cause."""
     return RequestRefused(
-        "the service failed in a way nobody foresaw",
+        "the service failed unexpectedly",
         "try again; the operator finds the reason in the log under this `request_id`",
         code="unforeseen",
         status=500,
     )
 
 
+def wrong_method(allowed: str) -> RequestRefused:
+    """Return the refusal of a method that a route does not have."""
+    return RequestRefused(
+        "the route does not take this method",
+        f"use {allowed.replace(',', ' or')}; `/docs` lists the routes",
+        code="wrong-method",
+        status=405,
+    ).with_headers({"allow": allowed})
+
+
 def refuse_row(problem: Mapping[str, Any], field_name: str) -> RequestRefused:
-    """Return the refusal of a request for the problem of one of its rows."""
+    """Return the refusal of a whole request because one of its rows has a problem."""
     fault = FieldFault(field_name, problem["detail"])
     return RequestRefused(
         problem["detail"], problem["hint"], code=problem["code"], status=problem["status"], faults=[fault]
@@ -94,7 +104,7 @@ def refuse_row(problem: Mapping[str, Any], field_name: str) -> RequestRefused:
 
 
 def make_problem(error: InlayError, request_id: str, secrets: Secrets | None = None) -> Problem:
-    """Return the problem that an error is to a caller of the API."""
+    """Return an error as the problem document of a request."""
     status = error.http_status
     body = describe_error(error, secrets)
     body["status"] = status
@@ -114,41 +124,45 @@ def make_problem(error: InlayError, request_id: str, secrets: Secrets | None = N
 
 
 def describe_error(error: InlayError, secrets: Secrets | None = None) -> dict[str, Any]:
-    """Return an error as the part of a problem that does not belong to a request: that of a row, or of a job."""
+    """Return an error as a problem without the fields of a request: the problem of a row, or of a job."""
     return describe_words(error.code, error.http_status, error.message, error.hint, secrets)
 
 
 def describe_words(
     code: str, status: int, message: str, hint: str | None, secrets: Secrets | None = None
 ) -> dict[str, Any]:
-    """Return a problem from the parts of an error, without what a caller must not see."""
+    """Return the parts of an error as a problem, without anything that a caller must not see."""
     if code == UnknownName.code:
-        hint = _where_names_are(message, hint)
-    clean = _no_secrets if secrets is None else secrets.remove
+        found = _UNKNOWN.match(message)
+        hint = hint if found is None else _LISTS.get(found[1], hint)
+
+    def clean(text: str) -> str:
+        return text[:_LONGEST_WORDS] if secrets is None else secrets.remove(text)[:_LONGEST_WORDS]
+
     title = code.replace("-", " ").capitalize() if code else HTTPStatus(status).phrase
     return {
         "type": f"urn:inlay:problem:{code}",
         "title": title,
         "status": status,
-        "detail": clean(message)[:_LONGEST_WORDS],
-        "hint": None if hint is None else clean(speak_http(hint))[:_LONGEST_WORDS],
+        "detail": clean(message),
+        "hint": None if hint is None else clean(speak_http(hint)),
         "code": code,
     }
 
 
 @dataclass(frozen=True)
 class Secrets:
-    """What is cut out of every problem: the folders of the server, and the prefix of its names in the store."""
+    """What is removed from problems: the server's folders, and the prefix of a tenant's names in the store."""
 
     home: Path
     prefix: str = ""
 
     def of_tenant(self, name: str) -> Secrets:
-        """Return what problems for a tenant must not show: its own names are told without their prefix."""
+        """Return the secrets of problems for this tenant, which sees its names without their prefix."""
         return Secrets(self.home, "" if name in ("", LOCAL) else f"{name}.")
 
     def remove(self, words: str) -> str:
-        """Return words without the server's folders; a file keeps its name."""
+        """Return words without the server's folders and the tenant's prefix; a file keeps its name."""
         home = str(self.home)
         if home in words:
             words = re.sub(rf"{re.escape(home)}(?:/(?:[^\s`:,;()]*/)?|(?![\w.-]))", "", words)
@@ -157,11 +171,7 @@ class Secrets:
         return words
 
 
-def _no_secrets(words: str) -> str:
-    return words
-
-
-# What an unknown name is a name of -> where a tenant finds its own. A store's hint would list everybody's.
+# The kind of an unknown name -> where a tenant finds its own names. The store's hint would list those of all tenants.
 _LISTS = {
     "task": "`GET /v1/tasks` lists your tasks",
     "version": "`GET /v1/tasks/{task}/versions` lists a task's versions",
@@ -174,12 +184,7 @@ _LISTS = {
 _UNKNOWN = re.compile(r"no ([a-z]+)(?: named)? ")
 
 
-def _where_names_are(message: str, hint: str | None) -> str | None:
-    found = _UNKNOWN.match(message)
-    return hint if found is None or found[1] not in _LISTS else _LISTS[found[1]]
-
-
-# Words of the command line -> words of the API, in this order.
+# Words of the command line -> words of the API. They are replaced in this order.
 _WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), words)
     for pattern, words in (
@@ -193,7 +198,6 @@ _WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"give (?:dev rows|\w+ rows in a file|them) with `--(?:dev|test)`", "add rows"),
         (r"(?:, )?or give \w+ rows in a file with `--(?:dev|test)`", ""),
         (r"`--(lr|epochs|size|method|seed)(?: ([\w.-]+))?`", r"`settings.\1`"),
-        (r"a smaller `settings\.lr`", "a smaller `settings.lr`"),
         (r"`--max-length(?: \w+)?`", "`settings.max_length`"),
         (r"`--class-weights balanced`", '`settings.class_weights`: `"balanced"`'),
         (r"`--name`|`--task`", "`task`"),
@@ -209,7 +213,7 @@ _WORDS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"`inlay train[^`]*`", "`POST /v1/jobs`"),
     )
 )
-# A part of a hint that still speaks of the command line is left out.
+# Parts of a hint that still name the command line are left out.
 _COMMAND_LINE = re.compile(r"`(?:--|inlay )|--[a-z]|pip install|\.toml\b")
 
 

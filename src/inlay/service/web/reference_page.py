@@ -1,4 +1,4 @@
-"""`/openapi.json`, and `/docs`: the same as a page that people read. It loads nothing from anywhere."""
+"""`/openapi.json`, and `/docs`: the same as a page for people. The page loads nothing from other addresses."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _render(app: FastAPI, address: str) -> str:
 
 
 def describe_api(document: dict[str, Any], address: str) -> dict[str, Any]:
-    """Return the parts of an API's document as a reader wants them: groups of operations, and types."""
+    """Return an OpenAPI document as the values of the template: groups of operations, and types."""
     groups: dict[str, dict[str, Any]] = {
         tag["name"]: {"name": tag["name"], "about": tag["description"], "operations": []} for tag in document["tags"]
     }
@@ -184,7 +184,7 @@ def show_type(schema: dict[str, Any]) -> Markup:
 
 
 def _in_code(words: str) -> Markup:
-    """Return words with what stands in backticks as code."""
+    """Return words as HTML, with the parts in backticks as code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(words))))
 
 

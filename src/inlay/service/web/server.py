@@ -1,6 +1,6 @@
-"""The web process: uvicorn on the socket that the supervisor bound, patient with clients but not for ever.
+"""The web process: uvicorn on the socket that the supervisor bound, with bounds on the head of a request.
 
-uvicorn waits for the head of a request as long as it takes and takes it however long it is; here both have bounds.
+uvicorn itself waits for a head without limit, and accepts it at any length.
 """
 
 from __future__ import annotations
@@ -23,61 +23,61 @@ from inlay.service.web.app import WebApp, make_app
 from inlay.service.web.problems import MEDIA_TYPE, describe_words
 
 HEAD_PATIENCE_S = 15.0
-"""seconds that the head of a request may take to arrive"""
+"""seconds in which the head of a request must arrive"""
 MOST_HEAD_BYTES = 64 * 1024
 _KEEP_ALIVE_S = 30
 _REFUSALS = {
-    400: ("Bad Request", "bad-request", "this is no HTTP request"),
+    400: ("Bad Request", "bad-request", "this is not an HTTP request"),
     408: ("Request Timeout", "too-slow", "the head of the request did not arrive in time"),
     431: ("Request Header Fields Too Large", "too-large", "the head of the request is too long"),
 }
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with bounds on the head of a request."""
+    """uvicorn's protocol, with bounds on the time and length of a request's head."""
 
     _is_in_head = True
-    """whether a head is awaited on a new connection, or has begun and is not whole"""
+    """whether the first head is awaited, or a head has begun and is not complete"""
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to wait for the first head."""
+        """Start the timer for the first head."""
         super().connection_made(transport)
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
+        """Stop the timer."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes: of a head only as many as one may have."""
+        """Take bytes, and refuse a head that is too long."""
         self._head_bytes += len(data)
         super().data_received(data)
         if self._is_in_head and self._head_bytes > MOST_HEAD_BYTES:
             self._refuse(431)
 
     def on_message_begin(self) -> None:
-        """Begin to wait for the rest of a head."""
+        """Start the timer for the rest of a head, if it is not running."""
         self._is_in_head = True
         if self._head_timer is None:
             self._wait_for_head()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """End the waiting for a head."""
+        """Stop the timer: the head is complete."""
         self._is_in_head, self._head_bytes = False, 0
         self._stop_waiting()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Count from here what may be the next head."""
+        """Count the bytes of the next head from zero."""
         self._head_bytes = 0
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
+        """Refuse bytes that are not HTTP."""
         self._refuse(400)
 
     def _wait_for_head(self) -> None:
@@ -101,16 +101,16 @@ class PatientProtocol(HttpToolsProtocol):
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server, which leaves signals to whoever runs the process."""
+    """uvicorn's server, without its handlers of signals: the process has its own."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Do nothing: SIGTERM is the process's own."""
+        """Install no handlers."""
         yield
 
 
 def make_config(app: WebApp, drain_s: float = 20.0) -> uvicorn.Config:
-    """Return how uvicorn serves the app."""
+    """Return the configuration of uvicorn for the app."""
     return uvicorn.Config(
         app,
         http=PatientProtocol,
@@ -125,7 +125,7 @@ def make_config(app: WebApp, drain_s: float = 20.0) -> uvicorn.Config:
 
 
 def serve(child: Child) -> None:
-    """Answer requests until the supervisor says stop; then finish those that are under way."""
+    """Answer requests until the supervisor says stop; then finish those in progress."""
     settings = child.settings
     child.progress("opening the database")
     db = Database.open(settings.place)
@@ -149,10 +149,10 @@ async def _serve(child: Child, server: DrainingServer, app: WebApp) -> None:
         app.state.is_draining = True
         server.should_exit = True
 
-    def hear() -> None:
+    def stop() -> None:  # called by a signal handler
         loop.call_soon_threadsafe(drain)
 
-    child.on_stop(hear)
+    child.on_stop(stop)
     serving = asyncio.ensure_future(server.serve(sockets=[child.listener()]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)

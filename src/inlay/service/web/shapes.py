@@ -1,4 +1,4 @@
-"""The JSON that the API gives, as types: what `/openapi.json` says, and what every answer is held against."""
+"""The JSON that the API answers with, as types: `/openapi.json` is made of them, and every answer is checked."""
 
 from __future__ import annotations
 

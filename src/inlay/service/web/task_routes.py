@@ -93,7 +93,10 @@ def erase_task(here: CurrentHere, task: str) -> Response:
     def made(job: Job) -> MadeReply:
         return MadeReply(job.to_json(), 202, {"location": f"/v1/jobs/{job.id}"})
 
-    return answer_once(here, lambda call: made(workspace.erase_task(task, call)), lambda job: made(workspace.job(job)))
+    def make(call: Any) -> MadeReply:
+        return made(workspace.erase_task(task, call))
+
+    return answer_once(here, make, lambda job_id: made(workspace.job(job_id)))
 
 
 @router.get("/v1/tasks/{task}/versions", response_model=ListShape[VersionShape])
@@ -163,16 +166,15 @@ def get_live(here: CurrentHere, response: Response, task: str) -> Any:
     """Return which version answers, and since when."""
     alias = here.workspace.alias(task)
     if alias is None:
-        number = here.workspace.resolve(task).number  # trained by hand in this store: the newest one answers
+        number = here.workspace.resolve(
+            task
+        ).number  # published into this store without the service: the newest one answers
         response.headers["etag"] = '"0"'
-        moved = {"moved_at": _published_at(here, task, number), "moved_by": "store", "reason": "the newest version"}
+        moved_at = str(find_version(here.workspace, task, number).row.to_json()["published_at"])
+        moved = {"moved_at": moved_at, "moved_by": "store", "reason": "the newest version"}
         return {"alias": "live", "version": number, "etag": '"0"', **moved}
     response.headers["etag"] = alias.etag
     return alias.to_json()
-
-
-def _published_at(here: CurrentHere, task: str, number: int) -> str:
-    return str(find_version(here.workspace, task, number).row.to_json()["published_at"])
 
 
 @router.put(

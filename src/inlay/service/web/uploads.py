@@ -1,7 +1,7 @@
-"""Uploads on their way to the disk: raw bodies and forms, written as they come and counted while they are read.
+"""Uploads, as raw bodies and as forms: they are written to the disk piece by piece as they arrive.
 
-What always holds: an upload that ends early, is too long or cannot be read leaves nothing behind, and none is held in
-memory.
+What always holds: no upload is held in memory, and one that ends early, is too long or cannot be read leaves nothing on
+the disk.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from types import TracebackType
 from typing import Any
@@ -25,18 +25,18 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from inlay.errors import DiskFull
 from inlay.service.state import FORMATS, OverLimit, Workspace
 from inlay.service.web.problems import FieldFault, RequestRefused, bad_fields
-from inlay.service.web.visits import find_header, find_visit, stream_body
+from inlay.service.web.request_context import find_context, find_header, stream_body
 from inlay.settings import KIND_NAMES
 from inlay.store import DRAFT_PREFIX, make_directory
 
 _FORM = b"multipart/form-data"
 _FORM_BYTES = 64 * 1024
-"""bytes of a form besides its file"""
+"""bytes that a form may have besides its file"""
 _FIELD_BYTES = 1024
 _BUFFER_BYTES = 1 << 20
 _LONGEST_NAME = 200
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\ud800-\udfff]")
-# Suffix of a file's name, or type of its content -> format.
+# Suffix of a file's name -> format; type of its content -> format.
 _SUFFIXES = {
     ".csv": "csv",
     ".tsv": "tsv",
@@ -68,24 +68,25 @@ _TYPES = {
 TYPES = tuple(sorted(kind.decode() for kind in _TYPES))
 KINDS_OFFERED = ("auto", *KIND_NAMES)
 FIELDS = ("name", "format", "text", "pair", "label", "kind")
-"""what may be said of a file, in the query or in fields of the form before or after it"""
+"""options of an upload, in the query or in fields of the form before or after the file"""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Received:
-    """An upload that is whole: its draft on the disk, and what was said of it."""
+    """A complete upload: its draft on the disk, and its options."""
 
     path: Path
     size_bytes: int
     sha256: str
-    said: dict[str, str] = field(default_factory=dict)
-    """`FIELDS` that were given, and the format that was found"""
+    options: Mapping[str, str]
+    """the `FIELDS` that were given, and the format, which may have been guessed"""
 
 
 class Draft:
-    """A file that is written while an upload comes in; gone at the end of its block unless it was kept."""
+    """A file that an upload is written to. At the end of its `async with` block it is deleted."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, workspace: Workspace) -> None:
+        folder = workspace.db.places.datasets(workspace.name)
         self.path = folder / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self.size_bytes = 0
         self._hash = hashlib.sha256()
@@ -100,29 +101,29 @@ class Draft:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-        self.path.unlink(missing_ok=True)  # a dataset made of it has another name
+        self.path.unlink(missing_ok=True)  # a dataset that was made of it has another name
 
     def _open(self) -> Any:
-        with _telling_full_disk():
+        with _full_disk_as_error():
             make_directory(self.path.parent)
             return os.fdopen(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0)
 
     async def write(self, piece: bytes | memoryview) -> None:
-        """Add bytes; they reach the disk a megabyte at a time."""
+        """Add bytes; they are written to the disk a megabyte at a time."""
         self._buffer += piece
         self.size_bytes += len(piece)
         if len(self._buffer) >= _BUFFER_BYTES:
             await self._flush()
 
-    async def finish(self, suffix: str) -> Received:
-        """Write what is left, and give the draft the suffix that readers know its format by."""
+    async def finish(self, options: Mapping[str, str]) -> Received:
+        """Write the rest, and rename the draft with its format as the suffix, which readers need."""
         await self._flush()
         self._file.close()
-        named = self.path.with_name(f"{self.path.name}.{suffix}")
-        with _telling_full_disk():
+        named = self.path.with_name(f"{self.path.name}.{options['format']}")
+        with _full_disk_as_error():
             self.path.rename(named)
         self.path = named
-        return Received(named, self.size_bytes, self._hash.hexdigest())
+        return Received(named, self.size_bytes, self._hash.hexdigest(), options)
 
     async def _flush(self) -> None:
         piece, self._buffer = self._buffer, bytearray()
@@ -131,65 +132,64 @@ class Draft:
     def _put(self, piece: bytearray) -> None:
         self._hash.update(piece)
         rest = memoryview(piece)
-        with _telling_full_disk():
+        with _full_disk_as_error():
             while rest:
                 rest = rest[self._file.write(rest) :]
 
 
 @contextmanager
-def _telling_full_disk() -> Iterator[None]:
-    """Turn a full disk under the block into an error in the words of a client, who cannot make room."""
+def _full_disk_as_error() -> Iterator[None]:
+    """Turn a full disk in the block into an error in words for the client, who cannot free space."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskFull("the service's disk is full", "try again later; the operator must make room") from None
+            raise DiskFull("the service's disk is full", "try again later; the operator must free space") from None
         raise
 
 
 async def receive_upload(
-    draft: Draft, workspace: Workspace, scope: Any, receive: Any, asked: dict[str, str]
+    draft: Draft, workspace: Workspace, scope: Any, receive: Any, query: dict[str, str]
 ) -> Received:
-    """Write an upload into its draft; `asked` is what the query says of it. Refuse one that is too long or empty."""
-    limit, most = _find_room(workspace)
-    visit = find_visit(scope)
+    """Write an upload into its draft; `query` has the options that its query gives. Refuse one too long or empty."""
+    limit, most = _find_limit(workspace)
     content_type = find_header(scope, b"content-type") or b""
     is_form = content_type.split(b";")[0].strip().lower() == _FORM
-    visit.most_bytes = most + (_FORM_BYTES if is_form else 0)
-    said = dict(asked)
+    find_context(scope).most_bytes = most + (_FORM_BYTES if is_form else 0)
+    options = dict(query)
     try:
         if is_form:
-            await _read_form(draft, stream_body(scope, receive), content_type, said, most)
+            await _read_form(draft, stream_body(scope, receive), content_type, options, most)
         else:
-            said.setdefault("format", "")
-            said["format"] = said["format"] or _find_format(said.get("name", ""), content_type)
+            if not options.get("format"):
+                options["format"] = _find_format(options.get("name", ""), content_type)
             async for piece in stream_body(scope, receive):
                 await draft.write(piece)
     except RequestRefused as error:
-        if error.code == "too-large":
-            raise _over(limit, most, draft.size_bytes).with_headers(error.headers) from None
-        raise
-    check_said(said)
+        if error.code != "too-large":
+            raise
+        over = OverLimit(limit, max(draft.size_bytes, most + 1), most)
+        words = f"the file is longer than the {most:,} bytes that the limit of {limit.replace('_', ' ')} leaves"
+        raise RequestRefused(words, over.hint, code=over.code, status=413).with_headers(error.headers) from None
+    check_options(options)
     if not draft.size_bytes:
         raise RequestRefused("the file is empty", "send a file with a header and rows", code="bad-data", status=400)
-    received = await draft.finish(said["format"])
-    received.said = said
-    return received
+    return await draft.finish(options)
 
 
-def check_said(said: Mapping[str, str]) -> None:
-    """Refuse a format or kind of task that there is not."""
+def check_options(options: Mapping[str, str]) -> None:
+    """Refuse an unknown format or kind of task."""
     faults = [
         FieldFault(name, f"one of {', '.join(known)}")
         for name, known in (("format", FORMATS), ("kind", KINDS_OFFERED))
-        if said.get(name) and said[name] not in known
+        if options.get(name) and options[name] not in known
     ]
     if faults:
         raise bad_fields(faults)
 
 
-def _find_room(workspace: Workspace) -> tuple[str, int]:
-    """Return how many bytes a dataset may have, and which limit says so."""
+def _find_limit(workspace: Workspace) -> tuple[str, int]:
+    """Return the limit that bounds the next dataset, and the bytes that it leaves."""
     limits = workspace.tenant.limits
     rooms = {}
     if limits.dataset_bytes is not None:
@@ -202,14 +202,8 @@ def _find_room(workspace: Workspace) -> tuple[str, int]:
     return name, rooms[name]
 
 
-def _over(limit: str, most: int, num_bytes: int) -> RequestRefused:
-    error = OverLimit(limit, max(num_bytes, most + 1), most)
-    words = f"the file is longer than the {most:,} bytes that the limit of {limit.replace('_', ' ')} leaves"
-    return RequestRefused(words, error.hint, code=error.code, status=413)
-
-
 def _find_format(name: str, content_type: bytes) -> str:
-    """Return the format of a file from its name, or from the type of its content."""
+    """Return a file's format by its name, or by the type of its content."""
     suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes[-2:]]
     packed = "".join(suffixes).removeprefix(".")
     if len(suffixes) == 2 and packed in FORMATS:
@@ -222,18 +216,17 @@ def _find_format(name: str, content_type: bytes) -> str:
 
 
 def clean_name(name: str) -> str:
-    """Return the name of a file, without folders and what cannot be shown."""
+    """Return the name of a file without folders and unprintable characters."""
     last = PureWindowsPath(PurePosixPath(name).name).name
     return _UNPRINTABLE.sub("", last).strip()[:_LONGEST_NAME] or "upload"
 
 
 class _Form:
-    """The parts of a form: fields are short and kept; the one file goes to the draft, piece by piece."""
+    """The parts of a form: fields are short and are kept; pieces of the one file wait at `pieces` to be written."""
 
-    def __init__(self, boundary: bytes, said: dict[str, str]) -> None:
-        self.said = said
+    def __init__(self, boundary: bytes, options: dict[str, str]) -> None:
+        self.options = options
         self.pieces: list[bytes] = []
-        """of the file, since they were last taken"""
         self.has_file = False
         self.is_whole = False
         self.content_type = b""
@@ -245,10 +238,7 @@ class _Form:
         callbacks: dict[str, Any] = {
             f"on_{name}": getattr(self, f"_{name}") for name in (*names, "headers_finished", "end")
         }
-        self._parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
-
-    def feed(self, piece: bytes) -> None:
-        self._parser.write(piece)
+        self.parser = MultipartParser(boundary, callbacks)  # type: ignore[arg-type]
 
     def _part_begin(self) -> None:
         self._headers, self._field, self._text = {}, "", bytearray()
@@ -264,14 +254,14 @@ class _Form:
         self._name, self._value = b"", b""
 
     def _headers_finished(self) -> None:
-        _, options = parse_options_header(self._headers.get(b"content-disposition", b""))
-        self._field = options.get(b"name", b"").decode("utf8", "replace")
-        if b"filename" in options or self._field == "file":
+        _, parameters = parse_options_header(self._headers.get(b"content-disposition", b""))
+        self._field = parameters.get(b"name", b"").decode("utf8", "replace")
+        if b"filename" in parameters or self._field == "file":
             if self.has_file:
                 raise bad_fields([FieldFault("file", "a form has one file: send each in a request of its own")])
             self.has_file, self._field = True, ""
             self.content_type = self._headers.get(b"content-type", b"")
-            self.said.setdefault("name", options.get(b"filename", b"").decode("utf8", "replace"))
+            self.options.setdefault("name", parameters.get(b"filename", b"").decode("utf8", "replace"))
         elif self._field not in FIELDS:
             raise bad_fields([FieldFault(self._field[:100], f"no such field: a form has `file`, {', '.join(FIELDS)}")])
 
@@ -285,20 +275,20 @@ class _Form:
 
     def _part_end(self) -> None:
         if self._field and self._text:
-            self.said[self._field] = self._text.decode("utf8", "replace")
+            self.options[self._field] = self._text.decode("utf8", "replace")
 
     def _end(self) -> None:
         self.is_whole = True
 
 
 async def _read_form(
-    draft: Draft, stream: AsyncIterator[bytes], content_type: bytes, said: dict[str, str], most: int
+    draft: Draft, stream: AsyncIterator[bytes], content_type: bytes, options: dict[str, str], most: int
 ) -> None:
-    _, options = parse_options_header(content_type)
+    _, parameters = parse_options_header(content_type)
     try:
-        form = _Form(options[b"boundary"], said)
+        form = _Form(parameters[b"boundary"], options)
         async for piece in stream:
-            form.feed(piece)
+            form.parser.write(piece)
             for part in form.pieces:
                 await draft.write(part)
             form.pieces.clear()
@@ -310,8 +300,8 @@ async def _read_form(
         raise _bad_form("the form ends early")
     if not form.has_file:
         raise bad_fields([FieldFault("file", "it is missing")])
-    if not said.get("format"):
-        said["format"] = _find_format(said.get("name", ""), form.content_type)
+    if not options.get("format"):
+        options["format"] = _find_format(options.get("name", ""), form.content_type)
 
 
 def _bad_form(reason: str) -> RequestRefused:

@@ -32,7 +32,7 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 @dataclass(frozen=True)
 class Place:
-    """What a process of the service inherits from the supervisor: its name and file descriptors."""
+    """The name and the file descriptors that a process of the service inherits from the supervisor."""
 
     name: str
     parent: int | None = None

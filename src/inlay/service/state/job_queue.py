@@ -90,7 +90,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class JobNote:
-    """What a trainer reports about a job: an event, and the progress if it changed."""
+    """A trainer's report on a job: an event, and the progress if it changed."""
 
     kind: str
     message: str = ""
@@ -379,7 +379,7 @@ def find_parked(connection: Connection, kinds: Collection[str]) -> str | None:
 
 
 def pick_fresh(connection: Connection, kinds: Collection[str], most: int, company_s: float, now: float) -> str | None:
-    """Make a cohort of the jobs that come next; None if nobody waits, or all wait for company."""
+    """Make a cohort of the jobs that come next; None if no job is queued, or all wait for company."""
     waiting = [job for job in read_waiting(connection) if job.cohort is None and job.kind in kinds]
     turns = read_turns(connection)
     by_structure: dict[str, list[WaitingJob]] = defaultdict(list)
@@ -396,7 +396,7 @@ def pick_fresh(connection: Connection, kinds: Collection[str], most: int, compan
             continue
         together = by_structure[first.structure]
         longest = max(now - job.created_at for job in together)
-        # A job from the future does not wait either: the clock was set back, and nobody knows how long it has waited.
+        # A creation time in the future means that the clock was set back: then the job waits no longer.
         is_ripe = longest >= company_s or any(job.created_at > now for job in together)
         if is_ripe or len(together) >= most:
             members = list(in_order(together, turns))[:most]

@@ -1,4 +1,4 @@
-"""Jobs: what tenants asked for, what came of it, in which order queued jobs come, and how long they will take.
+"""Jobs of tenants: requests, results, events, the order of the queue, and the time that queued jobs will take.
 
 Tenants take turns, by weight; of a tenant's jobs the priority decides, then age. A tenant's turn is the number of its
 jobs that were claimed, divided by its weight; the tenant with the least turn comes next.
@@ -280,7 +280,7 @@ def read_turns(connection: Connection) -> dict[str, Turn]:
 
 
 def in_order(jobs: Iterable[WaitingJob], turns: Mapping[str, Turn]) -> Iterator[WaitingJob]:
-    """Yield jobs in the order in which they come."""
+    """Yield jobs in the order in which they are claimed."""
     lines: dict[str, deque[WaitingJob]] = defaultdict(deque)
     for job in sorted(jobs, key=lambda job: (-job.priority, job.number)):
         lines[job.tenant].append(job)

@@ -34,7 +34,7 @@ class Postgres:
     Error = sql_errors.DBAPIError
     options: dict[str, Any] = {
         "isolation_level": "REPEATABLE READ",
-        "pool_pre_ping": True,  # a connection that the server closed meanwhile is opened anew
+        "pool_pre_ping": True,  # reopen a connection that the server closed meanwhile
         "connect_args": {"connect_timeout": 10, "options": f"-c lock_timeout={_BUSY_MS} -c timezone=UTC"},
     }
 

@@ -267,7 +267,7 @@ calls = Table(
     Column("tenant", String(31), primary_key=True),
     Column("key", String(255), primary_key=True),
     Column("digest", String(64), nullable=False),  # of the route and the body
-    Column("token", String(32), nullable=False),  # who is answering it
+    Column("token", String(32), nullable=False),  # the process that is answering it
     Column("held_until", Float, nullable=False),
     Column("subject", String(80)),  # what it made: an id, or `task:NAME`
     Column("status", Integer),

@@ -141,7 +141,7 @@ class FoundTask:
 
     @property
     def follows(self) -> str:
-        """What decides which version answers."""
+        """`latest` for a task that is only in the store, else `alias`."""
         return LATEST if self.row is None else ALIAS
 
 

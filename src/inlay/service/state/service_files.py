@@ -74,7 +74,7 @@ class Places:
 
 @contextmanager
 def deleting_files(places: Places) -> Iterator[None]:
-    """Hold the lock that all who delete files share, after waiting for a backup that links files, for a moment."""
+    """Hold the lock for deleting files, which several processes share. A backup may hold it for a moment."""
     with locked(_make_lock(places), exclusive=False):
         yield
 

@@ -33,7 +33,7 @@ from inlay.service.version_evaluations import NeedsAnswers, compare, find_compar
 from inlay.store import Manifest, Version
 from inlay.training import Result, check_trained, judge_split, publish_result, report_run
 
-_MOST_MOVES = 5  # of what is live, while a version is being compared with it
+_MOST_MOVES = 5  # of the alias `live`, while a version is being compared with the live one
 
 
 @dataclasses.dataclass(frozen=True)

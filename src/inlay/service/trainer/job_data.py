@@ -67,7 +67,7 @@ class PreparedJob:
 
 
 def prepare_job(job: Job, context: TrainerContext) -> PreparedJob:
-    """Read a job's rows and resolve its settings; raise what is wrong with either."""
+    """Read a job's rows and resolve its settings; raise the error of either."""
     workspace = context.workspace(job.tenant)
     tenant, dataset = workspace.tenant, find_dataset(job, workspace)
     check_room(dataset, context.backbone)

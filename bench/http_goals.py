@@ -281,7 +281,7 @@ def _adopt(home: Path) -> None:
     """Let the service know the tenants' tasks: they were published by this bench, not by a job."""
     from inlay.service.state import Database
     from inlay.service.state.aliases import Reason, TaskKey, set_alias
-    from inlay.service.state.task_lookup import adopt_task
+    from inlay.service.state.served_tasks import adopt_task
 
     db = Database.open(home)
     with db.writing() as connection:

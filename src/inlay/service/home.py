@@ -1,7 +1,7 @@
-"""The service's own folder: private, held by one service at a time, with its secret and the state of its processes.
+"""The service's own folder: private, locked by one service at a time, with its secret and the state of its processes.
 
-What always holds: folders have mode 0700 and the secret 0600; of two services on one folder the second is refused, or
-waits while the processes of one that was killed are still ending.
+What always holds: folders have mode 0700 and the secret has 0600. A second service on the same folder is refused, but
+waits for a moment while the processes of a killed service are still ending.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SECRET_BYTES = 32
 
 
 class AlreadyServed(InlayError):
-    """A folder that another service holds."""
+    """A folder that another service uses."""
 
     code = "already-served"
     exit_status = 18
@@ -39,7 +39,7 @@ class AlreadyServed(InlayError):
         where = f" at {holder['address']}" if holder.get("address") else ""
         who = f", process {holder['pid']}" if holder.get("pid") else ""
         super().__init__(
-            f"a service runs on `{home}` already{where}{who}", "stop it first, or choose another folder with `--store`"
+            f"a service already runs on `{home}`{where}{who}", "stop it first, or choose another folder with `--store`"
         )
 
 
@@ -71,56 +71,50 @@ def _not_writable(home: Path, error: OSError) -> InlayError:
 
 
 def _make_private(folder: Path) -> None:
-    if folder.stat().st_uid != os.getuid():  # in the folder for temporary files somebody else may have made it
+    if folder.stat().st_uid != os.getuid():  # anybody may have made it in the folder for temporary files
         raise PermissionError(1, "the folder belongs to another account", str(folder))
     folder.chmod(_PRIVATE)
 
 
 class HomeLock:
-    """The hold on a service's folder: until the supervisor and all processes that inherited it have ended."""
+    """The lock on a service's folder, held until the supervisor and all processes that inherited it have ended."""
 
     def __init__(self, settings: ServeSettings, patience_s: float = LOCK_SECONDS) -> None:
         self._path = settings.run_folder / "lock"
         self.descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         until = time.monotonic() + patience_s
-        while not self._take():
-            holder = self._holder()
-            if is_alive(holder.get("pid")) or time.monotonic() > until:
-                os.close(self.descriptor)
-                raise AlreadyServed(settings.home, holder)
+        while True:
+            try:
+                lock_file(self.descriptor)
+                break
+            except BlockingIOError:
+                holder = _read_object(self._path)
+                if is_alive(holder.get("pid")) or time.monotonic() > until:
+                    os.close(self.descriptor)
+                    raise AlreadyServed(settings.home, holder) from None
             time.sleep(0.05)
         self.tell(settings)
 
     def tell(self, settings: ServeSettings) -> None:
-        """Write who holds the folder, and where the service answers, for whoever is refused."""
+        """Write the process id and the address of this service, for the error of a second service."""
         text = json.dumps({"pid": os.getpid(), "address": settings.address}).encode()
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, text, 0)
 
     def release(self) -> None:
-        """Give the folder back; processes that inherited the lock keep it until they end."""
+        """Release the folder; processes that inherited the lock keep it until they end."""
         os.close(self.descriptor)
-
-    def _take(self) -> bool:
-        try:
-            lock_file(self.descriptor)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _holder(self) -> dict[str, Any]:
-        return _read_object(self._path)
 
 
 def is_alive(pid: object) -> bool:
-    """Return whether there is a process of this id."""
+    """Return whether there is a process with this id."""
     if not isinstance(pid, int) or pid < 1:
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:
+    except PermissionError:  # another user's process
         return True
     return True
 
@@ -146,33 +140,33 @@ def read_secret(settings: ServeSettings, purpose: str) -> bytes:
     path = settings.run_folder / "secrets"
     seed = path.read_bytes().strip()
     if len(seed) != 2 * _SECRET_BYTES:
-        raise StoreDamaged(f"`{path}` is damaged", "delete it and start the service again; people sign in anew")
+        raise StoreDamaged(f"`{path}` is damaged", "delete it and restart the service; people must sign in again")
     return hmac.digest(seed, purpose.encode(), hashlib.sha256)
 
 
 def write_status(settings: ServeSettings, status: Mapping[str, Any]) -> None:
-    """Write how the processes are, for the operator's page, the metrics and `inlay doctor`."""
+    """Write the state of the processes, for the operator's page, the metrics and `inlay doctor`."""
     with suppress(OSError, InlayError):  # a full disk must not stop the supervisor
         write_atomically(settings.run_folder / "status.json", json.dumps(status).encode())
 
 
 def read_status(settings: ServeSettings) -> dict[str, Any]:
-    """Return what the supervisor last wrote of its processes; nothing where no service ever ran.
+    """Return the state of the processes that the supervisor wrote last; empty where no service ever ran.
 
-    `is_running` says whether that supervisor still is there.
+    `is_running` says whether that supervisor is still alive.
     """
     status = _read_object(settings.run_folder / "status.json")
     return status and status | {"is_running": is_alive(status.get("pid"))}
 
 
 def write_fleet(settings: ServeSettings, members: Sequence[Mapping[str, Any]]) -> None:
-    """Write which engines and trainers there are on a cluster, for the operator."""
+    """Write the list of engines and trainers on a cluster, for the operator."""
     with suppress(OSError, InlayError):
         write_atomically(settings.run_folder / "fleet.json", json.dumps({"members": list(members)}).encode())
 
 
 def read_fleet(settings: ServeSettings) -> list[dict[str, Any]]:
-    """Return the engines and trainers on the cluster, as they were last heard of; none without a cluster."""
+    """Return the engines and trainers on the cluster, as last written; none without a cluster."""
     found = _read_object(settings.run_folder / "fleet.json") if settings.cluster is not None else {}
     return list(found.get("members", ()))
 

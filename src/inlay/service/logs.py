@@ -1,8 +1,8 @@
 """The log of a service's processes: one line for each event on stderr, for people or as JSON.
 
-What always holds: a line never has a customer's text, label or key in it, and nothing that is logged can begin a line
-of its own. An unforeseen error is logged with its type and the lines of code it went through, and without its message:
-other libraries put values into theirs.
+What always holds: a line never has a customer's text, label or key, and no logged value can begin a new line. An
+unexpected error is logged with its type and traceback but without its message, because other libraries put values into
+their messages.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _QUIET = ("httpx", "httpcore", "alembic", "sqlalchemy", "multipart", "asyncio", 
 
 
 class _Lines(logging.Formatter):
-    """Lines of one process."""
+    """Log lines of one process."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
         self._process = process
 
     def formatException(self, ei: Any) -> str:
-        """Return where an exception came from, and its type, without its message."""
+        """Return the traceback and the type of an exception, without its message."""
         error: BaseException | None = ei[1]
         parts: list[str] = []
         while error is not None and len(parts) < 5:
@@ -39,7 +39,7 @@ class _Lines(logging.Formatter):
 
 
 class PlainLines(_Lines):
-    """Lines for people: `12:03:04 engine: loaded mail@3  seconds=0.2`."""
+    """Log lines for people: `12:03:04 engine: loaded mail@3  seconds=0.2`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return an event as one line, with a traceback below it if there is one."""
@@ -51,7 +51,7 @@ class PlainLines(_Lines):
 
 
 class JsonLines(_Lines):
-    """Lines for programs: one JSON object for each event."""
+    """Log lines for programs: one JSON object for each event."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return an event as one JSON object."""
@@ -72,12 +72,12 @@ def write_time(seconds: float) -> str:
 
 
 def log_event(event: str, fields: Mapping[str, object] = {}, *, level: int = logging.INFO) -> None:
-    """Log what happened, with its fields: ids, counts and times, and never a text, a label or a key."""
+    """Log an event with its fields: ids, counts and times, and never a text, a label or a key."""
     _LOG.log(level, "%s", event, extra={"fields": dict(fields)})
 
 
 def log_failure(event: str, fields: Mapping[str, object] = {}) -> None:
-    """Log an error that nobody foresaw, with the traceback of the exception at hand."""
+    """Log an unexpected error, with the traceback of the current exception."""
     _LOG.error("%s", event, extra={"fields": dict(fields)}, exc_info=True)
 
 

@@ -1,9 +1,9 @@
-"""The move of a service's state from SQLite into Postgres: all rows in one transaction, and then a note in the home.
+"""The move of a service's state from SQLite to Postgres: all rows in one transaction, and then a note in the home.
 
 What always holds: until the note is written the service is on SQLite as before, and from then on it is on Postgres.
 The service must not run meanwhile, and no command writes: the writer's lock of SQLite is held from before the copy
-until its file has another name, and who waited for it finds the note (`Database.writing`). Files stay where they are;
-SQLite's file is kept, whole: its log is empty when the copy begins.
+until its file has another name, and a command that waited for the lock finds the note (`Database.writing`). Files stay
+where they are. SQLite's file is kept and complete, since its log is empty when the copy begins.
 """
 
 from __future__ import annotations
@@ -21,30 +21,34 @@ from inlay.errors import BadConfig, Missing
 from inlay.service.home import HomeLock, prepare_home
 from inlay.service.settings import ServeSettings
 from inlay.service.state import Database
-from inlay.service.state.database import VARIABLE, make_engine, telling_sql_errors
-from inlay.service.state.one_store import set_store
-from inlay.service.state.places import Places
+from inlay.service.state.database import (
+    VARIABLE,
+    bring_up_to_date,
+    make_engine,
+    set_store,
+    telling_sql_errors,
+)
 from inlay.service.state.postgres import Postgres
 from inlay.service.state.schema import datasets, jobs, keys, metadata, revisions, tasks
+from inlay.service.state.service_files import Places
 from inlay.service.state.sqlite import Sqlite
 from inlay.service.state.state_errors import Conflict
-from inlay.service.state.upgrade import bring_up_to_date
 from inlay.store import Store, write_atomically
 
 _ROWS = 1000  # inserted at a time
 _TRIES = 20
 _LOGS = ("-wal", "-shm")
-_MADE_BY_USE = (keys, datasets, jobs, tasks)  # what a database that nobody used yet has no rows of
+_MADE_BY_USE = (keys, datasets, jobs, tasks)  # tables that are empty in a database that nobody has used
 
 
 @dataclass(frozen=True)
 class MoveReport:
-    """Where the state lies now, and how much it is."""
+    """Where the state is now, and how many rows it has."""
 
     where: str
     num_rows: int
     kept: Path
-    """the file of SQLite under its new name"""
+    """SQLite's file under its new name"""
 
 
 def move_to_postgres(home: Path) -> MoveReport:
@@ -55,7 +59,7 @@ def move_to_postgres(home: Path) -> MoveReport:
         raise Missing(f"`${VARIABLE}` is not set: it names the database to move to", hint)
     places = Places(home)
     if places.postgres_note.exists():
-        raise BadConfig(f"the state of the service in `{home}` lies in Postgres already", "there is nothing to move")
+        raise BadConfig(f"the state of the service in `{home}` is in Postgres already", "there is nothing to move")
     if not places.database.is_file():
         raise Missing(f"there is no service in `{home}`", "name its folder with `--store DIR`")
     settings = ServeSettings(home=home)
@@ -81,22 +85,22 @@ def _move(places: Places, old: Sqlite, new: Postgres) -> MoveReport:
         source.dispose()
         target.dispose()
     _clear_logs(kept)
-    with closing(Database.open(places.home)):  # as every later start does
+    with closing(Database.open(places.home)):  # check it as every later start does
         pass
     return MoveReport(new.where, num_rows, kept)
 
 
 @contextmanager
 def _holding(old: Sqlite, source: Engine) -> Iterator[Connection]:
-    """Give a connection that shuts out all writers of SQLite, whose file has all that was ever written."""
+    """Give a connection that shuts out all writers of SQLite, once its file has everything and its log is empty."""
     for _ in range(_TRIES):
         old.checkpoint()
         with source.connect() as connection, old.as_writer(connection).begin():
             if not _size_of(_log_of(old.path)):  # nobody wrote since, and nobody can now
                 yield connection
                 return
-    hint = "end whatever uses it (`fuser` names it), and begin again; nothing was changed"
-    raise Conflict(f"another process reads `{old.path}`, so what was written last cannot be brought into it", hint)
+    hint = "end the processes that use it (`fuser` lists them), and begin again; nothing was changed"
+    raise Conflict(f"another process reads `{old.path}`, so its log cannot be emptied", hint)
 
 
 def _copy(places: Places, reading: Connection, new: tuple[Postgres, Engine]) -> int:
@@ -127,7 +131,7 @@ def _check_empty(connection: Connection, kind: Postgres) -> None:
 
 
 def _continue_numbers(connection: Connection, table: Table, last: int) -> None:
-    """Let numbers go on after the last one that was ever given, also if its row is gone."""
+    """Let numbers continue after the last one ever used, even if its row is deleted."""
     (column,) = table.primary_key.columns
     if last > 0:
         name = f"pg_get_serial_sequence('{table.name}', '{column.name}')"
@@ -135,7 +139,7 @@ def _continue_numbers(connection: Connection, table: Table, last: int) -> None:
 
 
 def _put_aside(places: Places) -> Path:
-    """Give SQLite's file another name, and its log, which a process that has it open goes on with."""
+    """Rename SQLite's file and its log, which a process that has the file open goes on using."""
     kept = places.database.with_suffix(".db.moved")
     os.replace(places.database, kept)
     for suffix in _LOGS:
@@ -145,7 +149,7 @@ def _put_aside(places: Places) -> Path:
 
 
 def _clear_logs(kept: Path) -> None:
-    """Delete the log beside SQLite's file, which is empty; one that is not stays."""
+    """Delete the empty log beside SQLite's file; one that is not empty stays."""
     if not _size_of(_log_of(kept)):
         for suffix in _LOGS:
             Path(f"{kept}{suffix}").unlink(missing_ok=True)

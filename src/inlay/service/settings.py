@@ -1,6 +1,6 @@
-"""The settings of a service: every default, the places on disk, and the threads each process gets.
+"""The settings of a service: every default, the paths on disk, and the threads of each process.
 
-The supervisor makes them once, from the command line, and hands them to its processes as JSON in `$INLAY_SERVE`.
+The supervisor makes them once, from the command line, and passes them to its processes as JSON in `$INLAY_SERVE`.
 What always holds: settings that a process reads were checked by `check`, and none of them comes from a customer.
 """
 
@@ -24,7 +24,7 @@ from inlay.threads import find_quota
 VARIABLE = "INLAY_SERVE"
 """environment variable in which a process of the service finds its settings"""
 ROSTER_VARIABLE = "INLAY_ROSTER"
-"""environment variable with the file of the engines that answer; without it there is one engine, on this machine"""
+"""environment variable with the path of the list of engines; without it there is one engine, on this machine"""
 _LONGEST_SOCKET = 100  # bytes of a Unix socket's path; the kernel takes 107
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,255}")
@@ -37,16 +37,16 @@ class ClusterSettings:
     address: str = "auto"
     """the cluster that $RAY_ADDRESS names, or the one on this machine; or `ray://HOST:10001`"""
     engines: tuple[int, int] = (1, 1)
-    """the fewest and the most; between them queueing time decides"""
+    """the fewest and the most; the queueing time decides between them"""
     trainers: tuple[int, int] = (1, 1)
-    """the fewest and the most; between them the queued work decides"""
+    """the fewest and the most; the queued work decides between them"""
     num_cpus: float = 1
     """processors of an engine or trainer"""
     num_gpus: float = 0
     """GPUs of an engine or trainer; a fraction shares one"""
 
     def check(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         for option, (least, most) in {"--engines": self.engines, "--trainers": self.trainers}.items():
             if not 1 <= least <= most:
                 raise BadConfig(f"`{option} {least}-{most}`", f"write the fewest and the most: `{option} 1-4`")
@@ -56,13 +56,13 @@ class ClusterSettings:
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """All that the processes of one service must agree on."""
+    """The settings that all processes of one service share."""
 
     home: Path
-    """the store's folder, or, for a store on object storage, what this machine needs of it; the service keeps its own
-    files in `service/` under it"""
+    """the store's folder, or this machine's copy of what it needs from a store on object storage; the service keeps its
+    own files in `service/` below it"""
     store: str | None = None
-    """address of a store on object storage, which several machines share; None is the home itself"""
+    """address of a store on object storage, which several machines share; None for the home itself"""
     host: str = "127.0.0.1"
     port: int = 8642
     """0 takes a free one"""
@@ -72,20 +72,20 @@ class ServeSettings:
     web_processes: int = 1
     num_slots: int = 64
     engine_threads: int | None = None
-    """None shares the cores out, see `threads_of`"""
+    """None divides the cores, see `threads_of`"""
     trainer_threads: int | None = None
     max_body: int = 8 * 2**20
     """bytes of a request's body at most; a dataset's upload is bounded by its tenant's limits instead"""
     hosts: tuple[str, ...] = ()
-    """values of the header `Host` that are taken besides the address itself"""
+    """values of the header `Host` that are accepted besides the address itself"""
     train: bool = True
     open_page: bool = False
     log_json: bool = False
     target_batch_ms: float | None = None
-    """how long one batch should take; None is 60 on a CPU and 8 on a GPU"""
+    """how long one batch should take; None for 60 on a CPU and 8 on a GPU"""
     drain_s: float = 20.0
     cluster: ClusterSettings | None = None
-    """where engines and trainers run; None is this machine"""
+    """where engines and trainers run; None for this machine"""
 
     @property
     def place(self) -> str:
@@ -98,18 +98,13 @@ class ServeSettings:
         return self.home / "service"
 
     @property
-    def database_file(self) -> Path:
-        """The database, unless `$INLAY_DATABASE` names another one."""
-        return self.folder / "service.db"
-
-    @property
     def run_folder(self) -> Path:
         """The folder of sockets, locks and secrets, which only the service's own account may enter."""
         return self.folder / "run"
 
     @property
     def metrics_folder(self) -> Path:
-        """The folder in which several web processes keep their counters, so that any of them shows the sums."""
+        """The folder in which several web processes keep their counters, so that each of them can show the sums."""
         return self.run_folder / "metrics"
 
     @property
@@ -119,7 +114,7 @@ class ServeSettings:
 
     @property
     def engine_socket(self) -> Path:
-        """The Unix socket on which the engine listens: in the run folder, or elsewhere where that path is too long."""
+        """The Unix socket of the engine: in the run folder, or elsewhere if that path is too long."""
         usual = self.run_folder / "engine.sock"
         if len(os.fsencode(usual)) <= _LONGEST_SOCKET:
             return usual
@@ -133,20 +128,20 @@ class ServeSettings:
 
     @property
     def is_for_others(self) -> bool:
-        """Return whether others than this machine are meant to ask: by its port, or by a name that a proxy serves."""
+        """Return whether other machines are meant to use it, by its port or by a name that a proxy serves."""
         names = [host.rpartition(":")[0] if host.count(":") == 1 else host for host in self.hosts]
         return not all(map(_is_loopback, (self.host, *names)))
 
     @property
     def address(self) -> str:
-        """The service's address, as a browser takes it."""
+        """The service's address for a browser."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         return f"http://{f'[{host}]' if ':' in host and '[' not in host else host}:{self.port}"
 
     def threads_of(self, role: str) -> int:
-        """Return how many threads a process of this role computes with.
+        """Return the number of threads that a process of this role computes with.
 
-        The engine leaves a core for the others, since two busy threads on one core wait for each other; the trainer,
+        The engine leaves one core for the others, since two busy threads on one core wait for each other. The trainer,
         which is niced, takes half of the cores.
         """
         asked = {"engine": self.engine_threads, "trainer": self.trainer_threads}.get(role, 1)
@@ -159,7 +154,7 @@ class ServeSettings:
         return max(1, cores - 1 if role == "engine" else cores // 2)
 
     def check(self) -> None:
-        """Refuse values that cannot be, before anything is started."""
+        """Refuse invalid values before anything is started."""
         if not 0 <= self.port <= 65535:
             raise BadConfig(f"`--port {self.port}` is no port", "use one from 1 to 65535, or 0 for any free one")
         for option, number in {"--web": self.web_processes, "--slots": self.num_slots}.items():
@@ -204,7 +199,7 @@ def read_settings(variables: Mapping[str, str] = os.environ) -> ServeSettings:
 
 
 def parse_range(option: str, text: str) -> tuple[int, int]:
-    """Return the fewest and the most of `2` or `1-4`."""
+    """Return the fewest and the most that a text such as `2` or `1-4` says."""
     least, _, most = text.partition("-")
     if not (least.isdigit() and (most or least).isdigit()):
         raise BadConfig(f"`{option} {text}` is no number", f"write `{option} 2`, or the fewest and the most: `1-4`")

@@ -1,8 +1,8 @@
-"""The start of a service on one machine: everything is checked and bound before the first process begins.
+"""The start of a service on one machine: everything is checked and bound before the first process starts.
 
-The listening socket is bound once and inherited, so web processes may come and go while clients wait in its queue.
-What always holds: the service is open to other machines only if a key exists; every process works without the model
-hub, and with its own share of the cores, waiting without spinning.
+The listening socket is bound once and inherited, so clients wait in its queue while web processes restart.
+What always holds: the service is open to other machines only if a key exists. Every process works without the model
+hub, with its own share of the cores, and waits without spinning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXTRA = (
 )
 """modules of the extra [serve]"""
 TRAINER_NICE = 10
-_BACKLOG = 2048  # connections that wait while web processes are busy or begin again
+_BACKLOG = 2048  # connections that wait while web processes are busy or restart
 _QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -49,7 +49,7 @@ _OTHERS = (
 
 
 class PortTaken(InlayError):
-    """A port on which something else listens."""
+    """A port on which another program listens."""
 
     code = "port-taken"
     exit_status = 18
@@ -57,18 +57,18 @@ class PortTaken(InlayError):
 
 @dataclass(frozen=True)
 class Readiness:
-    """A service that answers: its address, and what may be shown of it."""
+    """A service that is ready: its settings, and facts to show."""
 
     settings: ServeSettings
     needs_key: bool
     facts: Mapping[str, Mapping[str, Any]]
-    """what each process says of itself"""
+    """what each process reports about itself"""
     seconds: float
 
 
 @dataclass(frozen=True)
 class Announcer:
-    """What is told while a service starts."""
+    """Callbacks for the start of a service."""
 
     on_ready: Callable[[Readiness], None]
     on_progress: Callable[[str, str], None]
@@ -107,7 +107,7 @@ def serve(settings: ServeSettings, announcer: Announcer) -> bool:
 
 
 def check_extra() -> None:
-    """Refuse to start where a part of the extra [serve] is not installed."""
+    """Refuse to start if a package of the extra [serve] is not installed."""
     missing = [name for name in EXTRA if find_spec(name) is None]
     if missing:
         hint = "install it: `pip install 'inlay[serve]'`"
@@ -139,13 +139,13 @@ def bind(settings: ServeSettings) -> socket.socket:
 def _describe_bind(error: OSError, settings: ServeSettings, where: str) -> InlayError:
     if error.errno == errno.EADDRINUSE:
         other = settings.port + 1 if settings.port < 65535 else 0
-        hint = f"stop what listens there, or use another: `inlay serve --port {other}` (0 takes any free one)"
+        hint = f"stop the program there, or use another port: `inlay serve --port {other}` (0 takes any free one)"
         return PortTaken(f"{where} is taken", hint)
     if error.errno == errno.EADDRNOTAVAIL:
         hint = "use 127.0.0.1 for this machine alone, or 0.0.0.0 for all its addresses"
         return InlayError(f"`--host {settings.host}` is no address of this machine", hint)
     if error.errno == errno.EACCES:
-        hint = "use a port from 1024 on, with a proxy in front of it (docs/operating.md)"
+        hint = "use a port of at least 1024, with a proxy in front of it (docs/operating.md)"
         return InlayError(f"{where} needs rights that this account does not have", hint)
     return InlayError(f"{where}: {(error.strerror or str(error)).lower()}", "choose others with `--host` and `--port`")
 
@@ -170,7 +170,7 @@ def make_programs(settings: ServeSettings, listener: int) -> list[Any]:
     from inlay.service.supervisor import ServiceProcess
 
     def make(name: str, role: str, **more: Any) -> ServiceProcess:
-        # -P: the folder it is started in may hold any modules
+        # -P: never import modules from the current folder
         command = (sys.executable, "-P", "-m", f"inlay.service.{role}")
         return ServiceProcess(name, command, make_environment(settings, role), **more)
 
@@ -184,7 +184,7 @@ def make_programs(settings: ServeSettings, listener: int) -> list[Any]:
 
 
 def make_environment(settings: ServeSettings, role: str, own: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment of a process: this one's, the settings, its threads, and no model hub."""
+    """Return the environment of a process: this one's, with the settings and its threads, and without a model hub."""
     threads = str(settings.threads_of(role))
     kept = {name: value for name, value in own.items() if name not in _OTHERS}
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
@@ -205,7 +205,7 @@ def notify_systemd(message: str, own: Mapping[str, str] = os.environ) -> None:
 
 
 def find_place(folder: Path | None) -> str:
-    """Return the store of a service: its address, or its folder with all links followed, the same in every process."""
+    """Return the store of a service: its address, or its folder with all links followed."""
     from inlay.store import Store
 
     store = Store(folder)

@@ -1,9 +1,9 @@
-"""The supervisor of a service's processes: starts them, restarts those that die, drains them, and never computes.
+"""The supervisor of a service's processes: it starts them, restarts those that die, and drains them.
 
-Each program is started with the pipes and sockets of a `Place` (child.py) and says by its status pipe when it is
-ready. What always holds: one that dies is started again, the sooner the longer it had been up; an error it reports
-before it was ever ready ends the whole service with that error; a drain first ends those who take requests and work,
-and then those who answer them; nothing is left behind.
+Each process gets the pipes and sockets of a `Place` (child.py) and reports on its status pipe when it is ready.
+What always holds: a process that dies is restarted, after pauses that grow with the number of deaths in a row. An error
+that it reports before it was ever ready ends the whole service with that error. A drain first ends the processes that
+take requests and jobs, then those that answer them. No process is left behind.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from inlay.service import child
 from inlay.service.logs import log_event, write_time
 
 KILLED_EARLY = 5
-"""how often a program may end before it was ever ready, until the service gives up"""
+"""how often a process may end before it was ever ready; then the service gives up"""
 _MOST_WAITED_S = 1.0  # between two looks where nothing happens
-_LAST_S = 2.0  # what those who end last get at least
+_LAST_S = 2.0  # the least time for the processes that end last
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """The pauses before restarts: none at first, then twice as long each time, and none again after a while up."""
+    """The pauses before restarts: short at first, doubled each time, and short again after some time of working."""
 
     first_s: float = 0.1
     most_s: float = 5.0
     settled_s: float = 10.0
-    """who has been ready for this long begins anew"""
+    """a process that was ready for this long starts again with the first pause"""
 
     def pause_s(self, num_deaths: int) -> float:
-        """Return the pause after so many deaths in a row."""
+        """Return the pause after this number of deaths in a row."""
         return min(self.most_s, self.first_s * 2.0 ** min(num_deaths - 1, 30))
 
 
 @dataclass(frozen=True)
 class ServiceProcess:
-    """A process to be kept running."""
+    """A process that the supervisor keeps running."""
 
     name: str
     command: tuple[str, ...]
@@ -55,11 +55,11 @@ class ServiceProcess:
     """the descriptor of the listening socket, which it inherits"""
     nice: int = 0
     ends_last: bool = False
-    """whether others need it while they finish"""
+    """whether other processes need it while they finish"""
 
 
 class ProgramFailed(InlayError):
-    """An error that a program reported before it was ever ready: the message, hint and exit status are its own."""
+    """An error that a process reported before it was ever ready, with its message, hint and exit status."""
 
     def __init__(self, report: Mapping[str, Any]) -> None:
         error = report["error"]
@@ -69,7 +69,7 @@ class ProgramFailed(InlayError):
 
 @dataclass
 class Keeper:
-    """A program with its present process, and what became of the earlier ones."""
+    """A program with its current process, and the record of earlier ones."""
 
     program: ServiceProcess
     process: subprocess.Popen[bytes] | None = None
@@ -86,8 +86,8 @@ class Keeper:
     facts: dict[str, Any] = field(default_factory=dict)
     failure: dict[str, Any] | None = None
 
-    def turn(self, state: str) -> None:
-        """Note a new state, and since when it holds."""
+    def enter(self, state: str) -> None:
+        """Note a new state and its time."""
         self.state, self.since = state, time.monotonic()
 
     @property
@@ -104,17 +104,17 @@ class Keeper:
 
 @dataclass(frozen=True)
 class Listeners:
-    """What is told of the processes: once that all are ready, and every change, as data."""
+    """Callbacks of the supervisor: once when all processes are ready, and at every change, with the state as data."""
 
     on_ready: Callable[[Mapping[str, dict[str, Any]]], None] = lambda facts: None
     on_change: Callable[[dict[str, Any]], None] = lambda status: None
     on_progress: Callable[[str, str], None] = lambda name, message: None
     on_facts: Callable[[Mapping[str, Any]], None] = lambda facts: None
-    """called each time that a program is ready, also again, with what it says of itself"""
+    """called each time that a process is ready, also after a restart, with the facts that it reports"""
 
 
 class Supervisor:
-    """The keeper of several programs, from their start until all have ended."""
+    """The supervisor of several processes, from their start until all have ended."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class Supervisor:
     ) -> None:
         self._keepers = [Keeper(program) for program in programs]
         self._listeners, self._backoff, self._drain_s = listeners, backoff, drain_s
-        self._inherited = tuple(inherited)  # descriptors that every process keeps open, such as the lock
+        self._inherited = tuple(inherited)  # descriptors that every process inherits, such as the lock
         self._selector = selectors.DefaultSelector()
         self._life, self._life_end = os.pipe()
         self._woken, self._wake = os.pipe()
@@ -140,23 +140,28 @@ class Supervisor:
         self._failure: InlayError | None = None
 
     def stop(self) -> None:
-        """Ask for a drain; asked a second time, everything ends at once. After the end it does nothing."""
+        """Ask for a drain; the second call ends everything at once. After the end it does nothing."""
         self._num_asked += 1
         if not self._is_over:
             with suppress(BlockingIOError):
                 os.write(self._wake, b".")
 
     def run(self) -> bool:
-        """Keep the programs running until asked to stop; return whether they were drained, not ended at once.
+        """Keep the processes running until asked to stop; return whether they were drained, not ended at once.
 
-        Raises the error of a program that cannot work, after all others have ended.
+        Raises the error of a process that cannot work, after all others have ended.
         """
         try:
             while True:
-                self._begin_due()
-                self._look()
-                self._reap()
-                if self._num_asked or self._failure is not None:
+                for keeper in self._keepers:
+                    if not self._is_ending and not keeper.is_running and time.monotonic() >= keeper.due:
+                        self._begin(keeper)
+                self._wait()
+                for keeper in self._keepers:
+                    if keeper.process is not None and keeper.process.poll() is not None:
+                        self._read(keeper)
+                        self._note_end(keeper, keeper.process.returncode)
+                if self._is_ending:
                     self._drain()
                     if not any(keeper.is_running for keeper in self._keepers):
                         break
@@ -167,7 +172,7 @@ class Supervisor:
         return self._num_asked < 2
 
     def describe(self) -> list[dict[str, Any]]:
-        """Return the state of every program as data."""
+        """Return the state of every process as data."""
         now, wall = time.monotonic(), time.time()
         return [
             {
@@ -185,7 +190,7 @@ class Supervisor:
     def signals(self) -> Iterator[None]:
         """Let SIGTERM, SIGINT and SIGHUP ask for a drain inside the block."""
         numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup` said that a closed terminal does not matter
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # `nohup` ignores it: a closed terminal does not matter
             numbers.append(signal.SIGHUP)
         before: dict[int, Any] = {number: signal.signal(number, lambda *_: self.stop()) for number in numbers}
         before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -197,14 +202,12 @@ class Supervisor:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _begin_due(self) -> None:
-        if self._num_asked or self._failure is not None:
-            return
-        for keeper in self._keepers:
-            if not keeper.is_running and time.monotonic() >= keeper.due:
-                self._begin(keeper)
+    @property
+    def _is_ending(self) -> bool:
+        return self._num_asked > 0 or self._failure is not None
 
     def _begin(self, keeper: Keeper) -> None:
+        """Start a process."""
         program = keeper.program
         status, status_end = os.pipe()
         os.set_blocking(status, False)
@@ -216,17 +219,17 @@ class Supervisor:
             env={**program.environment, child.VARIABLE: json.dumps(asdict(place))},
             pass_fds=kept,
             stdin=subprocess.DEVNULL,
-            stdout=2,  # data is the supervisor's own
+            stdout=2,  # stdout is for the supervisor's own data
             process_group=0,  # Ctrl-C of a terminal reaches the supervisor alone
         )
         os.close(status_end)
         keeper.status, keeper.unread, keeper.failure = status, b"", None
         self._selector.register(status, selectors.EVENT_READ, keeper)
-        keeper.turn("starting")
-        self._tell()
+        keeper.enter("starting")
+        self._report_change()
 
-    def _look(self) -> None:
-        """Wait until something happens or is due, and read what programs report."""
+    def _wait(self) -> None:
+        """Wait until something happens or is due, and read the reports of processes."""
         now = time.monotonic()
         waiting = [keeper for keeper in self._keepers if not keeper.is_running]
         due = [keeper.due for keeper in waiting] if self._deadline is None else [self._deadline]
@@ -239,53 +242,49 @@ class Supervisor:
                 self._read(key.data)
 
     def _read(self, keeper: Keeper) -> None:
+        """Read the reports that wait in a status pipe."""
         if keeper.status is None:
             return
         with suppress(BlockingIOError):
             while part := os.read(keeper.status, 65536):
                 keeper.unread += part
-            self._selector.unregister(keeper.status)  # its end: the process has gone, or closed it
-            os.close(keeper.status)
-            keeper.status = None
+            self._close_status(keeper)  # at its end: the process has ended, or closed it
         *lines, keeper.unread = keeper.unread.split(b"\n")
         for line in lines:
-            self._take(keeper, json.loads(line))
+            self._handle(keeper, json.loads(line))
 
-    def _take(self, keeper: Keeper, report: dict[str, Any]) -> None:
-        """Take one report of a program."""
+    def _close_status(self, keeper: Keeper) -> None:
+        if keeper.status is not None:
+            self._selector.unregister(keeper.status)
+            os.close(keeper.status)
+            keeper.status = None
+
+    def _handle(self, keeper: Keeper, report: dict[str, Any]) -> None:
+        """Handle one report of a process."""
         if report["kind"] == "progress":
             self._listeners.on_progress(keeper.program.name, report["message"])
         elif report["kind"] == "failed":
             keeper.failure = report
         elif report["kind"] == "ready" and keeper.state == "starting":
             keeper.facts, keeper.was_ready = report["facts"], True
-            keeper.turn("ready")
+            keeper.enter("ready")
             is_first = not self._was_ready and all(each.state == "ready" for each in self._keepers)
             if self._was_ready:
                 log_event("ready again", {"name": keeper.program.name})
             self._was_ready = self._was_ready or is_first
-            self._tell()
+            self._report_change()
             self._listeners.on_facts(keeper.facts)
             if is_first:
                 self._listeners.on_ready({each.program.name: each.facts for each in self._keepers})
 
-    def _reap(self) -> None:
-        for keeper in self._keepers:
-            if keeper.process is not None and keeper.process.poll() is not None:
-                self._read(keeper)
-                self._bury(keeper, keeper.process.returncode)
-
-    def _bury(self, keeper: Keeper, exit_status: int) -> None:
-        """Note that a process has ended, and when the next one begins, or that none can."""
-        if keeper.status is not None:  # a grandchild may hold the other end
-            self._selector.unregister(keeper.status)
-            os.close(keeper.status)
-            keeper.status = None
+    def _note_end(self, keeper: Keeper, exit_status: int) -> None:
+        """Note that a process has ended; plan its restart, or fail if a restart cannot help."""
+        self._close_status(keeper)  # still open if a grandchild holds the other end
         settled = keeper.state == "ready" and time.monotonic() - keeper.since >= self._backoff.settled_s
         keeper.process, keeper.last_exit = None, exit_status
-        if self._num_asked or self._failure is not None:
-            keeper.turn("ended")
-            self._tell()
+        if self._is_ending:
+            keeper.enter("ended")
+            self._report_change()
             return
         keeper.deaths = 1 if settled else keeper.deaths + 1
         if not keeper.was_ready and keeper.failure is not None:
@@ -298,19 +297,19 @@ class Supervisor:
             )
         pause = self._backoff.pause_s(keeper.deaths)
         keeper.restarts, keeper.due = keeper.restarts + 1, time.monotonic() + pause
-        keeper.turn("waiting")
+        keeper.enter("waiting")
         fields = {"name": keeper.program.name, "by": describe_exit(exit_status), "restart_in_s": round(pause, 1)}
         fields |= {} if keeper.failure is None else {"why": keeper.failure["error"]["message"]}
         log_event("a process ended", fields, level=logging.WARNING)
-        self._tell()
+        self._report_change()
 
     def _drain(self) -> None:
-        """Go one step on with the drain: first those who take work, then those who answer, and at the end whoever."""
+        """Take one step of the drain: first the processes that take work, then those that answer it."""
         now = time.monotonic()
         if self._deadline is None:
             self._deadline = now + self._drain_s
             log_event("draining", {"at_most_s": self._drain_s})
-            self._ask([keeper for keeper in self._keepers if not keeper.program.ends_last])
+            self._terminate([keeper for keeper in self._keepers if not keeper.program.ends_last])
         first = [keeper for keeper in self._keepers if keeper.is_running and not keeper.program.ends_last]
         last = [keeper for keeper in self._keepers if keeper.is_running and keeper.program.ends_last]
         if self._num_asked > 1:
@@ -319,15 +318,15 @@ class Supervisor:
             self._kill(first)
         elif not first and any(keeper.state != "draining" for keeper in last):
             self._deadline = max(self._deadline, now + _LAST_S)
-            self._ask(last)
+            self._terminate(last)
         elif not first and now >= self._deadline:
             self._kill(last)
 
-    def _ask(self, keepers: Sequence[Keeper]) -> None:
+    def _terminate(self, keepers: Sequence[Keeper]) -> None:
         for keeper in keepers:
             keeper.send(signal.SIGTERM)
-            keeper.turn("draining" if keeper.is_running else "ended")
-        self._tell()
+            keeper.enter("draining" if keeper.is_running else "ended")
+        self._report_change()
 
     def _kill(self, keepers: Sequence[Keeper]) -> None:
         for keeper in keepers:
@@ -337,7 +336,7 @@ class Supervisor:
                 keeper.process.wait()
 
     def _end_all(self) -> None:
-        """End whatever still runs, and give back all descriptors."""
+        """Kill the processes that still run, and close all descriptors."""
         for keeper in self._keepers:
             if keeper.process is not None and keeper.process.poll() is None:
                 keeper.send(signal.SIGKILL)
@@ -349,13 +348,13 @@ class Supervisor:
         for descriptor in (self._life, self._life_end, self._woken, self._wake):
             os.close(descriptor)
 
-    def _tell(self) -> None:
+    def _report_change(self) -> None:
         state = "draining" if self._deadline is not None else "ready" if self._was_ready else "starting"
         self._listeners.on_change({"state": state, "processes": self.describe()})
 
 
 def describe_exit(exit_status: int) -> str:
-    """Return how a process ended: `exit status 1`, `SIGKILL`."""
+    """Return how a process ended, such as `exit status 1` or `SIGKILL`."""
     if exit_status >= 0:
         return f"exit status {exit_status}"
     try:

@@ -1,21 +1,20 @@
-"""What the API's routes and the pages both show and do: tasks with their scores, reports, comparisons, going live.
+"""What both the API and the pages show and do: tasks with their scores, reports, comparisons, suggestions, going live.
 
-Each function takes the caller's workspace, and so sees nothing of other tenants. Those that read evaluations take
-milliseconds to a second and belong in a worker thread; those that ask the engine are coroutines.
+Each function takes the caller's workspace, so it sees nothing of other tenants. Functions that read evaluations take
+milliseconds to a second and belong in a worker thread; functions that ask the engine are coroutines. No torch.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from inlay.errors import InlayError, UnknownName
-from inlay.reports import Evaluation, list_errors, make_report
+from inlay.reports import Evaluation, list_errors, make_report, read_answer
 from inlay.service.engine import Answering, Caller, WireAnswer, WireError, WireRow
-from inlay.service.evaluation_files import read_evaluation, write_evaluation
 from inlay.service.state import (
     BATCH,
     Alias,
@@ -30,7 +29,13 @@ from inlay.service.state import (
     Workspace,
 )
 from inlay.service.state.paging import check_limit, cut_page, read_cursor
-from inlay.service.version_comparison import NeedsAnswers, compare, find_comparison
+from inlay.service.version_evaluations import (
+    NeedsAnswers,
+    compare,
+    find_comparison,
+    read_evaluation,
+    write_evaluation,
+)
 from inlay.store import Manifest, Version
 
 if TYPE_CHECKING:
@@ -39,11 +44,12 @@ if TYPE_CHECKING:
 
 _MOST_REPORTS = 512
 _ROWS_AT_ONCE = 256
+_MOST_READ = 2000  # rows of a dataset that are answered to find the ones to suggest
 
 
 @dataclass(frozen=True)
 class VersionPlace:
-    """A version of a task of the caller's own, as it was found."""
+    """A version of one of the caller's tasks, with that task."""
 
     task: ServedTask
     row: VersionRow
@@ -55,7 +61,7 @@ class VersionPlace:
 
 
 def find_version(workspace: Workspace, name: str, number: int | None = None) -> VersionPlace:
-    """Return a version of a task; the live one, or the newest if none is, without a number."""
+    """Return a version of a task; without a number the live one, or the newest if none is live."""
     task = workspace.task(name)
     if number is None:
         row = task.live or (task.versions[-1] if task.versions else None)
@@ -86,8 +92,8 @@ def _describe(workspace: Workspace, task: ServedTask) -> dict[str, Any]:
     about = task.to_json()
     if task.live is not None and about["live"] is not None:
         try:
-            report = _reports.find(workspace, VersionPlace(task, task.live))
-        except InlayError:  # its evaluation is damaged, or it is another program's: its score stands without
+            report = _find_report(workspace, VersionPlace(task, task.live))
+        except InlayError:  # its evaluation is damaged, or of another Inlay: its score is shown without an interval
             report = None
         about["live"]["interval"] = None if report is None else report["interval"]
     return about
@@ -96,34 +102,30 @@ def _describe(workspace: Workspace, task: ServedTask) -> dict[str, Any]:
 # Reports
 
 
-class _ReportCache:
-    """Reports of versions, which never change."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[tuple[str, str, int], dict[str, Any] | None] = OrderedDict()
-
-    def find(self, workspace: Workspace, place: VersionPlace) -> dict[str, Any] | None:
-        """Return the report of a version; None if this service did not evaluate it."""
-        key = (str(workspace.db.places.home), place.version.digest, place.row.number)
-        if key in self._known:
-            return self._known[key]
-        evaluation = _read(workspace, place)
-        if evaluation is None:
-            return None  # one that is being written now will be there next time
-        report = make_report(evaluation)
-        self._known[key] = report
-        while len(self._known) > _MOST_REPORTS:
-            self._known.popitem(last=False)
-        return report
+_reports: OrderedDict[tuple[str, str, int], dict[str, Any]] = OrderedDict()
+"""the latest reports; the report of a version never changes"""
 
 
-_reports = _ReportCache()
+def _find_report(workspace: Workspace, place: VersionPlace) -> dict[str, Any] | None:
+    """Return the report of a version; None if this service did not evaluate it."""
+    key = (str(workspace.db.places.home), place.version.digest, place.row.number)
+    known = _reports.get(key)
+    if known is not None:
+        return known
+    evaluation = _read(workspace, place)
+    if evaluation is None:  # not cached: it may be written later
+        return None
+    report = make_report(evaluation)
+    _reports[key] = report
+    while len(_reports) > _MOST_REPORTS:
+        _reports.popitem(last=False)
+    return report
 
 
 def describe_report(workspace: Workspace, name: str, number: int) -> dict[str, Any]:
     """Return the report of a version: intervals, scores of labels, confusion, calibration."""
     place = find_version(workspace, name, number)
-    report = _reports.find(workspace, place)
+    report = _find_report(workspace, place)
     if report is None:
         raise _not_evaluated(name, number)
     return {**report, "rows": f"/v1/tasks/{name}/versions/{number}/errors"}
@@ -155,7 +157,7 @@ def _read(workspace: Workspace, place: VersionPlace) -> Evaluation | None:
 
 def _not_evaluated(name: str, number: int) -> InlayError:
     return Conflict(
-        f"version {number} of `{name}` was not trained by this service, which has no answers of it to judge",
+        f"version {number} of `{name}` was not trained by this service, so it has no answers of it to judge",
         "train the task here once more",
     )
 
@@ -166,11 +168,19 @@ def _not_evaluated(name: str, number: int) -> InlayError:
 async def describe_comparison(
     workspace: Workspace, engine: Answering, name: str, numbers: tuple[int, int]
 ) -> dict[str, Any]:
-    """Compare two versions on the same dev rows; the engine answers those that one of them has not answered yet."""
+    """Compare two versions on the same dev rows; the engine answers the rows that one of them has not answered yet."""
     found = await asyncio.to_thread(_find_comparison, workspace, name, numbers)
     if isinstance(found, NeedsAnswers):
-        answers = await _answer_rows(workspace, engine, name, found)
-        found = await asyncio.to_thread(_fill_in, workspace, name, numbers, (found, answers))
+        needs = found
+        answers = await _answer_rows(workspace, engine, name, needs)
+
+        def fill_in() -> tuple[Evaluation, Evaluation] | NeedsAnswers:
+            folder = workspace.db.files.evaluations(workspace.name, name)
+            write_evaluation(folder, needs.fill_in(answers))
+            return _find_comparison(workspace, name, numbers)
+
+        found = await asyncio.to_thread(fill_in)
+        assert not isinstance(found, NeedsAnswers)
     return await asyncio.to_thread(compare, *found)
 
 
@@ -191,7 +201,7 @@ def _find_comparison(
 async def _answer_rows(
     workspace: Workspace, engine: Answering, name: str, needs: NeedsAnswers
 ) -> list[Mapping[str, Any]]:
-    """Have one version answer the other's rows, behind everybody's requests."""
+    """Have one version answer the other's rows, in the bulk band."""
     version = find_version(workspace, name, needs.other.version).version
     tenant = workspace.tenant
     caller = Caller(tenant.name, tenant.weight, None, "bulk")
@@ -207,26 +217,70 @@ async def _answer_rows(
             if isinstance(answer, WireError):
                 raise Conflict(f"version {version.number} cannot answer the rows: {answer.message}", answer.hint)
             if (answer.store_name, answer.number) != (version.name, version.number):
-                raise Conflict("another version than the one that was asked has answered", "try again")
+                raise Conflict("the engine answered by another version than it was asked for", "try again")
             answers.append(answer.answer)
     return answers
 
 
-def _fill_in(
-    workspace: Workspace,
-    name: str,
-    numbers: tuple[int, int],
-    answered: tuple[NeedsAnswers, Sequence[Mapping[str, Any]]],
-) -> tuple[Evaluation, Evaluation]:
-    needs, answers = answered
-    folder = workspace.db.files.evaluations(workspace.name, name)
-    write_evaluation(folder, needs.fill_in(answers))
-    found = _find_comparison(workspace, name, numbers)
-    assert not isinstance(found, NeedsAnswers)
-    return found
-
-
 # Suggesting
+
+
+@dataclass(frozen=True)
+class RowToLabel:
+    """A row, what a version answers to it, and how sure it is."""
+
+    line: int
+    text: str
+    pair: str | None
+    answer: str
+    confidence: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the row as the API shows it."""
+        return asdict(self)
+
+
+def choose_rows_to_label(
+    rows: Sequence[InputRow],
+    answers: Sequence[Mapping[str, Any]],
+    limit: int = 20,
+    known: Collection[str] = (),
+) -> list[RowToLabel]:
+    """Choose rows to label from their described answers: the least sure ones first, and not too many of one answer.
+
+    Rows without an answer are left out, and so are texts in `known`, which have labels already. Numeric answers have
+    no confidence: of these, rows are chosen over the whole range.
+    """
+    from inlay.data import group_keys
+    from inlay.explore import spread_numbers, take_shares
+
+    seen = set(group_keys(list(known), None))
+    found: list[RowToLabel] = []
+    for row, answer in zip(rows, answers, strict=True):
+        key = group_keys([row.text], None if row.pair is None else [row.pair])[0]
+        if "error" in answer or key in seen or group_keys([row.text], None)[0] in seen:
+            continue
+        seen.add(key)
+        given, confidence = read_answer(answer)
+        shown = _show(given)
+        found.append(RowToLabel(row.line, row.text, row.pair, shown, confidence))
+    if any(row.confidence is None for row in found):
+        return [found[place] for place in spread_numbers([_as_number(row.answer) for row in found], limit)]
+    found.sort(key=lambda row: (row.confidence or 0.0, row.line))
+    return [found[place] for place in take_shares([row.answer for row in found], limit)]
+
+
+def _show(given: Any) -> str:
+    if isinstance(given, list):
+        return "|".join(map(str, given))
+    return f"{given:.6g}" if isinstance(given, float) else str(given)
+
+
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
 
 
 async def suggest_from(
@@ -234,10 +288,9 @@ async def suggest_from(
 ) -> list[dict[str, Any]]:
     """Return rows of a dataset that are worth labelling: the live version is least sure of them.
 
-    Rows that were corrected already are left out. It answers a sample of a large dataset, behind other requests.
+    Corrected rows are left out. Of a large dataset the engine answers a sample, in the bulk band.
     """
     from inlay.explore import draw_rows
-    from inlay.service.trainer.suggestions import MOST_READ, suggest_rows
     from inlay.settings import DataConfig
 
     version = await asyncio.to_thread(workspace.resolve, name)
@@ -247,7 +300,7 @@ async def suggest_from(
 
     def draw() -> Sequence[InputRow]:
         with workspace.db.files.reading(dataset.path) as path:
-            return draw_rows(path, columns, most=MOST_READ)[0]
+            return draw_rows(path, columns, most=_MOST_READ)[0]
 
     rows = await asyncio.to_thread(draw)
     tenant = workspace.tenant
@@ -266,7 +319,7 @@ async def suggest_from(
         ]
     corrected = await asyncio.to_thread(workspace.feedback, name, 200)
     known = [item.correction.text for item in corrected.items]
-    found = await asyncio.to_thread(suggest_rows, rows, answers, limit, known)
+    found = await asyncio.to_thread(choose_rows_to_label, rows, answers, limit, known)
     return [{**row.to_json(), "source": "unlabelled"} for row in found]
 
 
@@ -276,7 +329,7 @@ async def suggest_from(
 async def go_live(
     workspace: Workspace, engine: Answering, name: str, to: int, *, if_match: int | None = None, reason: str = ""
 ) -> Alias:
-    """Make a version the live one: first it is in a slot and its probes stand, then the alias moves."""
+    """Make a version the live one: first the engine loads it and proves its probes, then the alias moves."""
     place = await asyncio.to_thread(find_version, workspace, name, to)
     alias = await asyncio.to_thread(workspace.alias, name)
     if if_match is not None and if_match != (0 if alias is None else alias.counter):
@@ -292,10 +345,10 @@ async def go_live(
 def submit_training(
     workspace: Workspace, request: JobRequest, call: Call | None = None, *, corrections: bool = False
 ) -> Job:
-    """Queue a training. Rows that cannot be used are left out and told, unless the settings say otherwise.
+    """Queue a training job. Bad rows are left out and reported, unless the settings say otherwise.
 
-    With `corrections` the rows are the live version's with the task's corrections, and its settings hold where the
-    request has none.
+    With `corrections` the dataset is the live version's merged with the task's corrections, and the live version's
+    settings are the defaults of the request.
     """
     settings = {"bad_rows": "skip", **request.settings}
     dataset = request.dataset
@@ -320,7 +373,7 @@ def _settings_of_live(workspace: Workspace, task: str) -> dict[str, Any]:
 def submit_batch(
     workspace: Workspace, reference: str, dataset: str, settings: Mapping[str, Any], *, priority: int, call: Call | None
 ) -> Job:
-    """Queue a dataset to be answered; the version is the one that the reference means now."""
+    """Queue an offline batch over a dataset; the version is the one that the reference means now."""
     found = workspace.resolve(reference)
     task = reference.partition("@")[0]
     request = JobRequest(BATCH, task, dataset, {**settings, "version": found.number}, None, priority)

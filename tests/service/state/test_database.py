@@ -82,7 +82,7 @@ def test_a_newer_schema_is_refused_with_a_hint(home):
 
 def test_a_process_killed_in_a_migration_leaves_the_old_schema(tmp_path):
     stall = (
-        "import os, sys, inlay.service.state.upgrade as upgrade\n"
+        "import os, sys, inlay.service.state.database\n"
         "from alembic import command\n"
         "real = command.upgrade\n"
         "def upgraded(*arguments): real(*arguments); os.kill(os.getpid(), 9)\n"

@@ -43,7 +43,7 @@ def fill(workspace: Workspace, task: str = "mail") -> None:
     job = train(workspace, task, dataset=dataset.id)
     cohort = queue.claim("trainer", company_s=0)
     assert cohort is not None
-    run = db.places.runs(workspace.name) / job.id
+    run = db.places.runs / workspace.name / job.id
     queue.note_path(cohort, job.id, run)
     run.mkdir(parents=True)
     (run / "rows.txt").write_text(SECRET)

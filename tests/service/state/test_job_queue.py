@@ -106,11 +106,11 @@ def test_priority_counts_among_a_tenants_own_jobs_only(queue, workspace, rival):
 
 def test_places_are_the_order_in_which_jobs_come(queue, workspace, rival):
     jobs = [train(workspace), train(workspace, priority=1), train(rival)]
-    places = {job.id: ws.place(job.id) for ws, job in zip((workspace, workspace, rival), jobs, strict=True)}
+    places = {job.id: ws.job(job.id).place for ws, job in zip((workspace, workspace, rival), jobs, strict=True)}
     assert sorted(places.values()) == [1, 2, 3]
     order = [job.id for job in claim_now(queue).jobs]
     assert sorted(places, key=places.__getitem__) == order
-    assert workspace.place(jobs[0].id) is None
+    assert workspace.job(jobs[0].id).place is None
 
 
 def test_every_write_of_a_lost_attempt_is_refused(queue, workspace, clock):
@@ -121,7 +121,7 @@ def test_every_write_of_a_lost_attempt_is_refused(queue, workspace, clock):
     assert (new.id, new.token) == (old.id, old.token + 1)
     writes = [
         lambda: queue.record(old, job.id, JobNote("read")),
-        lambda: queue.note_path(old, job.id, workspace.db.places.runs("acme")),
+        lambda: queue.note_path(old, job.id, workspace.db.places.runs / "acme"),
         lambda: queue.finish(old, job.id, "succeeded", result={}),
         lambda: queue.publish_live(old, job.id, publication()),
         lambda: queue.release(old),

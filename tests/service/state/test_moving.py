@@ -74,10 +74,10 @@ def test_a_moved_service_has_every_row_and_goes_on_counting(old, empty, monkeypa
     numbers = [job.number for job in workspace.jobs().items]
     assert train(workspace).number > max(numbers)
     db.close()
-    with pytest.raises(BadConfig, match="lies in Postgres already"):
+    with pytest.raises(BadConfig, match="is in Postgres already"):
         move_to_postgres(old)
     monkeypatch.delenv("INLAY_DATABASE")
-    with pytest.raises(Missing, match="lies in Postgres"):
+    with pytest.raises(Missing, match="is in Postgres"):
         Database.open(old)
 
 
@@ -121,7 +121,7 @@ def begin_aside(work):
 
 @needs_postgres
 def test_what_a_command_writes_while_the_state_is_moved_is_not_lost(old, empty, monkeypatch):
-    """It waits, and is told then where the state lies; or it was in time, and is moved too."""
+    """It waits, and is told then where the state is; or it was in time, and is moved too."""
     monkeypatch.delenv("INLAY_DATABASE")
     db = Database.open(old)
     monkeypatch.setenv("INLAY_DATABASE", url_of(empty))
@@ -141,7 +141,7 @@ def test_what_a_command_writes_while_the_state_is_moved_is_not_lost(old, empty, 
     names = {key.name for key in Keys(moved).list("acme")}
     moved.close()
     assert isinstance(late, Missing), late
-    assert "lies in Postgres" in late.message
+    assert "is in Postgres" in late.message
     assert "in time" in names
     assert "late" not in names
 
@@ -170,7 +170,7 @@ def test_a_log_that_cannot_be_emptied_is_neither_lost_nor_moved(old, empty, monk
 def test_nothing_is_written_into_sqlite_once_the_state_lies_in_postgres(old):
     db = Database.open(old)
     (old / "service" / "postgres").write_text("postgresql://db/inlay")
-    with pytest.raises(Missing, match="lies in Postgres"):
+    with pytest.raises(Missing, match="is in Postgres"):
         Keys(db).make("acme", ("predict",), "late")
     with closing(sqlite3.connect(old / "service" / "service.db")) as connection:
         assert ("late",) not in connection.execute("SELECT name FROM keys").fetchall()

@@ -23,7 +23,6 @@ BY_JOB: dict[str, Call] = {
     "job": lambda own, found: own.job(found),
     "cancel": lambda own, found: own.cancel(found),
     "events": lambda own, found: own.events(found),
-    "place": lambda own, found: own.place(found),
 }
 BY_TASK: dict[str, Call] = {
     "task": lambda own, found: own.task(found),

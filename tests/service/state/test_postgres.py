@@ -47,14 +47,14 @@ def test_an_address_that_is_none_is_refused(tmp_path, monkeypatch):
 def test_a_home_of_postgres_is_not_opened_with_sqlite_by_mistake(home, monkeypatch):
     Database.open(home).close()
     monkeypatch.delenv("INLAY_DATABASE")
-    with pytest.raises(Missing, match="lies in Postgres"):
+    with pytest.raises(Missing, match="is in Postgres"):
         Database.open(home)
 
 
 @pytest.mark.sqlite
 def test_a_home_of_sqlite_is_not_opened_with_postgres_by_mistake(home, monkeypatch):
     monkeypatch.setenv("INLAY_DATABASE", "postgresql://127.0.0.1:9/inlay")
-    with pytest.raises(BadConfig, match="lies in SQLite"):
+    with pytest.raises(BadConfig, match="is in SQLite"):
         Database.open(home)
 
 

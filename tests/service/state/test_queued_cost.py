@@ -6,7 +6,7 @@ import pytest
 from state_makers import make_dataset, publication, train
 
 from inlay.service.state import JobQueue, queued_seconds
-from inlay.service.state.queued_cost import _START_S, _USUAL_ROUNDS, _USUAL_S
+from inlay.service.state.jobs import _START_S, _USUAL_ROUNDS, _USUAL_S
 
 
 def test_nothing_queued_is_no_work(db):

@@ -15,8 +15,8 @@ from inlay.errors import UnknownName
 from inlay.service.engine import Caller, EngineRefused, Predicted, VersionLoaded, WireAnswer, WireError
 from inlay.service.state import JobRequest
 from inlay.service.trainer import side_jobs
-from inlay.service.trainer.suggestions import suggest_rows
 from inlay.service.trainer.trainer import SideStep
+from inlay.service.views import choose_rows_to_label
 from inlay.serving import Engine, Request, describe_answer
 
 RECIPE = {"method": "head", "size": None, "epochs": None, "lr": None}
@@ -367,25 +367,25 @@ def say(label, probability):
 def test_the_least_sure_rows_come_first_and_no_text_twice():
     rows = [InputRow(line, text) for line, text in enumerate(["a", "b", "B ", "c", "d"], 1)]
     answers = [say("billing", p) for p in (0.9, 0.6, 0.6, 0.55, 0.7)]
-    found = suggest_rows(rows, answers, limit=3)
+    found = choose_rows_to_label(rows, answers, limit=3)
     assert [(row.line, row.text) for row in found] == [(4, "c"), (2, "b"), (5, "d")]
     assert found[0].to_json() == {"line": 4, "text": "c", "pair": None, "answer": "billing", "confidence": 0.55}
-    assert [row.text for row in suggest_rows(rows, answers, limit=3, known=["C"])] == ["b", "d", "a"]
+    assert [row.text for row in choose_rows_to_label(rows, answers, limit=3, known=["C"])] == ["b", "d", "a"]
 
 
 def test_every_answer_gets_its_share():
     rows = [InputRow(line, f"text {line}") for line in range(40)]
     answers = [say("billing", 0.5 + line / 1000) for line in range(30)] + [say("delivery", 0.9)] * 10
-    found = suggest_rows(rows, answers, limit=10)
+    found = choose_rows_to_label(rows, answers, limit=10)
     assert len(found) == 10
-    half = suggest_rows(rows, answers, limit=4)
+    half = choose_rows_to_label(rows, answers, limit=4)
     assert [row.answer for row in half] == ["billing"] * 4
     three = [*answers[:30], *[say("delivery", 0.9)] * 10]
-    assert len({row.text for row in suggest_rows(rows, three, limit=20)}) == 20
+    assert len({row.text for row in choose_rows_to_label(rows, three, limit=20)}) == 20
 
 
 def test_numbers_are_spread_and_rows_without_an_answer_left_out():
     rows = [InputRow(line, f"text {line}") for line in range(10)]
     answers = [{"value": float(line)} for line in range(9)] + [{"error": {"code": "x"}}]
-    assert [row.answer for row in suggest_rows(rows, answers, limit=3)] == ["0", "4", "8"]
-    assert len(suggest_rows(rows, answers, limit=30)) == 9
+    assert [row.answer for row in choose_rows_to_label(rows, answers, limit=3)] == ["0", "4", "8"]
+    assert len(choose_rows_to_label(rows, answers, limit=30)) == 9

@@ -14,10 +14,10 @@ from trainer_bench import LABELS, make_rows
 
 from inlay.errors import Diverged
 from inlay.reports import make_report
-from inlay.service.evaluation_files import read_evaluation
 from inlay.service.state import Correction, JobQueue
 from inlay.service.trainer import going_live
 from inlay.service.trainer.job_settings import make_tree
+from inlay.service.version_evaluations import read_evaluation
 from toys import WORDS
 
 HEAD = {"method": "head", "size": None, "epochs": 3, "lr": 0.05}  # without dropout: alone and together are the same
@@ -429,7 +429,7 @@ def test_no_note_has_a_path_or_a_name_of_the_store(bench):
 def test_the_room_is_entered_without_torch():
     program = (
         "import sys\n"
-        "from inlay.service.trainer import check_settings, suggest_rows\n"
+        "from inlay.service.trainer import check_settings\n"
         "assert not {'torch', 'transformers', 'numpy', 'pandas'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

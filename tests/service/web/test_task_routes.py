@@ -9,8 +9,8 @@ from web_bench import CSV
 
 from inlay.reports import EvaluatedRow, Evaluation, digest_rows
 from inlay.service.engine import EngineRefused
-from inlay.service.evaluation_files import write_evaluation
 from inlay.service.state import JobRequest
+from inlay.service.version_evaluations import write_evaluation
 
 
 def evaluate(bench, number, answers, tenant="acme", task="mail", texts=None):

@@ -10,8 +10,8 @@ from starlette.testclient import TestClient
 from web_bench import WebBench
 
 from inlay.reports import EvaluatedRow, Evaluation
-from inlay.service.evaluation_files import write_evaluation
 from inlay.service.state import SUCCEEDED, Correction, JobQueue
+from inlay.service.version_evaluations import write_evaluation
 
 MARK = "zanzibar"
 """a word in every text, label and name of the first tenant"""

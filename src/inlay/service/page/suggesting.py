@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from inlay.reports import EvaluatedRow, Evaluation
-from inlay.service.evaluation_files import read_evaluation
 from inlay.service.state import Workspace
+from inlay.service.version_evaluations import read_evaluation
 from inlay.service.views import find_version
 
 _LEAST_SURE = 2 / 3  # share of the rows that are chosen for being unsure

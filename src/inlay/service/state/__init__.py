@@ -6,11 +6,19 @@ Importing this room imports neither torch nor numpy.
 
 from __future__ import annotations
 
-from inlay.service.state.aliases import Publication
+from inlay.service.state.aliases import LIVE, Alias, AliasMove, Publication
 from inlay.service.state.backup import BackupReport, back_up, restore
 from inlay.service.state.database import Database
 from inlay.service.state.datasets import FORMATS, Dataset, DatasetDraft, Found
-from inlay.service.state.erasure import Erased, erase_task, erase_tenant, remove_tenant, run_erasure
+from inlay.service.state.erasure import (
+    Erased,
+    erase_task,
+    erase_tenant,
+    remove_tenant,
+    run_erasure,
+    sweep_leftovers,
+    sweep_lost_parts,
+)
 from inlay.service.state.feedback import Correction, Feedback
 from inlay.service.state.idempotency import Call, StoredAnswer
 from inlay.service.state.job_queue import (
@@ -36,14 +44,12 @@ from inlay.service.state.jobs import (
     Job,
     JobEvent,
     JobRequest,
+    queued_seconds,
 )
-from inlay.service.state.keys import SCOPES, USUAL_SCOPES, Key, Keys
+from inlay.service.state.keys import SCOPES, USUAL_SCOPES, Key, Keys, Sessions
 from inlay.service.state.paging import MOST_ITEMS, Page
-from inlay.service.state.places import Places
-from inlay.service.state.queued_cost import queued_seconds
-from inlay.service.state.served_tasks import LIVE, Alias, AliasMove, ResolvedTask, ServedTask, VersionRow
-from inlay.service.state.sessions import Sessions
-from inlay.service.state.shared_files import SharedFiles, SharedFolder
+from inlay.service.state.served_tasks import ResolvedTask, ServedTask, VersionRow
+from inlay.service.state.service_files import Places, SharedFiles, SharedFolder
 from inlay.service.state.state_errors import (
     CallInFlight,
     Conflict,
@@ -55,10 +61,9 @@ from inlay.service.state.state_errors import (
     StaleLease,
     Unauthorized,
 )
-from inlay.service.state.sweeping import sweep_leftovers, sweep_lost_parts
-from inlay.service.state.tenants import LOCAL, NO_LIMITS, Tenant, TenantLimits, Tenants
-from inlay.service.state.timestamps import day_of, to_iso
-from inlay.service.state.usage import DayUsage, LimitsUsed
+from inlay.service.state.tenants import LOCAL, NO_LIMITS, LimitsUsed, Tenant, TenantLimits, Tenants
+from inlay.service.state.usage import DayUsage
+from inlay.service.state.values import day_of, to_iso
 from inlay.service.state.workspace import Workspace
 
 __all__ = [

@@ -11,9 +11,10 @@ from sqlalchemy import Connection, insert, select, update
 from inlay.service.state import schema
 from inlay.service.state.database import bump
 from inlay.service.state.jobs import Job
-from inlay.service.state.served_tasks import LIVE, Alias, AliasMove
 from inlay.service.state.state_errors import Conflict, LiveMoved
+from inlay.service.state.values import to_iso
 
+LIVE = "live"
 ACTIVE, ERASING = "active", "erasing"
 """states of a task"""
 
@@ -33,6 +34,51 @@ class Reason(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Alias:
+    """The version that `live` stands for; `counter` grows with every move."""
+
+    version: int
+    counter: int
+    moved_at: float
+    moved_by: str
+    reason: str
+    name: str = LIVE
+    digest: str = ""
+
+    @property
+    def etag(self) -> str:
+        """The ETag that `If-Match` is compared with."""
+        return f'"{self.counter}"'
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the alias as the API shows it."""
+        return {
+            "alias": self.name,
+            "version": self.version,
+            "etag": self.etag,
+            "moved_at": to_iso(self.moved_at),
+            "moved_by": self.moved_by,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class AliasMove:
+    """A move of `live` from one version to another."""
+
+    from_version: int | None
+    to_version: int
+    at: float
+    by: str
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the move as the API shows it."""
+        said = {"from": self.from_version, "to": self.to_version}
+        return {**said, "at": to_iso(self.at), "by": self.by, "reason": self.reason}
+
+
+@dataclass(frozen=True)
 class Publication:
     """A version that a job published, and whether it goes live."""
 
@@ -44,20 +90,20 @@ class Publication:
     result: Mapping[str, Any]
     """the job's result; `version`, `is_live` and `reason` are set here"""
     compared_with: int | None = None
-    """the live version it was compared with (0: none was live): LiveMoved if another one is live by now"""
+    """the live version it was compared with (0: none was live); LiveMoved if another one is live by now"""
 
 
 def find_task_row(connection: Connection, task: TaskKey) -> Any:
     """Return a task's row, None if there is none."""
     row = schema.tasks.c
-    if "\0" in task.name:  # no task has it in its name, and Postgres takes it in no text
+    if "\0" in task.name:  # no task's name has it, and Postgres refuses it
         return None
     query = select(schema.tasks).where(row.tenant == task.tenant, row.name == task.name)
     return connection.execute(query).one_or_none()
 
 
 def read_alias(connection: Connection, task: TaskKey) -> Alias | None:
-    """Return what `live` of a task stands for."""
+    """Return the alias `live` of a task; None if it was never set."""
     row = schema.aliases.c
     query = select(schema.aliases).where(row.tenant == task.tenant, row.task == task.name, row.name == LIVE)
     found = connection.execute(query).one_or_none()
@@ -67,7 +113,7 @@ def read_alias(connection: Connection, task: TaskKey) -> Alias | None:
 
 
 def set_alias(connection: Connection, task: TaskKey, to: tuple[int, str], why: Reason, now: float) -> Alias:
-    """Make a version (number and digest) the live one; moving to where it is changes nothing."""
+    """Make a version (number and digest) the live one; nothing changes if it is live already."""
     old = read_alias(connection, task)
     number, digest = to
     if old is not None and old.version == number:
@@ -98,22 +144,14 @@ def set_alias(connection: Connection, task: TaskKey, to: tuple[int, str], why: R
 
 
 def touch_task(connection: Connection, task: TaskKey) -> None:
-    """Count a change of a task: its ETag."""
+    """Count a change of a task: this changes its ETag."""
     row = schema.tasks.c
     mine = update(schema.tasks).where(row.tenant == task.tenant, row.name == task.name)
     connection.execute(mine.values(counter=row.counter + 1))
 
 
-def list_moves(connection: Connection, task: TaskKey) -> list[AliasMove]:
-    """Return the moves of a task's `live`, newest first."""
-    row = schema.alias_moves.c
-    query = select(schema.alias_moves).where(row.tenant == task.tenant, row.task == task.name, row.name == LIVE)
-    found = connection.execute(query.order_by(row.number.desc()))
-    return [AliasMove(item.from_number, item.to_number, item.at, item.by, item.reason) for item in found]
-
-
 def enter_version(connection: Connection, job: Job, publication: Publication, now: float) -> dict[str, Any]:
-    """Enter the version a job published, and move `live` to it if it goes live; return what the job's result says."""
+    """Enter a version that a job published, and move `live` if it goes live; return what the job's result says."""
     task = TaskKey(job.tenant, job.task)
     row = find_task_row(connection, task)
     if row is None or row.state != ACTIVE:

@@ -1,8 +1,8 @@
 """Backup of a running service into one folder, and restoring from it.
 
-A backup is of one moment: the database is copied first (SQLite's own backup), then the files are linked into a folder
-beside them, while nothing may be deleted. Files are never rewritten, so links are a snapshot, taken in a moment; what
-takes long, copying to another disk, holds nobody up.
+A backup shows one moment: the database is copied first (by SQLite's own backup), then the files are linked into a
+folder beside them, while nothing may be deleted. Files are never rewritten, so links are a snapshot that takes a
+moment. The slow part, copying to another disk, makes nobody wait.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from pathlib import Path
 
 from inlay.errors import BadConfig, BadData, Missing, StoreDamaged, Unsupported
 from inlay.service.state.database import VARIABLE
-from inlay.service.state.file_lock import keeping_files, remove_tree
-from inlay.service.state.places import Places
 from inlay.service.state.schema import HEAD
+from inlay.service.state.service_files import Places, keeping_files, remove_tree
 from inlay.service.state.sqlite import read_revision
 from inlay.store import DRAFT_PREFIX, locked, make_directory, sync_directory, telling_full_disk, write_atomically
 
-_STORE = ("tasks", "objects", "sidecars", "backbones")  # in this order: a reference is there after its object
+_STORE = ("tasks", "objects", "sidecars", "backbones")  # in this order: a reference is written after its object
 _SERVICE = ("datasets", "evaluations", "batches")
 _LIST = "backup.json"
 _CHUNK = 2**20
@@ -34,7 +33,7 @@ _CHUNK = 2**20
 
 @dataclass(frozen=True)
 class BackupReport:
-    """The content of a backup."""
+    """The size of a backup, and how long it took."""
 
     folder: Path
     num_files: int
@@ -45,7 +44,7 @@ class BackupReport:
 def back_up(home: Path, target: Path) -> BackupReport:
     """Copy the database, the store and the service's files of `home` to the new folder `target`, as of one moment.
 
-    The service may run meanwhile. Run folders of trainings are left out: a restored service trains those again.
+    The service may run meanwhile. Run folders of training are left out: a restored service trains those jobs again.
     """
     began = time.monotonic()
     places = Places(home.expanduser().absolute())
@@ -61,49 +60,46 @@ def back_up(home: Path, target: Path) -> BackupReport:
     staging = places.service / f"{DRAFT_PREFIX}backup-{os.getpid()}"
     remove_tree(staging)
     try:
-        _take_snapshot(places, staging)
+        make_directory(staging / "service")
+        with keeping_files(places), locked(places.home / "lock", exclusive=False, in_turn=True):
+            _copy_database(places.database, staging / "service" / places.database.name)
+            for name in _STORE:
+                _link_tree(places.home / name, staging / name)
+            for name in _SERVICE:
+                _link_tree(places.service / name, staging / "service" / name)
         files = _copy_all(staging, target)
-        num_bytes = sum(size for size, _ in files.values())
     finally:
         remove_tree(staging)
-    return BackupReport(target, len(files), num_bytes, time.monotonic() - began)
+    return _report(target, files, began)
 
 
 def restore(backup: Path, home: Path) -> BackupReport:
-    """Make the new folder `home` what was backed up. Every file is checked; nothing is left if one is damaged."""
+    """Make the new folder `home` from a backup. Every file is checked; nothing is left if one is damaged."""
     began = time.monotonic()
     backup, home = backup.expanduser().absolute(), home.expanduser().absolute()
     wanted = _read_list(backup)
     _check_absent(home)
-    files = _copy_all(backup, home, wanted)
+    return _report(home, _copy_all(backup, home, wanted), began)
+
+
+def _report(folder: Path, files: dict[str, tuple[int, str]], began: float) -> BackupReport:
     num_bytes = sum(size for size, _ in files.values())
-    return BackupReport(home, len(files), num_bytes, time.monotonic() - began)
+    return BackupReport(folder, len(files), num_bytes, time.monotonic() - began)
 
 
 def _check_absent(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BadConfig(f"`{folder}` is there and not empty", "name a new folder")
-
-
-def _take_snapshot(places: Places, staging: Path) -> None:
-    """Copy the database and link all files into a folder beside them, while nothing can be deleted."""
-    make_directory(staging / "service")
-    with keeping_files(places), locked(places.home / "lock", exclusive=False, in_turn=True):
-        _copy_database(places.database, staging / "service" / places.database.name)
-        for name in _STORE:
-            _link_tree(places.home / name, staging / name)
-        for name in _SERVICE:
-            _link_tree(places.service / name, staging / "service" / name)
+        raise BadConfig(f"`{folder}` exists and is not empty", "name a new folder")
 
 
 def _copy_database(source: Path, target: Path) -> None:
     with telling_full_disk(target, source.stat().st_size):
         with closing(sqlite3.connect(source, timeout=30)) as old, closing(sqlite3.connect(target)) as new:
-            old.backup(new)  # all pages in one step: of one moment
+            old.backup(new)  # all pages in one step, so of one moment
         with closing(sqlite3.connect(target, isolation_level=None)) as copy:
             if copy.execute("PRAGMA integrity_check").fetchone()[0] != "ok":
                 raise StoreDamaged(f"`{source}` is damaged", "restore an earlier backup")
-            # What was under way is not under way where the backup is restored.
+            # Nothing runs where the backup is restored.
             copy.execute("UPDATE cohorts SET state = 'waiting' WHERE state IN ('running', 'late')")
             copy.execute("UPDATE jobs SET state = 'queued', progress = NULL WHERE state = 'running'")
             copy.execute("DELETE FROM calls WHERE status IS NULL AND subject IS NULL")
@@ -111,7 +107,7 @@ def _copy_database(source: Path, target: Path) -> None:
 
 
 def _link_tree(source: Path, target: Path) -> None:
-    """Link all files of a folder, drafts aside; copy where the file system has no links."""
+    """Link all files of a folder except drafts; copy them where the file system has no links."""
     for path in _walk(source):
         place = target / path.relative_to(source)
         make_directory(place.parent)
@@ -133,9 +129,9 @@ def _walk(folder: Path) -> Iterator[Path]:
 def _copy_all(
     source: Path, target: Path, wanted: dict[str, tuple[int, str]] | None = None
 ) -> dict[str, tuple[int, str]]:
-    """Copy a folder to a draft of `target`, synced, and name it at the end; with a list, exactly what it says.
+    """Copy a folder into `target`, synced, whole or not at all; return size and sha256 of every file by its path.
 
-    A backup gets its list; a restored folder has none. Returns size and sha256 of every file by its path.
+    With `wanted`, the list of a backup, exactly its files are copied and checked. Without it the copy gets a list.
     """
     make_directory(target.parent)
     draft = target.parent / f"{DRAFT_PREFIX}{target.name}-{os.getpid()}"
@@ -179,7 +175,7 @@ def _copy_file(source: Path, target: Path) -> tuple[int, str]:
 
 
 def _read_list(backup: Path) -> dict[str, tuple[int, str]]:
-    """Return what a backup's list says of its files; refuse what is no backup, or one of a later Inlay."""
+    """Return the list of a backup's files; refuse a folder that is no backup, or has no database."""
     try:
         content = json.loads((backup / _LIST).read_bytes())
         files = {str(name): (int(size), str(digest)) for name, (size, digest) in content["files"].items()}

@@ -1,44 +1,47 @@
 """The service's database, opened by many processes and threads at once: SQLite, or Postgres by `$INLAY_DATABASE`.
 
-What always holds: whoever changes anything shuts out all other writers from the beginning of the transaction to its
-end, and what is acknowledged is on the disk. Opening brings the schema up to date. What the two databases differ in
-is in `sqlite.py` and `postgres.py`.
+What always holds: a writer shuts out all other writers from the beginning of its transaction to the end, and what is
+acknowledged is on the disk. Opening brings the schema up to date: all missing migrations are one transaction, under a
+lock between processes, so a process that is killed leaves the old schema. What differs between the two databases is in
+`sqlite.py` and `postgres.py`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, select, update
+from sqlalchemy import Connection, Engine, NullPool, create_engine, insert, select, update
 from sqlalchemy import exc as sql_errors
 
 from inlay.errors import BadConfig, InlayError, Missing
 from inlay.service.state import schema
-from inlay.service.state.metering import UsageMeter
-from inlay.service.state.one_store import has_store, set_store
-from inlay.service.state.places import Places
 from inlay.service.state.postgres import Postgres, PostgresWatch
-from inlay.service.state.shared_files import SharedFiles
+from inlay.service.state.service_files import Places, SharedFiles
 from inlay.service.state.sqlite import BUSY_S, Sqlite, busy
-from inlay.service.state.upgrade import bring_up_to_date
-from inlay.store import Store, write_atomically
+from inlay.service.state.state_errors import NewerDatabase
+from inlay.service.state.usage import UsageMeter
+from inlay.store import Store, make_directory, write_atomically, write_once
 
 T = TypeVar("T")
+MIGRATIONS = Path(__file__).parent / "migrations"
 VARIABLE = "INLAY_DATABASE"
 """environment variable with the address of a Postgres database; without it there is a file below the home"""
-_POOL, _MORE = 4, 60  # connections kept open, and more of them under load
+_POOL, _MORE = 4, 60  # connections kept open, and how many more under load
 _MOST_CACHED = 100_000
 _HOT = "hot"
 _HOT_QUERY = f"SELECT value FROM revisions WHERE name = '{_HOT}'"
+_STORE_FACT = "store"
+_FOLDER = "folder"
 
 
 class Database:
@@ -52,21 +55,21 @@ class Database:
         self._clock = clock
         self._pid = os.getpid()
         self._engine = make_engine(self._kind)
-        self._has_written = True  # so what was believed of the watched counter may be wrong
-        self._writer = threading.Lock()  # threads wait here, which is quicker and fairer than SQLite's polling
+        self._has_written = True  # then the watched counter must be read anew
+        self._writer = threading.Lock()  # threads wait here: quicker and fairer than SQLite's polling
         self._watch_lock = threading.Lock()
         self._watch = self._kind.watch(_HOT_QUERY)
         self.seen_in_store: dict[str, Any] = {}
-        """what references meant in the store, by the time of the last change there"""
+        """what references mean in the store, each with the time of the last change there"""
         self._cache: tuple[int, dict[Hashable, Any]] = (-1, {})
         self.meter = UsageMeter(self)
 
     @classmethod
     def open(cls, place: Path | str, *, clock: Callable[[], float] = time.time) -> Database:
-        """Open the database of the service on a store, made or brought up to date if need be.
+        """Open the database of the service on a store; make it or migrate it where needed.
 
         `place` is the store's folder, or its address on object storage. A newer schema is refused. Several processes
-        may open at once.
+        may open it at once.
         """
         store = Store(place)
         places = Places(store.root.expanduser().resolve())
@@ -81,23 +84,19 @@ class Database:
         with telling_sql_errors(kind):
             opened = cls(places, store if store.is_remote else Store(places.home), clock)
         if isinstance(kind, Postgres):
-            opened._check_store()
+            try:
+                with opened.reading() as connection:
+                    is_known = has_store(connection, places, opened.store)
+                if not is_known:
+                    with opened.writing() as connection:
+                        set_store(connection, places, opened.store)
+            except BaseException:
+                opened.close()
+                raise
         return opened
 
-    def _check_store(self) -> None:
-        """Refuse a store that is not the one of the other machines."""
-        try:
-            with self.reading() as connection:
-                is_set = has_store(connection, self.places, self.store)
-            if not is_set:
-                with self.writing() as connection:
-                    set_store(connection, self.places, self.store)
-        except BaseException:
-            self.close()
-            raise
-
     def close(self) -> None:
-        """Write what is waiting to be written (usage, last use of keys) and close all connections."""
+        """Write what waits in memory (usage, last use of keys) and close all connections."""
         try:
             self.meter.close()
         finally:
@@ -111,13 +110,13 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Give a connection that sees one state of the database, whatever others write."""
+        """Give a connection that sees one state of the database, whatever others write meanwhile."""
         with telling_sql_errors(self._kind), self._connect() as connection, connection.begin():
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Give a connection in a transaction of its own: all of it is kept, or, after an error, nothing."""
+        """Give a connection in a transaction: all its changes are kept, or, after an error, none."""
         self._check_process()
         if not self._writer.acquire(timeout=BUSY_S):
             raise busy()
@@ -147,9 +146,9 @@ class Database:
                 raise _explain(error, self._kind) or error from None
 
     def cached(self, key: Hashable, load: Callable[[], T]) -> T:
-        """Return what `load` gave for a key since keys, tenants, tasks and aliases last changed. Errors are not kept.
+        """Return what `load` gives for a key, kept until keys, tenants, tasks or aliases change. Errors are not kept.
 
-        The revision is taken before loading, so what is kept is never older than its revision.
+        The revision is read before loading, so a kept value is never older than its revision.
         """
         revision = self.revision()
         if self._cache[0] != revision:
@@ -165,12 +164,12 @@ class Database:
         return found
 
     def probe(self) -> None:
-        """Prove that the database can be written: for readiness."""
+        """Prove, for the readiness check, that the database can be written."""
         with self.writing() as connection:
             bump(connection, "probe")
 
     def checkpoint(self) -> bool:
-        """Bring the write-ahead log into the database and empty it; False if readers kept it from it.
+        """Move the write-ahead log into the database and empty it; False if readers prevented it.
 
         Writers wait meanwhile, so it gives up soon.
         """
@@ -178,7 +177,7 @@ class Database:
             return self._kind.checkpoint()
 
     def free_bytes(self) -> int:
-        """Return the room that is left on the disk of the database."""
+        """Return the free space on the disk of the database."""
         return shutil.disk_usage(self.places.service).free
 
     def _connect(self) -> Connection:
@@ -186,7 +185,7 @@ class Database:
         return self._engine.connect()
 
     def _check_process(self) -> None:
-        """Leave a parent's connections alone in a forked child: SQLite allows no others to use them."""
+        """Leave a parent's connections alone in a forked child: SQLite does not allow it to use them."""
         if self._pid != os.getpid():
             self._engine.dispose(close=False)
             self._writer, self._watch_lock = threading.Lock(), threading.Lock()
@@ -196,15 +195,17 @@ class Database:
 
 
 def bump(connection: Connection, name: str = _HOT) -> None:
-    """Say that something changed: of keys, tenants, tasks and aliases, which the hot route keeps in memory."""
+    """Count a change of keys, tenants, tasks or aliases, which every process caches for the hot route."""
     row = schema.revisions.c
     connection.execute(update(schema.revisions).where(row.name == name).values(value=row.value + 1))
 
 
-def counted(connection: Connection, name: str) -> int:
-    """Return how often something changed, ever."""
-    found = connection.execute(select(schema.revisions.c.value).where(schema.revisions.c.name == name)).scalar()
-    return int(found or 0)
+def write_audit(connection: Connection, tenant: str, at: float, what: tuple[str, str, str]) -> None:
+    """Note the actor, the action and its target. Never a text or a label of a customer's."""
+    actor, action, target = what
+    connection.execute(
+        insert(schema.audit).values(tenant=tenant, at=at, actor=actor[:64], action=action[:64], target=target)
+    )
 
 
 def find_kind_of_database(places: Places) -> Sqlite | Postgres:
@@ -214,7 +215,7 @@ def find_kind_of_database(places: Places) -> Sqlite | Postgres:
 
 
 def _check_same_database(kind: Sqlite | Postgres, places: Places, store: Store) -> None:
-    """Refuse a home whose state lies in the other database: keys made there would be keys of nothing."""
+    """Refuse a home whose state is in the other kind of database: keys made in this one would open nothing."""
     noted = places.postgres_note
     if isinstance(kind, Sqlite) and store.is_remote:
         raise BadConfig(
@@ -225,7 +226,7 @@ def _check_same_database(kind: Sqlite | Postgres, places: Places, store: Store) 
         _check_not_moved(places)
     if isinstance(kind, Postgres) and not noted.exists() and places.database.exists():
         raise BadConfig(
-            f"`{places.home}` has a service whose state lies in SQLite, and `${VARIABLE}` names Postgres",
+            f"the state of the service in `{places.home}` is in SQLite, and `${VARIABLE}` names Postgres",
             "start with a new folder, or leave the variable unset",
         )
 
@@ -234,9 +235,73 @@ def _check_not_moved(places: Places) -> None:
     noted = places.postgres_note
     if noted.exists():
         raise Missing(
-            f"the state of the service in `{places.home}` lies in Postgres, and `${VARIABLE}` is not set",
+            f"the state of the service in `{places.home}` is in Postgres, and `${VARIABLE}` is not set",
             f"set it to the address of {noted.read_text(errors='replace').strip()[:200]}, with its password",
         )
+
+
+def bring_up_to_date(kind: Sqlite | Postgres, places: Places, clock: Callable[[], float]) -> None:
+    """Make the database, or migrate it to the schema of this Inlay; refuse a schema that this Inlay does not know."""
+    if places.service.is_dir() and kind.read_revision() == schema.HEAD:
+        return
+    make_directory(places.service)
+    places.service.chmod(0o700)  # it has customers' texts and the digests of keys
+    known = {path.name.split("_")[1] for path in (MIGRATIONS / "versions").glob("step_*.py")}
+    with kind.upgrading() as found:
+        if found is not None and found not in known:
+            raise NewerDatabase(found)
+        if found != schema.HEAD:
+            _migrate(kind, clock())
+
+
+def _migrate(kind: Sqlite | Postgres, now: float) -> None:
+    from alembic import command  # slow to import, and seldom needed
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    engine = create_engine(kind.url, poolclass=NullPool, **kind.options)
+    kind.prepare(engine)
+    with engine.connect() as connection, kind.as_writer(connection).begin():
+        config.attributes.update(connection=connection, now=now)
+        command.upgrade(config, "head")
+
+
+def has_store(connection: Connection, places: Places, store: Store) -> bool:
+    """Tell whether the database belongs to this store; False if it belongs to none yet. Refuse another store.
+
+    A machine with another store than the others would miss their files.
+    """
+    row, mine = schema.facts.c, _identify_store(places, store)
+    found = connection.execute(select(row.value).where(row.name == _STORE_FACT)).scalar()
+    if found is None or found == mine:
+        return found is not None
+    theirs = "a folder, of this machine or of another one" if found.startswith(f"{_FOLDER} ") else f"`{found}`"
+    raise BadConfig(
+        f"the database belongs to the service on {theirs}, and this machine's store is `{store.place}`",
+        "give every machine the same store on object storage (`--store s3://BUCKET/PREFIX`), or use another database",
+    )
+
+
+def set_store(connection: Connection, places: Places, store: Store) -> None:
+    """Make the database belong to this store, unless it belongs to one; refuse another store."""
+    if not has_store(connection, places, store):
+        connection.execute(insert(schema.facts).values(name=_STORE_FACT, value=_identify_store(places, store)))
+
+
+def _identify_store(places: Places, store: Store) -> str:
+    """Return the address of a store on object storage, or a random name that a folder keeps in a file.
+
+    A folder's path would not do: folders of two machines may have the same path.
+    """
+    if store.is_remote:
+        return store.place
+    path = places.service / "id"
+    with suppress(FileExistsError):
+        if not path.exists():
+            write_once(path, f"{_FOLDER} {secrets.token_hex(16)}".encode())
+    return path.read_text()
 
 
 def make_engine(kind: Sqlite | Postgres) -> Engine:
@@ -247,7 +312,7 @@ def make_engine(kind: Sqlite | Postgres) -> Engine:
         pool_size=_POOL,
         max_overflow=_MORE,
         pool_timeout=BUSY_S,
-        hide_parameters=True,  # errors and logs must not have a customer's text
+        hide_parameters=True,  # errors and logs must not show a customer's text
         json_serializer=lambda value: json.dumps(value, separators=(",", ":"), allow_nan=False),
     )
     kind.prepare(engine)
@@ -256,7 +321,7 @@ def make_engine(kind: Sqlite | Postgres) -> Engine:
 
 @contextmanager
 def telling_sql_errors(kind: Sqlite | Postgres) -> Iterator[None]:
-    """Turn a full disk, a lock that is held too long, damage and a lost database into errors that say so."""
+    """Turn a full disk, a lock held for too long, damage and a lost connection into errors that say so."""
     try:
         yield
     except sql_errors.TimeoutError:
@@ -264,12 +329,12 @@ def telling_sql_errors(kind: Sqlite | Postgres) -> Iterator[None]:
     except (sql_errors.DBAPIError, sqlite3.Error) as error:
         told = _explain(error, kind)
         if told is None and isinstance(error, sql_errors.DBAPIError):
-            # A fault of ours, without the details that Postgres adds: they have the row's values.
+            # A bug of ours, without the details that Postgres adds: they have the row's values.
             plain = Exception(next(iter(str(error.orig).splitlines()), ""))
             raise type(error)(error.statement, None, plain, hide_parameters=True) from None
         if told is None:
             raise
-        # Not `from error`: SQLAlchemy's has the statement with its values, which may be a customer's text.
+        # Not `from error`: SQLAlchemy's error has the statement with its values, which may be a customer's text.
         raise told from None
 
 

@@ -1,25 +1,20 @@
-"""Datasets: uploaded bytes, kept as they came, and what was found in them."""
+"""Datasets: uploaded files, kept byte for byte, and what was found in them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select
 
-from inlay.errors import BadConfig, UnknownName
+from inlay.errors import UnknownName
 from inlay.service.state import schema
-from inlay.service.state.audit import check_label
-from inlay.service.state.identifiers import make_id
-from inlay.service.state.paging import Page, check_limit, cut_page, read_cursor
-from inlay.service.state.places import Places
-from inlay.service.state.shared_files import SharedFiles
+from inlay.service.state.service_files import Places, SharedFiles
 from inlay.service.state.state_errors import OverLimit
 from inlay.service.state.tenants import Tenant, TenantLimits
-from inlay.service.state.timestamps import to_iso
+from inlay.service.state.values import check_label, make_id, to_iso
 from inlay.store import sync_directory, telling_full_disk
 
 MOST_DATASET_NAME = 255
@@ -29,15 +24,15 @@ FORMATS = (
     *("csv", "tsv", "jsonl", "parquet", "xlsx", "json", "conll", "txt", "zip"),
     *(f"{kind}.{packing}" for kind in _TEXT_FORMATS for packing in _PACKINGS),
 )
-"""The formats of a dataset, by which its file is named; a packed one may hold as many bytes as one that is not."""
+"""formats of a dataset, which are the suffixes of its file"""
 
 
 @dataclass(frozen=True)
 class DatasetDraft:
-    """An upload that is whole on disk and was read, but is no dataset yet.
+    """An upload that is complete on the disk and was read, but is no dataset yet.
 
-    `path` is a file in the tenant's own folder (`Places.datasets`) that begins with `DRAFT_PREFIX`, so that a crash
-    leaves what a sweep clears. `add_dataset` syncs it and gives it its name; nobody else may have it open for writing.
+    `path` is a file in the tenant's own folder (`Places.datasets`) whose name begins with `DRAFT_PREFIX`, so a sweep
+    deletes it after a crash. `add_dataset` syncs and renames it; nobody else may have it open for writing.
     """
 
     path: Path
@@ -51,7 +46,7 @@ class DatasetDraft:
 
 @dataclass(frozen=True)
 class Found:
-    """The columns, reading and first rows that an upload was found to have, as the API shows them."""
+    """The columns, the way to read them, and the first rows that were found in an upload, as the API shows them."""
 
     columns: list[dict[str, Any]] = field(default_factory=list)
     reading: dict[str, Any] | None = None
@@ -96,7 +91,7 @@ class Dataset:
 
 
 def check_draft(draft: DatasetDraft, limits: TenantLimits) -> None:
-    """Refuse an upload that is above the tenant's limits, or that has a name or a format that cannot be."""
+    """Refuse an upload above the tenant's limits, or with a name or a format that is not allowed."""
     check_label("name of a dataset", draft.name, MOST_DATASET_NAME)
     if draft.format not in FORMATS:
         raise UnknownName("format", draft.format, FORMATS)
@@ -108,7 +103,7 @@ def check_draft(draft: DatasetDraft, limits: TenantLimits) -> None:
 
 
 def keep_file(draft: DatasetDraft, folder: Path, files: SharedFiles) -> str:
-    """Sync an upload and give it its name in the tenant's folder; return the id of the dataset it becomes."""
+    """Sync an upload and rename it in the tenant's folder; return the id of the new dataset."""
     dataset_id = make_id("ds")
     with telling_full_disk(folder, 0):
         descriptor = os.open(draft.path, os.O_RDONLY)
@@ -116,9 +111,10 @@ def keep_file(draft: DatasetDraft, folder: Path, files: SharedFiles) -> str:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        os.replace(draft.path, folder / file_name(dataset_id, draft.format))
+        path = folder / file_name(dataset_id, draft.format)
+        os.replace(draft.path, path)
         sync_directory(folder)
-    files.keep(folder / file_name(dataset_id, draft.format))
+    files.keep(path)
     return dataset_id
 
 
@@ -130,7 +126,7 @@ def file_name(dataset_id: str, format_: str) -> str:
 def insert_dataset(
     connection: Connection, tenant: Tenant, dataset_id: str, draft: DatasetDraft, made: tuple[float, str | None]
 ) -> None:
-    """Enter a dataset whose file has its name; `made` is when, and the task whose corrections made it."""
+    """Enter a dataset whose file is in place; `made` is the time, and the task whose corrections made it."""
     allowed = tenant.limits.stored_bytes
     stored = count_stored(connection, tenant.name)
     if allowed is not None and stored + draft.size_bytes > allowed:
@@ -169,32 +165,11 @@ def find_dataset(connection: Connection, places: Places, tenant: str, dataset_id
     found = connection.execute(query).one_or_none()
     if found is None:
         raise UnknownName("dataset", dataset_id, (), hint="`GET /v1/datasets` lists them")
-    return _dataset_of(found, places)
+    return dataset_of(found, places)
 
 
-def list_datasets(connection: Connection, places: Places, tenant: str, limit: int, cursor: str | None) -> Page[Dataset]:
-    """Return a page of a tenant's datasets, newest first."""
-    check_limit(limit)
-    row = schema.datasets.c
-    after = read_cursor("datasets", cursor, int)
-    query = select(schema.datasets).where(row.tenant == tenant)
-    query = query if after is None else query.where(row.number < after)
-    found = connection.execute(query.order_by(row.number.desc()).limit(limit + 1)).all()
-    return cut_page("datasets", [_dataset_of(item, places) for item in found], limit, lambda item: item.number)
-
-
-def update_found(connection: Connection, dataset: Dataset, changed: Mapping[str, object]) -> None:
-    """Replace parts of what was found in a dataset."""
-    known = {item.name for item in fields(Found)}
-    for name in changed:
-        if name not in known:
-            raise BadConfig(f"`{name}` is nothing that is found in a dataset", f"one of: {', '.join(sorted(known))}")
-    found = {**asdict(dataset.found), **changed}
-    mine = update(schema.datasets).where(schema.datasets.c.number == dataset.number)
-    connection.execute(mine.values(found=found))
-
-
-def _dataset_of(row: Any, places: Places) -> Dataset:
+def dataset_of(row: Any, places: Places) -> Dataset:
+    """Return a row of the table as a dataset."""
     return Dataset(
         id=row.id,
         name=row.name,

@@ -1,7 +1,7 @@
-"""Idempotency keys: a request that is sent again does nothing again, and is answered as it was.
+"""Idempotency keys: a request that is sent again does nothing again, and gets the first answer.
 
-What a call makes and the note that it made it are one transaction. So after a crash between making and answering, a
-repeated request finds what was made (`subject`), and the web shows that.
+A call makes its thing and notes it in one transaction. So after a crash between making and answering, a repeated
+request finds what was made (`subject`), and the web shows that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from sqlalchemy import Connection, delete, insert, select, update
 
@@ -20,7 +19,7 @@ from inlay.service.state.state_errors import CallInFlight, KeyReused
 
 KEPT_S = 24 * 3600.0
 HELD_S = 60.0
-"""a call that is not answered after this long was lost with its process: a repeated request takes over"""
+"""a call without an answer after this time was lost with its process: a repeated request takes over"""
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Call:
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """The first answer to a request; without a status, only what it made is known, and is shown as it is now."""
+    """The first answer to a request; without a status, only what it made is known, and shown as it is now."""
 
     subject: str | None
     """an id (`ds_…`, `job_…`), or `task:NAME`"""
@@ -48,39 +47,28 @@ _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 def begin_call(connection: Connection, tenant: str, key: str, digest: str, now: float) -> Call | StoredAnswer:
     """Begin a call, or return the answer of the first one with its key."""
     if not _KEY.fullmatch(key):
-        raise BadConfig("the idempotency key cannot be one", "1 to 255 printable ASCII characters without blanks")
+        raise BadConfig("the idempotency key is not valid", "1 to 255 printable ASCII characters without blanks")
     row = schema.calls.c
     connection.execute(delete(schema.calls).where(row.created_at < now - KEPT_S))
-    found = connection.execute(_of(tenant, key)).one_or_none()
-    if found is None or (found.digest == digest and _is_abandoned(found, now)):
-        connection.execute(delete(schema.calls).where(row.tenant == tenant, row.key == key))
+    is_it = (row.tenant == tenant, row.key == key)
+    found = connection.execute(select(schema.calls).where(*is_it)).one_or_none()
+    if found is not None and found.digest != digest:
+        raise KeyReused
+    # Whoever is answering must be gone after `held_until`, or if the clock was set back since.
+    is_over = found is not None and not now <= found.held_until <= now + HELD_S
+    if found is None or (is_over and found.status is None and found.subject is None):
+        connection.execute(delete(schema.calls).where(*is_it))
         call = Call(key, secrets.token_hex(16))
         held = {"tenant": tenant, "key": key, "digest": digest, "token": call.token, "held_until": now + HELD_S}
         connection.execute(insert(schema.calls).values(**held, created_at=now))
         return call
-    if found.digest != digest:
-        raise KeyReused
-    if found.status is None and (found.subject is None or not _is_over(found, now)):
+    if found.status is None and (found.subject is None or not is_over):
         raise CallInFlight
     return StoredAnswer(found.subject, found.status, found.headers or {}, found.body)
 
 
-def _of(tenant: str, key: str) -> Any:
-    row = schema.calls.c
-    return select(schema.calls).where(row.tenant == tenant, row.key == key)
-
-
-def _is_over(row: Any, now: float) -> bool:
-    """Tell whether whoever was answering must be gone. Also if the clock was set back since."""
-    return not now <= row.held_until <= now + HELD_S
-
-
-def _is_abandoned(row: Any, now: float) -> bool:
-    return row.status is None and row.subject is None and _is_over(row, now)
-
-
 def note_subject(connection: Connection, tenant: str, call: Call | None, subject: str) -> None:
-    """Note, in the transaction that makes it, what a call makes. CallInFlight if another process took it over."""
+    """Note what a call makes, in the same transaction. CallInFlight if another process took the call over."""
     if call is None:
         return
     row = schema.calls.c
@@ -90,7 +78,7 @@ def note_subject(connection: Connection, tenant: str, call: Call | None, subject
 
 
 def finish_call(connection: Connection, tenant: str, call: Call, answer: StoredAnswer) -> None:
-    """Keep the answer of a call. One that was taken over keeps the other's."""
+    """Keep the answer of a call; if another process took the call over, that one's answer stays."""
     row = schema.calls.c
     mine = update(schema.calls).where(row.tenant == tenant, row.key == call.key, row.token == call.token)
     connection.execute(mine.values(status=answer.status, headers=dict(answer.headers), body=answer.body))

@@ -1,4 +1,8 @@
-"""Keys: who may ask, and for what. `inl_<id>_<secret>`; of the secret only the sha256 is kept."""
+"""Keys and browser sessions: who may use the service, and for what.
+
+A key is `inl_<id>_<secret>`. A session is a random token in a browser's cookie that stands for a key. Of secrets and
+tokens only the sha256 is kept, so nobody who reads the database can use them.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from inlay.errors import BadConfig, UnknownName
 from inlay.service.state import schema
-from inlay.service.state.audit import check_label, write_audit
-from inlay.service.state.database import Database, bump, counted
+from inlay.service.state.database import Database, bump, write_audit
 from inlay.service.state.state_errors import Conflict, Forbidden, Unauthorized
 from inlay.service.state.tenants import active_tenant
-from inlay.service.state.timestamps import to_iso
+from inlay.service.state.values import check_label, to_iso
 
 SCOPES = ("predict", "train", "admin", "operator")
 """predict: ask; train: datasets, jobs, aliases, feedback; admin: keys and erasure; operator: all tenants"""
@@ -27,7 +30,7 @@ USUAL_SCOPES = ("predict", "train", "admin")
 MOST_NAME = 64
 _MARK = "inl"
 _ID = re.compile(r"[a-z2-7]{12}")
-_SECRET_BYTES = 32
+_SECRET_BYTES = 32  # of a key's secret and of a session's token
 _MOST_LIFE_S, _MOST_OVERLAP_S = 100 * 366 * 86400.0, 30 * 86400.0
 
 
@@ -47,13 +50,17 @@ class Key:
 
     @property
     def actor(self) -> str:
-        """Its name in audits and histories."""
+        """The key's name in audits and histories."""
         return f"key:{self.id}"
 
     def require(self, scope: str) -> None:
         """Refuse a key without a scope."""
         if scope not in self.scopes:
             raise Forbidden(scope)
+
+    def is_valid(self, now: float) -> bool:
+        """Return whether the key is neither revoked nor expired."""
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
 
     def to_json(self) -> dict[str, Any]:
         """Return the key as the API shows it."""
@@ -70,7 +77,7 @@ class Key:
 
 
 class Keys:
-    """All keys of a service. `check` is on the hot route: it asks the database only after something changed."""
+    """All keys of a service. `check` is on the hot route: it reads the database only after something changed."""
 
     def __init__(self, db: Database, actor: str = "operator") -> None:
         self._db = db
@@ -78,7 +85,13 @@ class Keys:
 
     def exist(self) -> bool:
         """Tell whether a key was ever made: from then on every request needs one. Cached."""
-        return self._db.cached("keys-exist", self._were_made)
+
+        def read() -> bool:
+            row = schema.revisions.c
+            with self._db.reading() as connection:
+                return bool(connection.execute(select(row.value).where(row.name == "keys")).scalar())
+
+        return self._db.cached("keys-exist", read)
 
     def make(
         self,
@@ -88,11 +101,15 @@ class Keys:
         expires_at: float | None = None,
     ) -> tuple[Key, str]:
         """Make a key; return it and its whole text, which is shown once and never kept."""
-        check_scopes(scopes)
+        for scope in scopes:
+            if scope not in SCOPES:
+                raise UnknownName("scope", scope, SCOPES)
+        if not scopes:
+            raise BadConfig("a key needs a scope", f"one or more of: {', '.join(SCOPES)}")
         check_label("name of a key", name, MOST_NAME)
         now = self._db.now()
         if expires_at is not None and not now < expires_at < now + _MOST_LIFE_S:
-            raise BadConfig("the key would end in the past, or in more than 100 years", "choose a time to come")
+            raise BadConfig("the key would end in the past, or in more than 100 years", "choose a time in the future")
         key = Key(_make_id(), tenant, name, frozenset(scopes), now, expires_at)
         with self._db.writing() as connection:
             active_tenant(connection, tenant)
@@ -101,7 +118,7 @@ class Keys:
         return key, f"{_MARK}_{key.id}_{secret}"
 
     def check(self, text: str) -> Key:
-        """Return the valid key that a text is; Unauthorized for any other. Takes microseconds when nothing changed."""
+        """Return the valid key with this text, else raise Unauthorized. Takes microseconds when nothing changed."""
         _, _, rest = text.partition("_")
         key_id, _, secret = rest.partition("_")
         try:
@@ -109,16 +126,16 @@ class Keys:
         except UnknownName:
             found = _DUMMY
         key, digest = found
-        # Compared also if there is no such key, and whatever else is wrong with it: all refusals take the same time.
+        # The digest is compared even if there is no such key or it has ended: all refusals take the same time.
         is_right = hmac.compare_digest(_digest(secret), digest)
-        is_valid = key.revoked_at is None and (key.expires_at is None or self._db.now() < key.expires_at)
+        is_valid = key.is_valid(self._db.now())
         if not (is_right and is_valid and text.startswith(f"{_MARK}_")) or found is _DUMMY:
             raise Unauthorized
         self._db.meter.note_use(key.id)
         return key
 
     def list(self, tenant: str) -> list[Key]:
-        """Return a tenant's keys, newest first, revoked ones too."""
+        """Return a tenant's keys, newest first, including revoked ones."""
         row = schema.keys.c
         query = select(schema.keys).where(row.tenant == tenant).order_by(row.created_at.desc(), row.id)
         with self._db.reading() as connection:
@@ -140,13 +157,13 @@ class Keys:
             return _find(connection, key_id, tenant)[0]
 
     def rotate(self, key_id: str, *, tenant: str | None = None, overlap_s: float = 0.0) -> tuple[Key, str]:
-        """Make a key like another, which ends after `overlap_s` seconds."""
+        """Replace a key by a new one with the same rights; the old one ends after `overlap_s` seconds."""
         now = self._db.now()
         if not 0 <= overlap_s <= _MOST_OVERLAP_S:
             raise BadConfig(f"the old key would stay for {overlap_s:g} seconds", "0 to 30 days")
         with self._db.writing() as connection:
             old, _ = _find(connection, key_id, tenant)
-            if old.revoked_at is not None or (old.expires_at is not None and old.expires_at <= now):
+            if not old.is_valid(now):
                 raise Conflict(f"the key `{key_id}` has ended", "make a new key")
             new = replace(old, id=_make_id(), created_at=now, last_used_at=None)
             secret = self._insert(connection, new)
@@ -176,18 +193,40 @@ class Keys:
         with self._db.reading() as connection:
             return _find(connection, key_id, None)
 
-    def _were_made(self) -> bool:
+
+class Sessions:
+    """All sessions of browsers. A session ends with its key: when that is revoked, expires or is erased."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def begin(self, key: Key, seconds: float) -> str:
+        """Begin a session of a key; return its token. Sessions that ended are deleted."""
+        token, now = secrets.token_urlsafe(_SECRET_BYTES), self._db.now()
+        values = {"digest": _digest(token), "key": key.id, "created_at": now, "expires_at": now + seconds}
+        with self._db.writing() as connection:
+            connection.execute(delete(schema.sessions).where(schema.sessions.c.expires_at <= now))
+            connection.execute(insert(schema.sessions).values(**values))
+        return token
+
+    def find(self, token: str) -> Key | None:
+        """Return the key of a session that has not ended, else None."""
+        row = schema.sessions.c
         with self._db.reading() as connection:
-            return counted(connection, "keys") > 0
+            found = connection.execute(select(schema.sessions).where(row.digest == _digest(token))).first()
+        now = self._db.now()
+        if found is None or found.expires_at <= now:
+            return None
+        try:
+            key = Keys(self._db).get(found.key)
+        except UnknownName:
+            return None
+        return key if key.is_valid(now) else None
 
-
-def check_scopes(scopes: Collection[str]) -> None:
-    """Refuse scopes that are none, and a key without any."""
-    for scope in scopes:
-        if scope not in SCOPES:
-            raise UnknownName("scope", scope, SCOPES)
-    if not scopes:
-        raise BadConfig("a key needs a scope", f"one or more of: {', '.join(SCOPES)}")
+    def end(self, token: str) -> None:
+        """End a session, if there is one of this token."""
+        with self._db.writing() as connection:
+            connection.execute(delete(schema.sessions).where(schema.sessions.c.digest == _digest(token)))
 
 
 def _find(connection: Connection, key_id: str, tenant: str | None) -> tuple[Key, str]:

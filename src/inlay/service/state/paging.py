@@ -1,4 +1,4 @@
-"""Pages of long lists, and the opaque cursors that lead from one to the next."""
+"""Pages of long lists, and the opaque cursors that lead from one page to the next."""
 
 from __future__ import annotations
 
@@ -8,31 +8,52 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from sqlalchemy import ColumnElement, Connection, Table, select
+
 from inlay.errors import BadConfig
 
 T = TypeVar("T")
+U = TypeVar("U")
 MOST_ITEMS = 200
 
 
 @dataclass(frozen=True)
 class Page(Generic[T]):
-    """A part of a list, and the cursor of the next part; None at the end."""
+    """One part of a list, with the cursor of the next part; None at the end."""
 
     items: tuple[T, ...]
     next_cursor: str | None = None
+
+    def convert(self, convert: Callable[[T], U]) -> Page[U]:
+        """Return the page with every item converted."""
+        return Page(tuple(convert(item) for item in self.items), self.next_cursor)
 
     def to_json(self) -> dict[str, Any]:
         """Return the page as the API shows it."""
         return {"items": [item.to_json() for item in self.items], "next_cursor": self.next_cursor}  # type: ignore[attr-defined]
 
 
-def write_cursor(kind: str, place: int | str) -> str:
-    """Return the cursor of what comes after `place` in a list of `kind`."""
-    return base64.urlsafe_b64encode(json.dumps([kind, place]).encode()).decode().rstrip("=")
+def read_newest(
+    connection: Connection, table: Table, is_wanted: Sequence[ColumnElement[bool]], limit: int, cursor: str | None
+) -> Page[Any]:
+    """Return a page of the rows of a table that are wanted, newest first. The table counts its rows in `number`."""
+    check_limit(limit)
+    after = read_cursor(table.name, cursor, int)
+    query = select(table).where(*is_wanted)
+    if after is not None:
+        query = query.where(table.c.number < after)
+    rows = connection.execute(query.order_by(table.c.number.desc()).limit(limit + 1)).all()
+    return cut_page(table.name, rows, limit, lambda row: row.number)
+
+
+def check_limit(limit: int) -> None:
+    """Refuse a number of items that no page can have."""
+    if not 1 <= limit <= MOST_ITEMS:
+        raise BadConfig(f"`limit` is {limit}", f"a whole number from 1 to {MOST_ITEMS}")
 
 
 def read_cursor(kind: str, cursor: str | None, expected: type) -> Any:
-    """Return the place that a cursor stands for, None for none; refuse what is no cursor of such a list."""
+    """Return where a page begins, None for the first page; refuse a text that is no cursor of a list of this kind."""
     if cursor is None:
         return None
     try:
@@ -45,15 +66,10 @@ def read_cursor(kind: str, cursor: str | None, expected: type) -> Any:
     raise BadConfig("the cursor is not one of this list", "take `next_cursor` of an answer as it is, or leave it out")
 
 
-def check_limit(limit: int) -> int:
-    """Return how many items a page has; refuse what is no such number."""
-    if not 1 <= limit <= MOST_ITEMS:
-        raise BadConfig(f"`limit` is {limit}", f"a whole number from 1 to {MOST_ITEMS}")
-    return limit
-
-
 def cut_page(kind: str, items: Sequence[T], limit: int, place_of: Callable[[T], int | str]) -> Page[T]:
-    """Return the page of at most `limit` items, of which one more was read if there is one."""
+    """Return the page of the first `limit` items; one item more was read, if there is one, to know of a next page."""
     if len(items) <= limit:
         return Page(tuple(items))
-    return Page(tuple(items[:limit]), write_cursor(kind, place_of(items[limit - 1])))
+    place = place_of(items[limit - 1])
+    cursor = base64.urlsafe_b64encode(json.dumps([kind, place]).encode()).decode().rstrip("=")
+    return Page(tuple(items[:limit]), cursor)

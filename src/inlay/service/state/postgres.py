@@ -1,8 +1,8 @@
-"""Postgres: the database of a service that several machines share. The statements are those of SQLite.
+"""Postgres: the database of a service on several machines. It runs the same statements as SQLite.
 
-What always holds: whoever changes anything holds one lock of the whole database until its transaction ends
-(an advisory lock), as SQLite's one writer does; so transactions have one order, and no statement needs to know which
-database it runs on. Readers see one state and wait for nobody.
+What always holds: a writer holds one lock of the whole database until its transaction ends (an advisory lock), as
+SQLite's one writer does. So transactions have one order, and no statement needs to know on which database it runs.
+Readers see one state and wait for nobody.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from inlay.errors import BadData, DiskFull, InlayError, Missing, StoreUnreachabl
 from inlay.service.state.sqlite import busy
 
 BELIEVED_S = 0.05
-"""how long another process may go on with what was revoked or moved, before it asks again"""
+"""how long another process may use a revoked key or a moved alias before it reads again"""
 _LOCK, _UPGRADE_LOCK = 713_021, 713_022
 _BUSY_MS = 10_000
 _LOST = ("08", "57P")  # connection failures, and a server that is shutting down
@@ -34,7 +34,7 @@ class Postgres:
     Error = sql_errors.DBAPIError
     options: dict[str, Any] = {
         "isolation_level": "REPEATABLE READ",
-        "pool_pre_ping": True,  # a connection that the server closed meanwhile is opened anew
+        "pool_pre_ping": True,  # reopen a connection that the server closed meanwhile
         "connect_args": {"connect_timeout": 10, "options": f"-c lock_timeout={_BUSY_MS} -c timezone=UTC"},
     }
 
@@ -59,11 +59,11 @@ class Postgres:
         return connection.execution_options(is_writing=True, isolation_level="READ COMMITTED")
 
     def watch(self, query: str) -> PostgresWatch:
-        """Open what tells whether the number that a query gives has changed."""
+        """Open a watch that tells whether the number that a query returns has changed."""
         return PostgresWatch(self._plain_engine(), query)
 
     def read_revision(self) -> str | None:
-        """Return the schema that the database has; None if it has none yet."""
+        """Return the revision of the database's schema; None if it is not set up yet."""
         engine = self._plain_engine()
         try:
             with engine.connect() as connection:
@@ -73,7 +73,7 @@ class Postgres:
 
     @contextmanager
     def upgrading(self) -> Iterator[str | None]:
-        """Hold the lock between processes that upgrade; give the schema that the database has."""
+        """Hold the lock between processes that upgrade; give the revision of the database's schema."""
         engine = self._plain_engine()
         try:
             with engine.connect() as connection:
@@ -84,19 +84,19 @@ class Postgres:
             engine.dispose()
 
     def checkpoint(self) -> bool:
-        """Do nothing: Postgres has a log of its own, and overwrites what was deleted when it vacuums."""
+        """Do nothing: Postgres manages its own log, and overwrites deleted rows when it vacuums."""
         return True
 
     def explain(self, raised: Any) -> InlayError | None:
-        """Return the error that says what a failure of the database means; None for a fault of ours."""
+        """Return the error that explains a failure of the database; None for a bug of ours."""
         state = getattr(raised, "sqlstate", None)
         if state in _BAD_TEXT or (state is None and "NUL" in str(raised)):
-            return BadData("a text has the letter NUL, which the database cannot hold", "leave it out")
+            return BadData("a text has a NUL character, which the database cannot store", "leave it out")
         if state is None or state.startswith(_LOST):
             if state is None and type(raised).__name__ not in ("OperationalError", "ConnectionTimeout"):
                 return None
             reason = next(iter(str(raised).strip().splitlines()), "it closed the connection")
-            if _REFUSED.search(reason):  # psycopg keeps no code of a connection that was refused
+            if _REFUSED.search(reason):  # psycopg has no code for a refused connection
                 return self._refuse(reason)
             hint = "check that it runs and that $INLAY_DATABASE is its address; then send the request again"
             return StoreUnreachable(f"the database `{self.where}` does not answer: {reason[:300]}", hint)

@@ -1,7 +1,7 @@
-"""The tables of the service, as SQLAlchemy Core sees them. Changes of them are steps in `migrations/versions/`.
+"""The tables of the service, for SQLAlchemy Core. They are changed by steps in `migrations/versions/`.
 
-What always holds: every table of what customers own has a `tenant` column, and is read with it. Times are seconds
-since 1970. Only portable types are used, so that Postgres can take the place of SQLite.
+What always holds: every table of customers' data has a `tenant` column, and is read with it. Times are seconds since
+1970. Only portable types are used, so SQLite and Postgres have the same tables.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sqlalchemy import (
 HEAD = "0003"
 """the newest migration: a database at this revision needs none"""
 metadata = MetaData()
-_Number = BigInteger().with_variant(Integer, "sqlite")  # SQLite counts up only what is called INTEGER
+_Number = BigInteger().with_variant(Integer, "sqlite")  # SQLite numbers rows itself only in an INTEGER column
 
 revisions = Table(
-    "revisions",  # counters that say that something may have changed: `hot` for keys, tenants, tasks and aliases
+    "revisions",  # counters of changes: `hot` for keys, tenants, tasks and aliases
     metadata,
     Column("name", String(32), primary_key=True),
     Column("value", _Number, nullable=False),
@@ -55,7 +55,7 @@ tenants = Table(
     Column("labels", _Number),
     Column("stored_bytes", _Number),
     Column("rows_per_request", _Number),
-    Column("turn", Float, nullable=False),  # jobs claimed, by weight: who has the least comes next
+    Column("turn", Float, nullable=False),  # jobs claimed, divided by the weight: the tenant with the least comes next
     Column("created_at", Float, nullable=False),
 )
 
@@ -162,7 +162,7 @@ cohorts = Table(
     "cohorts",
     metadata,
     Column("id", String(32), primary_key=True),
-    Column("state", String(16), nullable=False),  # a word of claiming.py
+    Column("state", String(16), nullable=False),  # running | late | waiting | done
     Column("token", _Number, nullable=False),  # the attempt: a write with an older one is refused
     Column("owner", String(128), nullable=False),
     Column("structure", Text, nullable=False),
@@ -185,7 +185,7 @@ jobs = Table(
     Column("publish", String(16), nullable=False),
     Column("settings", JSON, nullable=False),
     Column("structure", Text, nullable=False),  # jobs of one structure may train together
-    Column("deaths", Integer, nullable=False),  # trainers that ended without a word while they had it
+    Column("deaths", Integer, nullable=False),  # how many trainers died while they had it
     Column("cohort", String(32), ForeignKey("cohorts.id")),
     Column("cancel_requested", Boolean, nullable=False),
     Column("asked_by", String(64), nullable=False),
@@ -267,7 +267,7 @@ calls = Table(
     Column("tenant", String(31), primary_key=True),
     Column("key", String(255), primary_key=True),
     Column("digest", String(64), nullable=False),  # of the route and the body
-    Column("token", String(32), nullable=False),  # who is answering it
+    Column("token", String(32), nullable=False),  # the process that is answering it
     Column("held_until", Float, nullable=False),
     Column("subject", String(80)),  # what it made: an id, or `task:NAME`
     Column("status", Integer),

@@ -1,8 +1,8 @@
 """SQLite in WAL mode, opened by many processes and threads at once: the database of a service on one machine.
 
-What always holds: whoever changes anything holds the one writer's lock from the beginning of the transaction
-(BEGIN IMMEDIATE), and what is acknowledged is on the disk (synchronous=FULL). What is deleted is overwritten
-(secure_delete): an erased text is in no free page.
+What always holds: a writer holds the single writer's lock from the beginning of its transaction (BEGIN IMMEDIATE), and
+what is acknowledged is on the disk (synchronous=FULL). Deleted rows are overwritten (secure_delete), so no free page
+has an erased text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event
 
 from inlay.errors import DiskFull, InlayError, StoreBusy, StoreDamaged
-from inlay.service.state.places import Places
+from inlay.service.state.service_files import Places
 from inlay.store import locked
 
 BUSY_S = 10.0
@@ -33,7 +33,7 @@ _PRAGMAS = (
 
 
 class Sqlite:
-    """The file below a home, and how it is opened, watched and kept."""
+    """The SQLite file below a home, and how it is opened and watched."""
 
     Error = sqlite3.Error
     options: dict[str, Any] = {"connect_args": {"isolation_level": None, "check_same_thread": False, "timeout": BUSY_S}}
@@ -58,11 +58,11 @@ class Sqlite:
         return connection.execution_options(is_writing=True)
 
     def watch(self, query: str) -> SqliteWatch:
-        """Open what tells cheaply whether the number that a query gives has changed."""
+        """Open a watch that tells cheaply whether the number that a query returns has changed."""
         return SqliteWatch(self.path, query)
 
     def read_revision(self) -> str | None:
-        """Return the schema that the database has; None if it has none yet, or is to be set up."""
+        """Return the revision of the database's schema; None if it is not set up yet."""
         if not self.path.exists():
             return None
         with closing(sqlite3.connect(self.path, timeout=30)) as connection:
@@ -70,16 +70,16 @@ class Sqlite:
 
     @contextmanager
     def upgrading(self) -> Iterator[str | None]:
-        """Hold the lock between processes that upgrade; give the schema that the database has."""
+        """Hold the lock between processes that upgrade; give the revision of the database's schema."""
         with locked(self._upgrade_lock, exclusive=True):
             with closing(sqlite3.connect(self.path, isolation_level=None, timeout=30)) as connection:
                 found = _revision(connection)
-                # A log, so that readers and the one writer do not wait for each other; a restored backup has none.
+                # With a log, readers and the one writer do not wait for each other. A restored backup has none.
                 connection.execute("PRAGMA journal_mode = WAL")
             yield found
 
     def checkpoint(self) -> bool:
-        """Bring the write-ahead log into the database and empty it; False if readers kept it from it.
+        """Move the write-ahead log into the database and empty it; False if readers prevented it.
 
         Writers wait meanwhile, so it gives up soon.
         """
@@ -87,11 +87,11 @@ class Sqlite:
             return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
 
     def explain(self, raised: Any) -> InlayError | None:
-        """Return the error that says what a failure of the database means; None for a fault of ours."""
+        """Return the error that explains a failure of the database; None for a bug of ours."""
         code = getattr(raised, "sqlite_errorcode", None)
         if code is None:
             return None
-        primary = code & 0xFF  # the rest says more than anybody asks
+        primary = code & 0xFF  # without the details of the extended code
         if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
             return busy()
         if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and _is_full(self.path)):
@@ -105,7 +105,7 @@ class Sqlite:
 
 
 class SqliteWatch:
-    """A connection that only watches: it writes nothing, so it hears of every change, this process's too."""
+    """A connection that only watches: it writes nothing, so it notices every change, also those of this process."""
 
     def __init__(self, path: Path, query: str) -> None:
         self._query = query
@@ -113,7 +113,7 @@ class SqliteWatch:
         self._seen, self._value = -1, -1
 
     def read(self) -> int:
-        """Return the number. Of other connections' changes SQLite tells cheaply; only then is it read."""
+        """Return the number. It is read only after SQLite tells, cheaply, that another connection changed something."""
         change = self._connection.execute("PRAGMA data_version").fetchone()[0]
         if change != self._seen:
             self._value = self._connection.execute(self._query).fetchone()[0]
@@ -132,12 +132,12 @@ def begin(connection: Connection) -> None:
 
 
 def busy() -> StoreBusy:
-    """Return the error of whoever waited too long."""
+    """Return the error of a process that waited too long for a lock."""
     return StoreBusy("the service's database was locked for too long", "send the request again in a moment")
 
 
 def read_revision(path: Path) -> str | None:
-    """Return the schema that a database file has; None if it has none yet."""
+    """Return the revision of a database file's schema; None if it is not set up yet."""
     if not path.exists():
         return None
     with closing(sqlite3.connect(path, timeout=30)) as connection:

@@ -1,4 +1,4 @@
-"""The refusals of the service's state: what a caller of the database can cause, with the HTTP status of each."""
+"""The errors of the service's state that a caller can cause, with their HTTP statuses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inlay.errors import InlayError, Unsupported
 
 
 class Unauthorized(InlayError):
-    """A key that is missing, unknown, revoked or expired. Which of these it was is never said."""
+    """A key that is missing, unknown, revoked or expired. The error never says which."""
 
     code = "unauthorized"
     exit_status = 15
@@ -29,7 +29,7 @@ class Forbidden(InlayError):
 
 
 class Conflict(InlayError):
-    """A call that does not fit the state of things: a task that is being erased, a dataset in use."""
+    """A call that does not fit the present state, such as a task that is being erased, or a dataset in use."""
 
     code = "conflict"
     exit_status = 16
@@ -37,29 +37,29 @@ class Conflict(InlayError):
 
 
 class StaleLease(InlayError):
-    """A write of a trainer that lost its cohort: another one has it, or will have it."""
+    """A write of a trainer that lost its cohort to another one."""
 
     code = "stale-lease"
     exit_status = 16
     http_status = 409
 
     def __init__(self, cohort: str, token: int) -> None:
-        super().__init__(f"attempt {token} of cohort `{cohort}` has lost its lease", "stop this work: it is not yours")
+        super().__init__(f"attempt {token} of cohort `{cohort}` has lost its lease", "stop this work")
 
 
 class LiveMoved(InlayError):
-    """An alias that was moved since the caller looked at it."""
+    """An alias that was moved since the caller read it."""
 
     code = "live-moved"
     exit_status = 16
     http_status = 412
 
     def __init__(self, task: str) -> None:
-        super().__init__(f"what is live of `{task}` has changed since you looked", "read it again and decide again")
+        super().__init__(f"the live version of `{task}` has changed since you read it", "read it again, then decide")
 
 
 class OverLimit(InlayError):
-    """A limit of the tenant that a call would exceed: `limit` is its name, as in `TenantLimits`."""
+    """A limit of the tenant that a call would exceed; `limit` is its name in `TenantLimits`."""
 
     code = "over-limit"
     exit_status = 17
@@ -84,7 +84,7 @@ _LIMIT_HINTS = {
 
 
 class KeyReused(InlayError):
-    """An idempotency key that came before with another request."""
+    """An idempotency key that was used before with another request."""
 
     code = "idempotency-key-reused"
     exit_status = 16

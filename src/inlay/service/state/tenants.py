@@ -1,26 +1,24 @@
-"""Tenants: who brings tasks, what they may use, and their names in the store.
+"""Tenants: the customers of a service, with their limits.
 
-The tenant `local` always is there. In the store its tasks have their own names; the task `mail` of the tenant `acme`
-is `acme.mail`.
+The tenant `local` always exists. In the store its tasks have their own names, while the task `mail` of the tenant
+`acme` is `acme.mail`.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from inlay.errors import BadConfig, UnknownName
 from inlay.service.state import schema
-from inlay.service.state.audit import write_audit
-from inlay.service.state.database import Database, bump
+from inlay.service.state.aliases import ERASING
+from inlay.service.state.database import Database, bump, write_audit
+from inlay.service.state.jobs import ERASE, Job, JobRequest, cancel_where, insert_job, job_of
 from inlay.service.state.state_errors import Conflict
-from inlay.service.state.timestamps import to_iso
-
-if TYPE_CHECKING:
-    from inlay.service.state.jobs import Job
+from inlay.service.state.values import to_iso
 
 LOCAL = "local"
 ACTIVE, REMOVING = "active", "removing"
@@ -54,6 +52,20 @@ NO_LIMITS = TenantLimits(None, None, None, None, None, None, None)
 
 
 @dataclass(frozen=True)
+class LimitsUsed:
+    """A tenant's limits, and how much of those that add up is used."""
+
+    limits: TenantLimits
+    queued_jobs: int
+    stored_bytes: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the limits as the API shows them: `{"limits": …, "used": …}`."""
+        used = {"queued_jobs": self.queued_jobs, "stored_bytes": self.stored_bytes}
+        return {"limits": self.limits.to_json(), "used": used}
+
+
+@dataclass(frozen=True)
 class Tenant:
     """A tenant; `weight` is its share where tenants compete."""
 
@@ -65,7 +77,7 @@ class Tenant:
 
     @property
     def prefix(self) -> str:
-        """What its tasks' names begin with in the store."""
+        """The beginning of its tasks' names in the store."""
         return "" if self.name == LOCAL else f"{self.name}."
 
     def to_json(self) -> dict[str, Any]:
@@ -80,17 +92,23 @@ class Tenant:
 
 
 class Tenants:
-    """All tenants of a service: the operator's side."""
+    """All tenants of a service, as the operator manages them."""
 
     def __init__(self, db: Database, actor: str = "operator") -> None:
         self._db = db
         self._actor = actor
 
     def add(self, name: str, limits: TenantLimits | None = None, *, weight: float = 1.0) -> Tenant:
-        """Add a tenant. Its name must be free, also as the beginning of names in the store."""
-        check_tenant_name(name)
+        """Add a tenant. Neither another tenant nor a task in the store may use its name."""
+        if not _NAME.fullmatch(name) or name == LOCAL:
+            raise BadConfig(
+                f"`{name}` cannot name a tenant",
+                "lower-case letters, digits and `-`, at most 31, beginning with a letter or digit; not `local`",
+            )
         _check_weight(weight)
-        if _owns_in_store(self._db, name):
+        # A tenant that was removed leaves empty folders in the store.
+        store = self._db.store
+        if any(store.numbers(known)[0] for known in store.names() if known.startswith(f"{name}.")):
             raise Conflict(f"the store has tasks whose names begin with `{name}.`", "choose another name")
         now = self._db.now()
         values = {"name": name, "state": ACTIVE, "weight": weight, "turn": 0.0, "created_at": now}
@@ -102,13 +120,13 @@ class Tenants:
         return self.get(name)
 
     def list(self) -> list[Tenant]:
-        """Return all tenants by name, those that are being removed too."""
+        """Return all tenants by name, including those that are being removed."""
         with self._db.reading() as connection:
             rows = connection.execute(select(schema.tenants).order_by(schema.tenants.c.name)).all()
         return [tenant_of(row) for row in rows]
 
     def get(self, name: str) -> Tenant:
-        """Return a tenant; UnknownName for one that is not there or is being removed."""
+        """Return a tenant; UnknownName if it does not exist or is being removed."""
         with self._db.reading() as connection:
             return active_tenant(connection, name)
 
@@ -128,29 +146,34 @@ class Tenants:
     def remove(self, name: str) -> Job:
         """Begin to erase a tenant: its keys end at once, its jobs are cancelled, and a job erases the rest.
 
-        A trainer runs that job (`run_erasure`), or `inlay tenant remove` does. Doing it twice gives the same job.
+        A trainer runs that job (`run_erasure`), or `inlay tenant remove` does. Removing it again returns the same job.
         """
-        from inlay.service.state.erasing import mark_tenant  # it needs what is here
-
         if name == LOCAL:
-            raise Conflict("the tenant `local` always is there", "erase its tasks one by one")
+            raise Conflict("the tenant `local` cannot be removed", "erase its tasks one by one")
+        job = schema.jobs.c
         with self._db.writing() as connection:
-            job = mark_tenant(connection, name, self._actor, self._db.now())
+            found = find_row(connection, name)
+            if found is None:
+                raise _unknown(name)
+            is_erasure = (job.tenant == name, job.kind == ERASE, job.task == "")
+            begun = connection.execute(select(schema.jobs).where(*is_erasure)).first()
+            if found.state == REMOVING and begun is not None:
+                erasure = job_of(begun)
+            else:
+                now = self._db.now()
+                keys = select(schema.keys.c.id).where(schema.keys.c.tenant == name)
+                connection.execute(update(schema.tenants).where(schema.tenants.c.name == name).values(state=REMOVING))
+                connection.execute(delete(schema.sessions).where(schema.sessions.c.key.in_(keys)))
+                connection.execute(delete(schema.keys).where(schema.keys.c.tenant == name))
+                connection.execute(update(schema.tasks).where(schema.tasks.c.tenant == name).values(state=ERASING))
+                cancel_where(connection, job.tenant == name, now)
+                erasure = insert_job(connection, tenant_of(found), JobRequest(ERASE, ""), self._actor, now)
             self._note(connection, name, "tenant.remove")
-        return job
+        return erasure
 
     def _note(self, connection: Connection, name: str, action: str) -> None:
         bump(connection)
         write_audit(connection, name, self._db.now(), (self._actor, action, name))
-
-
-def check_tenant_name(name: str) -> None:
-    """Refuse a text that cannot name a new tenant."""
-    if not _NAME.fullmatch(name) or name == LOCAL:
-        raise BadConfig(
-            f"`{name}` cannot name a tenant",
-            "lower-case letters, digits and `-`, at most 31, beginning with a letter or digit; not `local`",
-        )
 
 
 def _check_weight(weight: float) -> None:
@@ -167,16 +190,15 @@ def active_tenant(connection: Connection, name: str) -> Tenant:
     """Return a tenant that is not being removed; UnknownName for any other."""
     row = find_row(connection, name)
     if row is None or row.state != ACTIVE:
-        raise UnknownName("tenant", name, (), hint="`inlay tenant list` lists them")
+        raise _unknown(name)
     return tenant_of(row)
+
+
+def _unknown(name: str) -> UnknownName:
+    return UnknownName("tenant", name, (), hint="`inlay tenant list` lists them")
 
 
 def tenant_of(row: Any) -> Tenant:
     """Return a row of the table as a tenant."""
     limits = TenantLimits(**{item.name: getattr(row, item.name) for item in fields(TenantLimits)})
     return Tenant(row.name, limits, row.weight, row.created_at, row.state != ACTIVE)
-
-
-def _owns_in_store(db: Database, name: str) -> bool:
-    """Tell whether the store has versions under a tenant's prefix. What was removed leaves empty folders."""
-    return any(db.store.numbers(known)[0] for known in db.store.names() if known.startswith(f"{name}."))

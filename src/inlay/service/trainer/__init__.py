@@ -1,6 +1,6 @@
-"""The service's trainer: claims cohorts of jobs, trains them in one bank, judges and proves what came of it, goes live.
+"""The service's trainer: it claims cohorts of jobs, trains each in one bank, judges and proves the versions, goes live.
 
-Names are imported when they are first used: what a job may set needs no torch.
+Names are imported when they are first used: the allowed settings of jobs need no torch.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ from inlay.lazy_imports import import_lazily
 
 if TYPE_CHECKING:
     from inlay.service.trainer.job_settings import BATCH_SETTINGS, TRAIN_SETTINGS, check_settings
-    from inlay.service.trainer.suggestions import RowToLabel, suggest_rows
     from inlay.service.trainer.trainer import Trainer, serve
 
 __getattr__ = import_lazily(
     __name__,
     {
         "inlay.service.trainer.job_settings": ("BATCH_SETTINGS", "TRAIN_SETTINGS", "check_settings"),
-        "inlay.service.trainer.suggestions": ("RowToLabel", "suggest_rows"),
         "inlay.service.trainer.trainer": ("Trainer", "serve"),
     },
 )
@@ -26,9 +24,7 @@ __getattr__ = import_lazily(
 __all__ = [
     "BATCH_SETTINGS",
     "TRAIN_SETTINGS",
-    "RowToLabel",
     "Trainer",
     "check_settings",
     "serve",
-    "suggest_rows",
 ]

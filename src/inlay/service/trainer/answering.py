@@ -1,4 +1,4 @@
-"""Rows answered by a published version: through the engine's process, behind everybody else, or here without one."""
+"""Answers to rows by a published version: from the engine's process, in its bulk band, or from here if it is gone."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from inlay.serving import Engine, Request, describe_answer
 from inlay.store import Store
 
 CHUNK_ROWS = 256
-"""rows that the engine is asked at once"""
+"""rows sent to the engine at once"""
 PATIENCE_S = 120.0
-"""longest wait for an engine that is full or gone, before rows are answered here"""
+"""longest wait for an engine that is full or gone; then rows are answered here"""
 LOAD_PATIENCE_S = 15.0
-"""the same before a version goes live without being hot"""
+"""longest wait for the engine to load a version; then it goes live without being loaded"""
 _FEWEST_S, _MOST_S = 0.2, 10.0  # between two attempts
 _UNAVAILABLE = 503
 _NUM_SLOTS = 4
 
 TextRow = tuple[str, str | None]
-"""a text, and its second text if the task reads pairs"""
+"""a text, and the second text if the task reads pairs"""
 
 
 class Answerer:
@@ -38,10 +38,10 @@ class Answerer:
         self._engine: Engine | None = None
         self.num_tokens = 0
         """tokens answered so far"""
-        self._asking = threading.Lock()  # a client asks one thing after another
+        self._asking = threading.Lock()  # the client takes one request at a time
 
     def load(self, version: tuple[str, int], check: Callable[[], None] = lambda: None) -> VersionLoaded | None:
-        """Bring a version into the engine, its probes answered; None without an engine. EngineRefused if it fails."""
+        """Load a version into the engine, which answers its probes; None without an engine. May raise EngineRefused."""
         until = time.monotonic() + min(LOAD_PATIENCE_S, self._patience_s)
         while self.client is not None:
             try:
@@ -64,9 +64,9 @@ class Answerer:
         check: Callable[[], None] = lambda: None,
         min_confidence: float | None = None,
     ) -> list[dict[str, Any]]:
-        """Return a described answer to each row, or its `error`; `version` is its name in the store and its number.
+        """Return a described answer to each row, or its `error`; `version` is a name in the store and a number.
 
-        `check` is called between two chunks, and may raise.
+        `check` is called before each chunk, and may raise.
         """
         answers: list[dict[str, Any]] = []
         for start in range(0, len(rows), CHUNK_ROWS):
@@ -84,7 +84,7 @@ class Answerer:
         check: Callable[[], None],
         min_confidence: float | None,
     ) -> list[dict[str, Any]] | None:
-        """Ask the engine, again and again while it is full or gone; None if it stays so."""
+        """Ask the engine, and ask again while it is full or gone; None if it stays so."""
         assert self.client is not None
         name, number = version
         wired = [WireRow(name, name, number, text, pair, min_confidence) for text, pair in rows]
@@ -97,7 +97,8 @@ class Answerer:
             except EngineRefused as refusal:
                 if refusal.retry_after_s is None:
                     raise
-                if refusal.http_status != 429 and time.monotonic() >= until:  # a tenant's own limit passes with time
+                # 429 is the tenant's own limit, which is free again after a while.
+                if refusal.http_status != 429 and time.monotonic() >= until:
                     return None
                 time.sleep(min(_MOST_S, max(pause_s, refusal.retry_after_s)))
                 pause_s = min(_MOST_S, 2 * pause_s)
@@ -123,9 +124,10 @@ class Answerer:
             self._engine = Engine(self._backbone, self._store, num_slots=_NUM_SLOTS, is_compiled=False)
         reference = f"{version[0]}@{version[1]}"
         requests = [Request(reference, text, pair, min_confidence) for text, pair in rows]
-        found, before = [], self._engine.num_tokens
+        before = self._engine.num_tokens
         answers = self._engine.predict(requests)
         self.num_tokens += self._engine.num_tokens - before
+        found = []
         for answer in answers:
             about = describe_answer(answer)
             if answer.error is not None:

@@ -1,11 +1,13 @@
-"""Attempts at some work, kept on object storage for the next one, which may be another machine's.
+"""The folders of attempts at some work: taken over by the next attempt, kept for other machines, and swept.
 
-Every attempt keeps its folder under its own number, so one that lost its lease and goes on all the same disturbs
-nobody. The next attempt goes on from its own machine's files or from those that were kept, whichever are later.
+Where several machines share a service, every attempt keeps its folder on object storage, under its own number. So an
+attempt that lost its lease and goes on all the same disturbs nobody. The next attempt continues from the files of its
+own machine or from the kept ones, whichever are later.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -13,25 +15,31 @@ from pathlib import Path
 from inlay.errors import InlayError, StoreDamaged
 from inlay.service.logs import log_event
 from inlay.service.state import SharedFiles
+from inlay.service.trainer.job_data import TrainerContext
+from inlay.store import make_directory
 
 _ATTEMPT = re.compile(r"attempt-([1-9][0-9]*)")
 
 
 class KeptAttempts:
-    """The attempts at one piece of work, in the folder `home`. On one machine they need not be kept elsewhere."""
+    """The kept attempts at one piece of work, in the folder `home`. Nothing is kept where only one machine works."""
 
     def __init__(self, files: SharedFiles, home: Path, token: int) -> None:
         self._files, self._home, self._token = files, home, token
         self._own = files.snapshots(home / f"attempt-{token}")
 
     def fetch(self, folder: Path, latest_here: int) -> bool:
-        """Make `folder` what the latest attempt kept, unless that of number `latest_here` was this machine's or later.
+        """Restore what the latest attempt kept into `folder`, if that attempt is later than `latest_here`.
 
-        Tells whether it did. Files that are damaged are left alone: the work begins anew.
+        Returns whether it did. Damaged files are left alone: then the work begins anew.
         """
         if self._own is None:
             return False
-        for number in sorted(self._numbers(), reverse=True):
+        found = map(_ATTEMPT.fullmatch, self._files.names(self._home, only_shared=True))
+        numbers = [int(match[1]) for match in found if match]
+        for number in sorted(numbers, reverse=True):
+            if number >= self._token:
+                continue
             if number <= latest_here:
                 return False
             kept = self._files.snapshots(self._home / f"attempt-{number}")
@@ -44,7 +52,7 @@ class KeptAttempts:
         return False
 
     def save(self, folder: Path) -> None:
-        """Keep a folder as it is now. Work goes on if that fails; then the next attempt has more to do."""
+        """Keep a folder as it is now. If that fails the work goes on, and the next attempt has more to do."""
         if self._own is not None:
             try:
                 self._own.save(folder)
@@ -52,10 +60,38 @@ class KeptAttempts:
                 log_event("a place could not be kept for other machines", {"error": error.message}, level=30)
 
     def drop(self) -> None:
-        """Delete what all attempts have kept: the work is done."""
+        """Delete what all attempts have kept, once the work is done."""
         if self._own is not None:
             self._files.remove(self._home)
 
-    def _numbers(self) -> list[int]:
-        found = map(_ATTEMPT.fullmatch, self._files.names(self._home, only_shared=True))
-        return [number for match in found if match and (number := int(match[1])) < self._token]
+
+def take_over(home: Path, folder: Path, kept: KeptAttempts) -> None:
+    """Give a cohort's files to this attempt: the folder of the last attempt gets the name of this one.
+
+    An attempt that still writes under the old name writes to files that nobody reads. If the last attempt was on
+    another machine, the files that it kept are fetched.
+    """
+    make_directory(home)
+    earlier = {int(path.name.rpartition("-")[2]): path for path in home.glob("attempt-*")}
+    latest = max(earlier, default=0)
+    if not kept.fetch(folder, latest) and latest:
+        os.rename(earlier[latest], folder)
+    make_directory(folder)
+
+
+def sweep_runs(context: TrainerContext, *, only_here: bool = False) -> int:
+    """Delete the run folders of cohorts that are done, also those that a stale attempt made again; return how many.
+
+    With `only_here` object storage is left alone.
+    """
+    folder, files = context.db.places.runs, context.db.files
+    found = [path.name for path in folder.glob("*")] if only_here else files.names(folder)
+    names = [name for name in found if name.startswith("cohort_")]  # listed before the open cohorts: none is newer
+    alive = context.queue.open_cohorts() if names else set()
+    left = [name for name in names if name not in alive]
+    for name in left:
+        if only_here:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        else:
+            files.remove(folder / name)
+    return len(left)

@@ -1,20 +1,18 @@
-"""The work on one claimed cohort: its jobs' rows are read, runs of one structure train in one bank, each goes live.
+"""The work on one claimed cohort: read the rows of its jobs, train runs of one structure in one bank, go live.
 
-Jobs of several tenants share a bank; none sees another. A job that is bad (its data, its settings, its training) fails
-alone. What always holds: after a `kill -9` the next attempt finds the same runs and their resume state again, and goes
-on bit by bit as it would have; an attempt that was stopped and lost its lease writes to files that nobody reads,
-because the next attempt has moved the folder away under it.
+Jobs of several tenants share a bank; none sees another. A bad job (its data, its settings, its training) fails alone.
+What always holds: after a `kill -9` the next attempt finds the same runs and their resume state, and continues bit for
+bit. An attempt that was stopped and lost its lease writes to files that nobody reads, because the next attempt has
+moved the folder.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,9 +20,9 @@ import torch
 from inlay.errors import InlayError, StoreDamaged, StoreUnreachable
 from inlay.service.logs import log_event
 from inlay.service.state import CANCELLED, FAILED, Conflict, Job, JobCohort, JobNote, StaleLease
-from inlay.service.trainer.attempts import KeptAttempts
+from inlay.service.trainer.attempts import KeptAttempts, take_over
 from inlay.service.trainer.going_live import GoingLive, list_numbers
-from inlay.service.trainer.job_data import PreparedJob, TrainerContext, describe_rows, pack_jobs, prepare_job
+from inlay.service.trainer.job_data import PreparedJob, TrainerContext, pack_jobs, prepare_job
 from inlay.service.trainer.job_notes import (
     PlainWords,
     describe_failure,
@@ -37,7 +35,6 @@ from inlay.service.trainer.job_notes import (
 )
 from inlay.service.trainer.leases import Lease
 from inlay.settings import FitSettings
-from inlay.store import make_directory
 from inlay.training import (
     STOPPED_EARLY,
     AnyMember,
@@ -65,17 +62,17 @@ _IN_THE_LOOP = (StepTaken, RowsAnswered, EpochEnded, RunEnded, RunEntered)
 
 
 class Canceller(Referee):
-    """Ends runs that nobody wants any more. `unwanted` tells which they are now."""
+    """A referee that ends the runs whose jobs were all cancelled; `unwanted` returns their ids."""
 
     def __init__(self, unwanted: Callable[[], Collection[str]]) -> None:
         self._unwanted = unwanted
 
     def judge(self, members: Iterable[AnyMember], fresh: Collection[str], *, is_late: bool) -> None:
-        """End members whose jobs were all cancelled."""
+        """End unwanted runs."""
         self._end(members)
 
     def admit(self, entered: Iterable[AnyMember]) -> None:
-        """End runs that enter a slot after their jobs were cancelled."""
+        """End unwanted runs as they enter a slot."""
         self._end(entered)
 
     def _end(self, members: Iterable[AnyMember]) -> None:
@@ -96,21 +93,22 @@ class CohortWork:
         self._was_asked = False
         self._todo = {job.id for job in cohort.jobs}
         self._open = set(self._todo)
-        self._jobs: dict[str, list[PreparedJob]] = {}  # run id -> the jobs that want it and have not ended
+        self._jobs: dict[str, list[PreparedJob]] = {}  # run id -> its jobs that have not ended
         self._ended: set[str] = set()  # run ids of jobs that ended in an earlier attempt
         self._known_epochs: dict[str, set[tuple[str, int]]] = {}
         self._words: dict[str, PlainWords] = {}
-        self._home = runs_folder(context) / cohort.id
+        self._home = context.db.places.runs / cohort.id
         self.folder = self._home / f"attempt-{cohort.token}"
         self._kept = KeptAttempts(context.db.files, self._home, cohort.token)
 
     def run(self) -> None:
-        """Do the cohort's jobs, each to its end. StaleLease if the lease is lost, Interrupted if asked to stop."""
+        """Do all jobs of the cohort. StaleLease if the lease is lost, Interrupted if asked to stop."""
         take_over(self._home, self.folder, self._kept)
         stopped = list_stopped(self.folder / "cohorts")
         members = self._cohort.jobs
-        if stopped:  # those that have ended are needed to find the resume state
-            members = tuple(sorted((*members, *(job for job in self._cohort.others if job.has_ended)), key=self._place))
+        if stopped:  # the resume state is found by all jobs, including those that have ended
+            ended = [job for job in self._cohort.others if job.has_ended]
+            members = tuple(sorted((*members, *ended), key=lambda job: self._cohort.members.index(job.id)))
         sizes = [self._size_of(job) for job in members]
         for pack in pack_jobs(members, sizes):
             self._train_pack(pack, stopped)
@@ -118,61 +116,60 @@ class CohortWork:
         shutil.rmtree(self._home, ignore_errors=True)
         self._kept.drop()
 
-    def _place(self, job: Job) -> int:
-        return self._cohort.members.index(job.id)
-
     def _size_of(self, job: Job) -> int:
+        if job.dataset is None:
+            return 0
         try:
-            assert job.dataset is not None
             return self._context.workspace(job.tenant).dataset(job.dataset).size_bytes
-        except (InlayError, AssertionError):
+        except InlayError:
             return 0
 
     def _train_pack(self, pack: Sequence[Job], stopped: Sequence[Sequence[str]]) -> None:
-        """Train jobs whose rows are in memory together."""
+        """Train jobs whose rows fit in memory together."""
         # 1. read the rows; a bad job fails alone
-        readied = [ready for job in pack if (ready := self._prepare(job)) is not None]
+        prepared = [self._prepare(job) for job in pack]
         # 2. group the runs that can share a bank, each run once
         groups: dict[Any, dict[str, PreparedJob]] = {}
-        for ready in readied:
+        for ready in prepared:
+            if ready is None:
+                continue
             run = ready.prepared.run
             if ready.job.id in self._todo:
                 self._jobs.setdefault(run.id, []).append(ready)
             else:
                 self._ended.add(run.id)
             groups.setdefault(structure_of(run), {}).setdefault(run.id, ready)
-        # 3. train group by group
+        # 3. train each group, with the ended runs that are part of its resume state
         for group in groups.values():
-            wanted = [ready for run_id, ready in group.items() if run_id in self._jobs]
-            if wanted:
-                self._train([*wanted, *self._find_companions(group, stopped)])
-
-    def _find_companions(self, group: Mapping[str, PreparedJob], stopped: Sequence[Sequence[str]]) -> list[PreparedJob]:
-        """Find runs that have ended, but are part of the resume state of those that have not."""
-        wanted = {run_id for run_id in group if run_id in self._jobs}
-        for together in stopped:
-            if wanted & set(together) and set(together) <= group.keys():
-                return [group[run_id] for run_id in together if run_id not in self._jobs]
-        return []
+            wanted = [run_id for run_id in group if run_id in self._jobs]
+            if not wanted:
+                continue
+            ended: list[str] = []
+            for together in stopped:
+                if set(wanted) & set(together) and set(together) <= group.keys():
+                    ended = [run_id for run_id in together if run_id not in self._jobs]
+                    break
+            self._train([group[run_id] for run_id in (*wanted, *ended)])
 
     def _prepare(self, job: Job) -> PreparedJob | None:
-        """Read a job's rows; None if it has ended by that, or must not begin."""
+        """Read a job's rows; None if the job failed by that, or is cancelled."""
         self._lease.check()
         self._check_stop()
         is_todo = job.id in self._todo
-        words = make_words(self._context.db.places.home, None)
+        home = self._context.db.places.home
+        words = make_words(home, None)
         try:
             workspace = self._context.workspace(job.tenant)
-            words = make_words(self._context.db.places.home, workspace.tenant)
+            words = make_words(home, workspace.tenant)
             if job.dataset is not None:
-                words = make_words(self._context.db.places.home, workspace.tenant, workspace.dataset(job.dataset))
+                words = make_words(home, workspace.tenant, workspace.dataset(job.dataset))
             if is_todo and job.id in self._lease.cancelled:
                 self._finish(job, CANCELLED)
                 return None
             ready = prepare_job(job, self._context)
         except _NO_FAULT_OF_A_JOB:
             raise
-        except Exception as error:  # the border that isolates one job: whatever is wrong with it, the others go on
+        except Exception as error:  # whatever is wrong with one job, the others go on
             if is_todo:
                 self._fail(job, error, words)
             return None
@@ -180,7 +177,7 @@ class CohortWork:
         if is_todo:
             run = ready.prepared.run
             notes = note_notes([*run.task.notes, *run.start.notes, *run.notes], words)
-            self._record(job, note_rows(describe_rows(ready), notes))
+            self._record(job, note_rows(ready.task, notes))
             self._context.queue.note_path(self._cohort, job.id, self.folder / run.id)
         return ready
 
@@ -214,16 +211,16 @@ class CohortWork:
             log_event("a resume state is damaged: training begins anew", {"cohort": self._cohort.id}, level=30)
             self._train(group, restart=True)
         except Exception as error:  # memory that one long row used up, among others
-            left = [ready for ready in group if ready.prepared.run.id in self._jobs]
             if len(runs) == 1:
                 self._fail_runs(ids, error)
-            for ready in left if len(runs) > 1 else ():
-                self._train([ready])
-        for run_id in sorted(ids & self._jobs.keys()):  # finished before this attempt, or by an earlier one
+            else:
+                for ready in [each for each in group if each.prepared.run.id in self._jobs]:
+                    self._train([ready])
+        for run_id in sorted(ids & self._jobs.keys()):  # an earlier attempt finished them
             self._end_run(run_id)
 
     def _hear(self, event: Event, ids: set[str]) -> None:
-        """Pass on what happens in training, and stop it where the lease is lost or a stop is asked for."""
+        """Note an event of training on its jobs; stop where the lease is lost or a stop is asked for."""
         self._lease.check()
         if isinstance(event, StateSaved):
             self._kept.save(event.folder)
@@ -244,7 +241,7 @@ class CohortWork:
                     self._record(ready.job, note_epoch(event))
         elif isinstance(event, RunEnded):
             if event.member.run.id in self._jobs:
-                # What is drawn here must not change what the others draw next.
+                # Random numbers that are drawn here must not change those of the other runs.
                 devices = [self._context.backbone.device] if self._context.backbone.device.type == "cuda" else []
                 with torch.random.fork_rng(devices=devices):
                     self._end_run(event.member.run.id)
@@ -255,7 +252,7 @@ class CohortWork:
                         self._record(ready.job, note)
 
     def _list_epochs(self, job: Job) -> set[tuple[str, int]]:
-        """Return the epochs that an earlier attempt has told of."""
+        """Return the epochs that an earlier attempt has noted."""
         workspace, after, found = self._context.workspace(job.tenant), 0, set()
         while events := workspace.events(job.id, after):
             after = events[-1].id
@@ -263,14 +260,14 @@ class CohortWork:
         return found
 
     def _list_unwanted(self) -> set[str]:
-        """Return the runs whose jobs were all cancelled, and those that ended so in an earlier attempt."""
-        self._lease.check()  # the referee is asked right before the resume state is written
+        """Return the runs whose jobs were all cancelled, now or in an earlier attempt."""
+        self._lease.check()  # this is called right before the resume state is written
         cancelled = self._lease.cancelled
         wanted = {run_id for run_id, jobs in self._jobs.items() if any(ready.job.id not in cancelled for ready in jobs)}
         return ({*self._jobs} | self._ended) - wanted
 
     def _end_run(self, run_id: str) -> None:
-        """End the jobs of a run that has ended: each goes live, or says why not."""
+        """End the jobs of a run that has ended: each goes live, or gets the reason why not."""
         result = read_result(self.folder / run_id)
         for ready in list(self._jobs.get(run_id, ())):
             if ready.job.id in self._lease.cancelled:
@@ -284,7 +281,7 @@ class CohortWork:
                 self._close(ready.job)
             except _NO_FAULT_OF_A_JOB:
                 raise
-            except Conflict:  # cancelled, or its task is being erased; or it has ended, in another trainer's hands
+            except Conflict:  # cancelled, its task is being erased, or another trainer has ended it
                 self._lease.confirm()
                 way.withdraw(before)
                 self._finish(ready.job, CANCELLED)
@@ -318,11 +315,11 @@ class CohortWork:
             self._lease.finish()
 
     def _record(self, job: Job, note: JobNote) -> None:
-        with suppress(Conflict):  # it was ended by somebody else, such as an erasure
+        with suppress(Conflict):  # something else ended it, such as an erasure
             self._context.queue.record(self._cohort, job.id, note)
 
     def _check_stop(self, *, is_step: bool = False) -> None:
-        """Stop if that is asked for; in the middle of training by Ctrl-C's way, which saves the resume state first."""
+        """Stop if that is asked for; in the middle of training as Ctrl-C does, which saves the resume state first."""
         if not self._stopping.is_set() or self._was_asked:
             return
         if is_step and threading.current_thread() is threading.main_thread():
@@ -330,40 +327,3 @@ class CohortWork:
             signal.raise_signal(signal.SIGINT)
         else:
             raise Interrupted
-
-
-def runs_folder(context: TrainerContext) -> Path:
-    """Return the folder of all cohorts' run folders."""
-    return context.db.places.service / "runs"
-
-
-def take_over(home: Path, folder: Path, kept: KeptAttempts) -> None:
-    """Give a cohort's files to this attempt: the folder of the last one gets this one's name.
-
-    Whoever still writes under the old name writes into nothing. If the last one was another machine's, what it kept is
-    fetched.
-    """
-    make_directory(home)
-    earlier = {int(path.name.rpartition("-")[2]): path for path in home.glob("attempt-*")}
-    latest = max(earlier, default=0)
-    if not kept.fetch(folder, latest) and latest:
-        os.rename(earlier[latest], folder)
-    make_directory(folder)
-
-
-def sweep_runs(context: TrainerContext, *, only_here: bool = False) -> int:
-    """Delete the run folders of cohorts that are done, and what attempts that lost theirs have left.
-
-    With `only_here` object storage is not looked at.
-    """
-    folder, files = runs_folder(context), context.db.files
-    found = [path.name for path in folder.glob("*")] if only_here else files.names(folder)
-    names = [name for name in found if name.startswith("cohort_")]  # before: no new one is among them
-    alive = context.queue.open_cohorts() if names else set()
-    left = [name for name in names if name not in alive]
-    for name in left:
-        if only_here:
-            shutil.rmtree(folder / name, ignore_errors=True)
-        else:
-            files.remove(folder / name)
-    return len(left)

@@ -1,8 +1,8 @@
-"""From a trained run to a live version: judged, published, proved, compared with what is live, and then at once.
+"""The way from a trained run to a live version: score, publish, prove, compare with the live version, and go live.
 
-What always holds: a version goes live in one transaction, after it is whole in the store and hot in the engine; it is
-published once, however often its trainer is killed, because content makes its name; whoever lost the cohort's lease
-publishes nothing.
+What always holds: a version goes live in one transaction, after it is complete in the store and loaded in the engine.
+However often its trainer is killed, it is published once, because its content makes its name. A trainer that lost the
+cohort's lease publishes nothing.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from inlay.reports import (
     leave_out,
 )
 from inlay.service.engine import EngineRefused
-from inlay.service.evaluation_files import read_evaluation, write_evaluation
 from inlay.service.logs import log_event
 from inlay.service.state import JobNote, LiveMoved, Publication
 from inlay.service.trainer.answering import TextRow
 from inlay.service.trainer.job_data import PreparedJob, TrainerContext
 from inlay.service.trainer.job_notes import PlainWords, note_notes
-from inlay.service.trainer.leases import Lease
-from inlay.service.version_comparison import NeedsAnswers, compare, find_comparison
+from inlay.service.trainer.leases import FencedStore, Lease
+from inlay.service.version_evaluations import NeedsAnswers, compare, find_comparison, read_evaluation, write_evaluation
 from inlay.store import Manifest, Version
 from inlay.training import Result, check_trained, judge_split, publish_result, report_run
 
-_MOST_MOVES = 5  # of what is live, while a version is being compared with it
+_MOST_MOVES = 5  # of the alias `live`, while a version is being compared with the live one
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a version goes live, why, and the comparison with what was live (0: nothing)."""
+    """A decision whether a version goes live, with the reason and the comparison with the live one (0: none)."""
 
     goes_live: bool
     reason: str
@@ -48,7 +47,7 @@ class Verdict:
 
 
 class GoingLive:
-    """The way of one job's trained run into the store and, perhaps, live."""
+    """The way of one job's trained run into the store and perhaps live."""
 
     def __init__(self, ready: PreparedJob, context: TrainerContext, lease: Lease, words: PlainWords) -> None:
         self._ready, self._context, self._lease, self._words = ready, context, lease, words
@@ -58,10 +57,10 @@ class GoingLive:
         """Judge, publish, prove and compare a trained run, and end its job."""
         ready, job = self._ready, self._ready.job
         check_trained(result)
-        # 1. answer the dev rows: who cannot is not published
+        # 1. answer the dev rows; a run that cannot is not published
         answers, dev = self._answer_dev(result)
-        # 2. publish, unless the cohort is another trainer's by now
-        fenced = dataclasses.replace(ready.prepared, store=self._lease.fence(self._context.store))
+        # 2. publish, unless another trainer has the cohort by now
+        fenced = dataclasses.replace(ready.prepared, store=FencedStore(self._context.store, self._lease))
         version = publish_result(fenced, result, name=ready.store_name)
         self._lease.check()
         manifest = self._context.store.manifest(version)
@@ -70,20 +69,20 @@ class GoingLive:
         write_evaluation(self._folder, evaluation)
         report = self._report(result, version)
         self._note("published", f"version {version.number} is published", {"version": version.number} | report)
-        # 3. make it hot: its probes are answered and compared
+        # 3. load it into the engine, which answers its probes and compares them
         obstacle = self._prove(version)
-        # 4. decide and end the job, again if something else went live meanwhile
+        # 4. decide and end the job; decide again if another version went live meanwhile
+        infos = self._context.store.versions(version.name)
+        size_bytes = next(info.size_bytes for info in infos if info.version.number == version.number)
         for _ in range(_MOST_MOVES):
             verdict = Verdict(False, obstacle) if obstacle else self._judge(version, evaluation)
-            outcome = {**report, "compare": verdict.comparison}
-            size_bytes = _find_size(self._context, version)
             publication = Publication(
                 number=version.number,
                 digest=version.digest,
                 size_bytes=size_bytes,
                 goes_live=verdict.goes_live,
                 reason=verdict.reason,
-                result=outcome,
+                result={**report, "compare": verdict.comparison},
                 compared_with=verdict.compared_with,
             )
             try:
@@ -95,7 +94,7 @@ class GoingLive:
         raise LiveMoved(job.task)
 
     def withdraw(self, before: set[int]) -> None:
-        """Take back what was published for a job that was cancelled in the meantime; `before` was there already."""
+        """Remove the versions that were published for a cancelled job; those in `before` stay."""
         store, name = self._context.store, self._ready.store_name
         for number in list_numbers(self._context, name) - before:
             store.remove(f"{name}@{number}")
@@ -107,7 +106,7 @@ class GoingLive:
         return describe_outputs(found, dev, run.task.labels, run.task.name), dev
 
     def _report(self, result: Result, version: Version) -> dict[str, Any]:
-        """Return the scores of a trained run as a job shows them: no paths, and the task's own name."""
+        """Return the scores of a trained run as a job shows them, without paths and with the task's own name."""
         ready = self._ready
         known = report_run(ready.prepared, result, version)
         kept = ("kind", "metric", "metrics", "best_epoch", "probe", "still_rising", "num_parameters", "seconds")
@@ -118,7 +117,7 @@ class GoingLive:
         return {**{name: known[name] for name in kept}, **more}
 
     def _prove(self, version: Version) -> str:
-        """Bring a version into the engine, its probes answered; return why it must not go live, "" if it may."""
+        """Load a version into the engine, which answers its probes; return why it must not go live, "" if it may."""
         try:
             loaded = self._context.answers.load((version.name, version.number), self._lease.check)
         except EngineRefused as refusal:
@@ -148,7 +147,7 @@ class GoingLive:
             return Verdict(True, "live: the task's first version", 0)
         try:
             comparison = self._compare(live, evaluation)
-            objection = self._object(live, evaluation) if comparison["gain"] > 0 else ""
+            objection = self._find_objection(live, evaluation) if comparison["gain"] > 0 else ""
         except (InlayError, ValueError) as error:
             why = error.message if isinstance(error, InlayError) else "its answers are damaged"
             reason = f"not live: it cannot be compared with version {live}: {why}"
@@ -157,7 +156,7 @@ class GoingLive:
         return Verdict(goes_live, objection or explain(comparison), live, comparison)
 
     def _compare(self, live: int, new: Evaluation) -> dict[str, Any]:
-        """Compare what is live with a new version on the new one's dev rows, which the live one answers if need be."""
+        """Compare the live version with a new one on the new one's dev rows, which the live one answers if needed."""
         store, name = self._context.store, self._ready.store_name
 
         def read_manifest(number: int) -> Manifest:
@@ -171,11 +170,11 @@ class GoingLive:
         write_evaluation(self._folder, moved)
         return compare(*((moved, found.owner) if moved.version == live else (found.owner, moved)))
 
-    def _object(self, live: int, new: Evaluation) -> str:
-        """Return why a version that is better on its own dev rows must not go live all the same; "" if nothing does.
+    def _find_objection(self, live: int, new: Evaluation) -> str:
+        """Return why a version that is better on its own dev rows must still not go live; "" if nothing speaks against.
 
-        Bad rows come with bad dev rows, on which the version that learned them looks well. So it must not be worse,
-        beyond chance, on what is left of the live version's dev rows: those that the new dataset has no other word on.
+        A bad dataset has bad dev rows too, on which the version that learned it looks good. So it must not be worse,
+        beyond chance, on those of the live version's dev rows that are not in the new dataset.
         """
         old = read_evaluation(self._folder, live)
         if old is None or has_same_rows(old, new):
@@ -199,10 +198,10 @@ class GoingLive:
 
 
 def explain(comparison: Mapping[str, Any], which: str = "") -> str:
-    """Return in words why a version goes live, or does not, after a comparison with the live one; `which` rows it was.
+    """Return in words why a version goes live or not after a comparison with the live one; `which` describes the rows.
 
-    The higher score counts, even where chance might have made the difference: of two that are alike, the newer one has
-    seen more. Of equal ones the live one stays.
+    The higher score decides, even where the difference may be chance: of two similar versions the newer one has seen
+    more rows. Of two equal ones the live one stays.
     """
     metric, live, apart = comparison["metric"], comparison["a"], abs(comparison["difference"])
     rows = f"{comparison['num_rows']:,} rows" + (f" {which}" if which else "")
@@ -222,8 +221,3 @@ def list_numbers(context: TrainerContext, name: str) -> set[int]:
         return {info.version.number for info in context.store.versions(name)}
     except InlayError:
         return set()
-
-
-def _find_size(context: TrainerContext, version: Version) -> int:
-    infos = context.store.versions(version.name)
-    return next(info.size_bytes for info in infos if info.version.number == version.number)

@@ -1,14 +1,13 @@
-"""A job becomes a run: its dataset is read, its settings are resolved, its limits are checked.
+"""A run from a job: its dataset is read, its settings are resolved, its limits are checked.
 
-What always holds: the same job gives the same run, attempt after attempt; so the resume state of its cohort is found
-again. What is wrong with a job is an error of that job alone.
+What always holds: a job gives the same run in every attempt, so the resume state of its cohort is found again. What is
+wrong with a job is an error of that job alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from inlay.data import Task, load_task
 from inlay.errors import BadConfig, OutOfMemory
@@ -22,14 +21,14 @@ from inlay.store import Store
 from inlay.training import PreparedRun, available_bytes, describe_bytes, inherit, make_run
 
 ACTOR = "trainer"
-"""whom the history of an alias names"""
-_GROWTH = 8  # bytes of memory for each byte of a file of rows, with what training makes of them
+"""the name that histories and audits have for the trainer"""
+_GROWTH = 8  # bytes of memory that training needs for each byte of a dataset's file
 _PACK_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class TrainerContext:
-    """The things that all jobs share: the database, the store, the backbone, and who answers rows."""
+    """What all jobs share: the database, the store, the backbone, and the answerer of rows."""
 
     db: Database
     queue: JobQueue
@@ -49,32 +48,26 @@ class PreparedJob:
 
     job: Job
     tenant: Tenant
-    dataset: Dataset
     prepared: PreparedRun
 
     @property
     def task(self) -> Task:
-        """Its rows."""
+        """The task with its rows."""
         return self.prepared.run.task
 
     @property
     def store_name(self) -> str:
         """The name that its versions have in the store."""
-        return name_in_store(self.tenant, self.job.task)
+        return f"{self.tenant.prefix}{self.job.task}"
 
     @property
     def caller(self) -> Caller:
-        """The tenant, as the engine knows it: behind everybody's requests, and not counted as its own."""
+        """The tenant, as a caller of the engine: in the bulk band, and without its limit of tokens."""
         return Caller(self.tenant.name, self.tenant.weight, None, "bulk")
 
 
-def name_in_store(tenant: Tenant, task: str) -> str:
-    """Return the name of a tenant's task in the store."""
-    return f"{tenant.prefix}{task}"
-
-
 def prepare_job(job: Job, context: TrainerContext) -> PreparedJob:
-    """Read a job's rows and resolve its settings; raise what is wrong with either."""
+    """Read a job's rows and resolve its settings; raise the error of either."""
     workspace = context.workspace(job.tenant)
     tenant, dataset = workspace.tenant, find_dataset(job, workspace)
     check_room(dataset, context.backbone)
@@ -83,18 +76,17 @@ def prepare_job(job: Job, context: TrainerContext) -> PreparedJob:
     tree |= {"task": job.task, "backbone": context.backbone.name}
     base = RunConfig()
     if start := job.settings.get("from"):
-        found = workspace.resolve(start)  # a task of the tenant's own, or none
+        found = workspace.resolve(start)  # finds only the tenant's own tasks
         tree["train"]["start"] = [f"{found.store_name}@{found.number}"]
         base = inherit(tree["train"]["start"], context.store)
-    name = name_in_store(tenant, job.task)
-    context.store.check_name(name)
+    context.store.check_name(f"{tenant.prefix}{job.task}")
     with context.db.files.reading(dataset.path) as path:
         tree["data"]["source"] = str(path)
         config = overlay(base, tree)
         task = load_task(config.data, job.task)
     check_limits(task, tenant)
     run = make_run(task, config, context.backbone, context.store)
-    return PreparedJob(job, tenant, dataset, PreparedRun(run, context.backbone, context.store))
+    return PreparedJob(job, tenant, PreparedRun(run, context.backbone, context.store))
 
 
 def find_dataset(job: Job, workspace: Workspace) -> Dataset:
@@ -105,7 +97,7 @@ def find_dataset(job: Job, workspace: Workspace) -> Dataset:
 
 
 def check_room(dataset: Dataset, backbone: Backbone) -> None:
-    """Refuse a dataset whose rows would not fit in the memory that is free now."""
+    """Refuse a dataset whose rows do not fit in the free memory."""
     free = available_bytes(backbone.device) if backbone.device.type == "cpu" else None
     if free is not None and _GROWTH * dataset.size_bytes > free:
         raise OutOfMemory(
@@ -125,7 +117,7 @@ def check_limits(task: Task, tenant: Tenant) -> None:
 
 
 def pack_jobs(jobs: Sequence[Job], sizes: Sequence[int]) -> list[list[Job]]:
-    """Deal the jobs of a cohort, in order, into packs whose rows are in memory together; a large one is alone."""
+    """Divide the jobs of a cohort, in order, into packs whose rows fit in memory together; a large job is alone."""
     packs: list[list[Job]] = []
     total = 0
     for job, size in zip(jobs, sizes, strict=True):
@@ -135,18 +127,3 @@ def pack_jobs(jobs: Sequence[Job], sizes: Sequence[int]) -> list[list[Job]]:
         packs[-1].append(job)
         total += size
     return packs
-
-
-def describe_rows(prepared: PreparedJob) -> dict[str, Any]:
-    """Return what was read, as data for an event."""
-    task = prepared.task
-    return {
-        "kind": task.kind,
-        "metric": task.metric,
-        "num_labels": len(task.labels),
-        "rows": {
-            side: len(split)
-            for side, split in (("train", task.train), ("dev", task.dev), ("test", task.test))
-            if split is not None
-        },
-    }

@@ -1,4 +1,4 @@
-"""Notes on jobs: events of training in plain words, and errors without what a customer must not see.
+"""Notes on jobs for customers: events of training in plain words, and errors without the server's secrets.
 
 What always holds: no note has a path of the server, the prefix of names in the store, or anything of another tenant.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from inlay.data import Task
 from inlay.errors import InlayError, OutOfMemory
 from inlay.service.logs import log_failure
 from inlay.service.state import Dataset, JobNote, Tenant
@@ -20,18 +21,18 @@ from inlay.training import EpochEnded, Event, MemoryRanOut, Notice
 _MOST_NOTES = 50
 _LONGEST_NOTE = 500  # letters
 _COMMAND_LINE = re.compile(r"`--|`inlay |`(?:data|train|method)\.")
-_OURS = "the job failed in a way nobody foresaw"
+_OURS = "the job failed with an unexpected error"
 
 
 @dataclass(frozen=True)
 class PlainWords:
-    """Cleans what is said of one job."""
+    """A cleaner of texts about one job."""
 
     secrets: Secrets
     dataset: Dataset | None = None
 
     def clean(self, words: str) -> str:
-        """Return words without the server's folders and names in the store; a file has its dataset's name."""
+        """Return a text without the server's folders and names in the store; a file gets its dataset's name."""
         if self.dataset is not None:
             words = words.replace(str(self.dataset.path), self.dataset.name)
             words = words.replace(self.dataset.path.name, self.dataset.name)
@@ -39,16 +40,16 @@ class PlainWords:
 
 
 def make_words(home: Any, tenant: Tenant | None, dataset: Dataset | None = None) -> PlainWords:
-    """Return the cleaner of a tenant's words."""
+    """Return the cleaner of texts about a tenant's job."""
     return PlainWords(Secrets(home, "" if tenant is None else tenant.prefix), dataset)
 
 
 def describe_failure(error: BaseException, words: PlainWords) -> dict[str, Any]:
-    """Return why a job failed as a problem of the API, and its `message` as an error has it."""
+    """Return the reason of a failed job as a problem of the API, with the `message` of an error."""
     if isinstance(error, MemoryError):
         error = OutOfMemory("the job does not fit in memory", "send fewer rows, or choose a smaller `max_length`")
     if not isinstance(error, InlayError):
-        log_failure("a job failed in a way nobody foresaw", {"error": type(error).__name__})
+        log_failure("a job failed with an unexpected error", {"error": type(error).__name__})
         ask = "try once more; if it fails again, ask the operator of this service"
         return {**describe_words("unforeseen", 500, _OURS, ask), "message": _OURS}
     hint = None if error.hint is None else words.clean(error.hint)
@@ -57,27 +58,29 @@ def describe_failure(error: BaseException, words: PlainWords) -> dict[str, Any]:
 
 
 def note_notes(notes: Sequence[str], words: PlainWords) -> list[str]:
-    """Return notes on rows and settings: cleaned, in the words of the API, not too many and none too long."""
-    cleaned = [words.clean(_speak(note)) for note in notes[:_MOST_NOTES]]
-    return [note if len(note) <= _LONGEST_NOTE else f"{note[:_LONGEST_NOTE]}…" for note in cleaned]
+    """Return notes on rows and settings, cleaned, in the words of the API, and limited in number and length."""
+    shown = []
+    for note in notes[:_MOST_NOTES]:
+        if _COMMAND_LINE.search(note):
+            note = speak_http(note)
+        note = words.clean(note)
+        shown.append(note if len(note) <= _LONGEST_NOTE else f"{note[:_LONGEST_NOTE]}…")
+    return shown
 
 
-def _speak(note: str) -> str:
-    """Return a note with what it says of the command line said as the API would, or left out."""
-    return speak_http(note) if _COMMAND_LINE.search(note) else note
-
-
-def note_rows(described: Mapping[str, Any], notes: Sequence[str]) -> JobNote:
+def note_rows(task: Task, notes: Sequence[str]) -> JobNote:
     """Return the note that a job's rows are read."""
-    rows = described["rows"]
-    message = f"{rows['train']:,} training rows and {rows['dev']:,} dev rows, {described['kind']}"
-    message += f" with {described['num_labels']} labels" if described["num_labels"] else ""
+    message = f"{len(task.train):,} training rows and {len(task.dev):,} dev rows, {task.kind}"
+    message += f" with {len(task.labels)} labels" if task.labels else ""
+    sides = {"train": task.train, "dev": task.dev, "test": task.test}
+    rows = {name: len(side) for name, side in sides.items() if side is not None}
+    data = {"kind": task.kind, "metric": task.metric, "num_labels": len(task.labels), "rows": rows}
     progress = {"stage": "reading", "epoch": None, "epochs": None, "dev": None}
-    return JobNote("read", message, {**described, "notes": list(notes)}, progress)
+    return JobNote("read", message, {**data, "notes": list(notes)}, progress)
 
 
 def note_start(num_epochs: int, num_parameters: int, *, is_resumed: bool) -> JobNote:
-    """Return the note that a job's training begins, or goes on after its trainer was stopped."""
+    """Return the note that a job's training begins, or continues after its trainer was stopped."""
     message = "training goes on where it was stopped" if is_resumed else "training begins"
     progress = {"stage": "training", "epoch": 0, "epochs": num_epochs, "dev": None}
     return JobNote("training", message, {"epochs": num_epochs, "num_parameters": num_parameters}, progress)
@@ -112,7 +115,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def note_of(event: Event, words: PlainWords) -> JobNote | None:
-    """Return the note of an event that is about a whole cohort; None where it says nothing to a customer."""
+    """Return the note of an event about a whole cohort; None for one that does not concern a customer."""
     if isinstance(event, Notice | MemoryRanOut):
         return JobNote("notice", note_notes([event.message], words)[0])
     return None

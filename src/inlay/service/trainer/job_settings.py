@@ -1,7 +1,7 @@
-"""The settings a customer may give a job: a list of what is allowed, and nothing else. No torch.
+"""The settings that a customer may give a job: a list of the allowed ones. No torch.
 
-None of them is a path, names a backbone or reaches another tenant. What is not in the list is refused with a hint, at
-the border (`check_settings`, which the web calls) and once more by the trainer.
+None of them is a path, names a backbone or reaches another tenant. A setting that is not in the list is refused with a
+hint, first by the web (`check_settings`) and again by the trainer.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _COLUMNS = ("text", "pair", "label")
 
 @dataclass(frozen=True)
 class AllowedSetting:
-    """A setting that is allowed: the key it stands for in a run's settings, and which values it may have."""
+    """An allowed setting: its key in a run's settings, and the values that it may have."""
 
     key: str
-    """section and name in `RunConfig`; "" for what the trainer itself reads"""
+    """section and name in `RunConfig`; "" for a setting that the trainer itself reads"""
     fits: Callable[[Any], bool]
     wanted: str
-    """words for the values, after "it must be" """
+    """the allowed values in words, after "it must be" """
 
 
 def _is_name(value: Any) -> bool:
@@ -95,22 +95,16 @@ BATCH_SETTINGS: dict[str, AllowedSetting] = {
 
 
 def check_settings(settings: Mapping[str, Any], allowed: Mapping[str, AllowedSetting] = TRAIN_SETTINGS) -> None:
-    """Refuse settings that are not allowed, or have values they must not have. None stands for an open setting."""
+    """Refuse settings that are not allowed, or have a value that is not allowed. None leaves a setting open."""
     for name, value in settings.items():
         if name not in allowed:
-            raise BadConfig(f"`settings.{str(name)[:60]}` is no setting of such a job", _hint_at(str(name), allowed))
+            close = find_close(str(name), sorted(allowed), 1)
+            hint = f"did you mean `{close[0]}`?" if close else f"allowed settings: {', '.join(allowed)}"
+            raise BadConfig(f"`settings.{str(name)[:60]}` is no setting of such a job", hint)
         if value is not None and not allowed[name].fits(value):
-            raise BadConfig(f"`settings.{name}` is `{_shorten(value)}`", f"it must be {allowed[name].wanted}")
-
-
-def _hint_at(name: str, allowed: Mapping[str, AllowedSetting]) -> str:
-    close = find_close(name, sorted(allowed), 1)
-    return f"did you mean `{close[0]}`?" if close else f"those that may be given: {', '.join(allowed)}"
-
-
-def _shorten(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+            shown = str(value)
+            shown = shown if len(shown) <= 60 else f"{shown[:60]}…"
+            raise BadConfig(f"`settings.{name}` is `{shown}`", f"it must be {allowed[name].wanted}")
 
 
 def make_tree(
@@ -118,7 +112,7 @@ def make_tree(
 ) -> dict[str, Any]:
     """Return allowed settings as a tree of a run's settings.
 
-    `reading` is how the dataset was found to be read: it holds where the settings name no column and no kind.
+    `reading` is how the dataset was found to be read. It applies where the settings name no column and no kind.
     """
     check_settings(settings, allowed)
     given = {name: value for name, value in settings.items() if value is not None}

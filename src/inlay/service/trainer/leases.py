@@ -1,8 +1,8 @@
-"""The lease of a cohort while it is worked on: a thread shows signs of life, and whoever works asks if it still holds.
+"""The lease of a cohort during the work on it: a thread sends heartbeats, and the work checks that it still holds.
 
-What always holds: once the lease may be over, `check` raises, whatever the clock of the day says. It is measured by a
-clock that goes on while the process is stopped, from before the last sign of life was sent; so a process that was
-stopped and wakes up finds its lease gone before it does anything else.
+What always holds: once the lease may be over, `check` raises, whatever the time of day is set to. The lease is measured
+by a clock that goes on while the process is stopped, from before the last heartbeat was sent. So a process that was
+stopped and wakes up finds that its lease is over before it does anything else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also goes on while the machine sleeps
-_MARGIN = 0.6  # the share of a lease after which it is not relied upon any more
+_MARGIN = 0.6  # the share of a lease that is relied upon
 
 
 def read_clock() -> float:
@@ -34,7 +34,7 @@ class FencedStore(Store):
     """A store that asks, right before it adds a version, whether the cohort is still held."""
 
     def __init__(self, store: Store, lease: Lease) -> None:
-        vars(self).update(vars(store))  # one memory of what was listed: either sees at once what the other published
+        vars(self).update(vars(store))  # they share their caches: either sees at once what the other published
         self._lease = lease
 
     def publish(
@@ -74,7 +74,7 @@ class Lease:
         self._thread.join()
 
     def finish(self) -> None:
-        """Stop: all jobs of the cohort have ended, and the database has closed it."""
+        """End the heartbeats: all jobs of the cohort have ended, and the database has closed it."""
         self._is_done = True
         self._ended.set()
 
@@ -91,10 +91,6 @@ class Lease:
         self._renew()
         self.check()
 
-    def fence(self, store: Store) -> FencedStore:
-        """Return the store for work that must publish nothing once the lease is lost."""
-        return FencedStore(store, self)
-
     def _renew(self) -> None:
         began = read_clock()
         answer = self._queue.heartbeat(self.cohort)
@@ -107,9 +103,9 @@ class Lease:
         while not self._ended.wait(self._heartbeat_s) and not self._is_lost:
             try:
                 self._renew()
-            except InlayError as error:  # a full disk, perhaps: the next sign of life may get through
-                log_event("a sign of life failed", {"cohort": self.cohort.id, "code": error.code}, level=30)
+            except InlayError as error:  # perhaps a full disk: the next heartbeat may succeed
+                log_event("a heartbeat failed", {"cohort": self.cohort.id, "code": error.code}, level=30)
             except Exception:
-                log_failure("a sign of life failed", {"cohort": self.cohort.id})
+                log_failure("a heartbeat failed", {"cohort": self.cohort.id})
         if self._is_lost and not self._is_done:
             log_event("the lease is lost", {"cohort": self.cohort.id, "attempt": self.cohort.token}, level=30)

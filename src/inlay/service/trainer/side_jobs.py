@@ -1,8 +1,8 @@
-"""Jobs beside training: a dataset answered offline in the bulk band, and erasure.
+"""Jobs beside training: offline batches, which answer a dataset in the engine's bulk band, and erasure.
 
-What always holds: a batch's output appears whole, under its name, after its last row; until then its rows lie in a
-part that only one attempt writes. Who goes on after a kill copies what is whole of it, so that an attempt that lost its
-lease writes into a file without a name. One version answers all rows.
+What always holds: a batch's output appears under its name, complete, after its last row. Until then its rows are in a
+part that only one attempt writes. The next attempt after a kill copies the complete lines of the part, so an attempt
+that lost its lease writes to a file without a name. One version answers all rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from inlay.service.state import (
 )
 from inlay.service.trainer.answering import CHUNK_ROWS, TextRow
 from inlay.service.trainer.attempts import KeptAttempts
-from inlay.service.trainer.job_data import TrainerContext, find_dataset, name_in_store
+from inlay.service.trainer.job_data import TrainerContext, find_dataset
 from inlay.service.trainer.job_notes import PlainWords, describe_failure, make_words
 from inlay.service.trainer.job_settings import BATCH_SETTINGS, make_tree
 from inlay.service.trainer.leases import Lease
@@ -45,8 +45,8 @@ from inlay.serving import check_confidence
 from inlay.settings import DataConfig, from_tree
 from inlay.store import make_directory, sync_directory
 
-_NEWS_S = 5.0  # between two notes on how far a batch is
-_SAVE_S, _REST = 30.0, 10.0  # between two times that answers are kept for other machines; and in times of what it took
+_NEWS_S = 5.0  # between two notes on the progress of a batch
+_SAVE_S, _REST = 30.0, 10.0  # between two saves of answers for other machines: seconds, and times what a save took
 
 
 class JobCancelled(Exception):
@@ -54,7 +54,7 @@ class JobCancelled(Exception):
 
 
 class StopAsked(Exception):
-    """The trainer is asked to stop; the job goes on with the next one."""
+    """The trainer is asked to stop; the next trainer goes on with the job."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ class BatchWork:
         self._parts = context.db.places.batch_parts(self._job.tenant, self._job.id)
         self._files = context.db.files
         self._kept = KeptAttempts(self._files, self._parts, cohort.token)
-        self._told_at = 0.0
+        self._noted_at = 0.0
         self._save_at = time.monotonic() + _SAVE_S
 
     def run(self) -> None:
         """Answer every row and finish the job; StaleLease if the lease is lost, StopAsked if asked to stop."""
         job, queue = self._job, self._context.queue
         try:
-            if self._files.has(self._output):  # whole: the last attempt did not come to say so
+            if self._files.has(self._output):  # complete, but the last attempt was killed before it finished the job
                 self._succeed()
                 return
             self._kept.fetch(self._parts, max(self._find_parts(), default=0))
@@ -110,7 +110,7 @@ class BatchWork:
             raise
         except StoreUnreachable:
             raise
-        except Exception as error:  # the border that isolates one job
+        except Exception as error:  # whatever is wrong with one job, the trainer goes on
             self._lease.check()
             self._drop_parts()
             if job.id in self._lease.cancelled:
@@ -125,12 +125,13 @@ class BatchWork:
         dataset = find_dataset(job, workspace)
         self._words = make_words(self._context.db.places.home, tenant, dataset)
         tree = make_tree(job.settings, dataset.found.reading, BATCH_SETTINGS)
-        number = self._find_pinned()
-        if number is None:
+        earlier = self._list_parts()
+        if earlier:  # the version that answered the first rows answers all
+            number = int(earlier[-1].stem)
+        else:
             asked = job.settings.get("version")
-            resolved = workspace.resolve(job.task if asked is None else f"{job.task}@{asked}")
-            number = resolved.number
-        name = name_in_store(tenant, job.task)
+            number = workspace.resolve(job.task if asked is None else f"{job.task}@{asked}").number
+        name = f"{tenant.prefix}{job.task}"
         least = job.settings.get("min_confidence")
         manifest = self._context.store.manifest(self._context.store.resolve(f"{name}@{number}"))
         check_confidence(least, manifest.kind)
@@ -138,7 +139,7 @@ class BatchWork:
         return BatchPlan(workspace, tenant, name, number, config, dataset.path, dataset.num_rows, least)
 
     def _answer(self, plan: BatchPlan, part: Path) -> None:
-        """Write a line for every row that has none yet."""
+        """Write a line for every row that has no line yet."""
         with self._files.reading(plan.path) as rows_path, part.open("r+b") as file:
             num_done = _cut_torn(file)
             row, before = 0, self._context.answers.num_tokens
@@ -148,16 +149,16 @@ class BatchWork:
                 if left:
                     self._check()
                     file.writelines(self._answer_chunk(plan, left))
-                    file.flush()  # a kill costs one chunk
+                    file.flush()  # a kill loses one chunk
                     self._save_part()
-                    self._tell(row, plan)
+                    self._note_progress(row, plan)
             file.flush()
             os.fsync(file.fileno())
         tokens = self._context.answers.num_tokens - before
         plan.workspace.add_usage(self._job.task, rows=max(0, row - num_done), tokens=tokens)
 
     def _answer_chunk(self, plan: BatchPlan, rows: Sequence[InputRow]) -> Iterator[bytes]:
-        """Yield a line for each row: its answer, or what is wrong with it."""
+        """Yield a line for each row: its answer or its error."""
         caller = Caller(plan.tenant.name, plan.tenant.weight, plan.tenant.limits.tokens_per_minute, "bulk")
         good: list[TextRow] = [(row.text, row.pair) for row in rows if row.error is None]
         version = (plan.store_name, plan.number)
@@ -179,18 +180,16 @@ class BatchWork:
             yield json.dumps({"line": row.line, **found}, ensure_ascii=False).encode() + b"\n"
 
     def _open_part(self, number: int) -> Path:
-        """Return this attempt's part, with the lines that earlier attempts have answered."""
+        """Return this attempt's part, a copy of the last part of earlier attempts."""
         part = self._parts / f"{number}.{self._cohort.token}"
         for path in (self._output, self._parts):
             self._context.queue.note_path(self._cohort, self._job.id, path)
         make_directory(part.parent)
         earlier = self._list_parts()
-        content = earlier[-1] if earlier else None
         with part.open("wb") as file:
-            if content is not None:
-                with content.open("rb") as old:
-                    while piece := old.read(1 << 20):
-                        file.write(piece)
+            if earlier:
+                with earlier[-1].open("rb") as old:
+                    shutil.copyfileobj(old, file, 1 << 20)
             file.flush()
             os.fsync(file.fileno())
         for path in earlier:
@@ -198,7 +197,7 @@ class BatchWork:
         return part
 
     def _leave_part(self) -> None:
-        """Delete this attempt's part from this machine, if another may go on, and this one never come back to it."""
+        """Delete this attempt's part here if other machines may go on: this one may never see the job again."""
         if not self._files.is_shared:
             return
         for path in self._parts.glob(f"*.{self._cohort.token}"):
@@ -207,19 +206,15 @@ class BatchWork:
             self._parts.rmdir()
 
     def _list_parts(self) -> list[Path]:
-        """Return the parts of earlier attempts, `NUMBER.TOKEN` each, the last one last."""
+        """Return the parts of earlier attempts, named `VERSION.TOKEN`, the latest last."""
         known = self._find_parts()
         return [known[token] for token in sorted(known) if token < self._cohort.token]
 
     def _find_parts(self) -> dict[int, Path]:
         return {int(path.suffix[1:]): path for path in self._parts.glob("[0-9]*.*")}
 
-    def _find_pinned(self) -> int | None:
-        """Return the version that earlier attempts answered by."""
-        earlier = self._list_parts()
-        return int(earlier[-1].stem) if earlier else None
-
     def _succeed(self) -> None:
+        """Count the rows of the output and finish the job."""
         num_rows = num_errors = 0
         version = None
         with self._files.reading(self._output) as path, path.open("rb") as file:
@@ -237,7 +232,7 @@ class BatchWork:
         self._context.queue.finish(self._cohort, self._job.id, SUCCEEDED, result=result)
 
     def _save_part(self) -> None:
-        """Keep the answers so far for other machines, now and then: each time they are all sent again."""
+        """Keep the answers so far for other machines, now and then, because each time all of them are sent."""
         began = time.monotonic()
         if began >= self._save_at:
             self._kept.save(self._parts)
@@ -247,10 +242,10 @@ class BatchWork:
         shutil.rmtree(self._parts, ignore_errors=True)
         self._kept.drop()
 
-    def _tell(self, num_rows: int, plan: BatchPlan) -> None:
-        if time.monotonic() - self._told_at < _NEWS_S:
+    def _note_progress(self, num_rows: int, plan: BatchPlan) -> None:
+        if time.monotonic() - self._noted_at < _NEWS_S:
             return
-        self._told_at = time.monotonic()
+        self._noted_at = time.monotonic()
         progress = {"stage": "answering", "rows": num_rows, "of": plan.num_rows}
         note = JobNote("answered", f"{num_rows:,} of {plan.num_rows:,} rows are answered", progress, progress)
         self._context.queue.record(self._cohort, self._job.id, note)
@@ -264,7 +259,7 @@ class BatchWork:
 
 
 def _cut_torn(file: Any) -> int:
-    """Cut a line that a kill tore off the end of a part, and return how many whole ones there are."""
+    """Cut off a last line that a kill left incomplete, and return the number of complete lines."""
     number, end = 0, 0
     for line in file:
         if not line.endswith(b"\n"):
@@ -280,13 +275,13 @@ def erase(cohort: JobCohort, context: TrainerContext) -> None:
     job = cohort.jobs[0]
     prefix = "" if job.tenant == LOCAL else f"{job.tenant}."
     names = [f"{prefix}{job.task}"]
-    if not job.task:  # all of a tenant's
+    if not job.task:  # all tasks of the tenant
         known = (task.name for task in context.store.ledger(lambda version, error: None))
         names = [name for name in known if prefix and name.startswith(prefix)]
     erased = run_erasure(context.db, context.queue, cohort)
     counts = {"versions": erased.num_versions, "datasets": erased.num_datasets, "files": erased.num_files}
     log_event("erased", {"tenant": job.tenant, **counts})
     for name in names:
-        with suppress(InlayError):  # an engine that is gone has forgotten everything
+        with suppress(InlayError):  # an engine that is not there has forgotten everything
             if context.answers.client is not None:
                 context.answers.client.forget(name)

@@ -1,7 +1,7 @@
-"""The trainer's process: claims cohorts one after another, and beside them batches and erasures, until it is stopped.
+"""The trainer's process: it claims cohorts one after another, and batches and erasures beside them, until stopped.
 
-It stands back behind the engine (niced, few threads), keeps nothing in memory between two cohorts but the backbone, and
-may be killed at any moment: what it had goes on with the next trainer.
+It yields to the engine (niced, few threads), keeps only the backbone in memory between two cohorts, and may be killed
+at any moment: the next trainer goes on with its work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from inlay.service.state import (
     sweep_lost_parts,
 )
 from inlay.service.trainer.answering import Answerer
-from inlay.service.trainer.cohort_work import CohortWork, sweep_runs
+from inlay.service.trainer.attempts import sweep_runs
+from inlay.service.trainer.cohort_work import CohortWork
 from inlay.service.trainer.job_data import TrainerContext
 from inlay.service.trainer.leases import Lease
 from inlay.service.trainer.side_jobs import BatchWork, StopAsked, erase
@@ -44,8 +45,8 @@ from inlay.threads import set_threads
 POLL_S = 0.5
 SWEEP_S = 3600.0
 LOST_S = 60.0
-"""between two looks for what this machine has of jobs that others have ended"""
-_ERROR_S = 5.0  # after an error that nobody foresaw, such as a database that cannot be written
+"""between two sweeps of this machine's files of jobs that other machines have ended"""
+_ERROR_S = 5.0  # pause after an unexpected error, such as a database that cannot be written
 
 
 class Trainer:
@@ -94,7 +95,7 @@ class Trainer:
                 self.stopping.wait(_ERROR_S)
                 continue
             except Exception:
-                log_failure("the trainer waits after an error that nobody foresaw")
+                log_failure("the trainer waits after an unexpected error")
                 self.stopping.wait(_ERROR_S)
                 continue
             if not did_something:
@@ -112,11 +113,11 @@ class Trainer:
             work()
         except StaleLease:
             log_event("dropped: the lease was lost", about, level=30)
-        except StoreUnreachable:  # database or storage: no fault of the jobs, which go on once it answers again
+        except StoreUnreachable:  # the database or storage, not the jobs: they go on when it answers again
             with suppress(InlayError):
                 self.context.queue.release(cohort)
             raise
-        except (KeyboardInterrupt, StopAsked):  # a stop that was asked for, with the resume state saved
+        except (KeyboardInterrupt, StopAsked):  # asked to stop; the resume state is saved
             self.context.queue.release(cohort)
             log_event("given back", about)
             self.stopping.set()
@@ -134,7 +135,9 @@ class SideStep:
     def __call__(self) -> bool:
         if time.monotonic() - self._looked_at >= LOST_S:
             self._looked_at = time.monotonic()
-            sweep_lost(self._side.context)
+            context = self._side.context
+            sweep_runs(context, only_here=True)
+            sweep_lost_parts(context.db)
         if time.monotonic() - self._swept_at >= SWEEP_S:
             self._swept_at = time.monotonic()
             context = self._side.context
@@ -144,25 +147,22 @@ class SideStep:
         return self._side.do_next()
 
 
-def sweep_lost(context: TrainerContext) -> int:
-    """Delete what this machine has of jobs that have ended or are erased: another machine may have done them."""
-    return sweep_runs(context, only_here=True) + sweep_lost_parts(context.db)
-
-
 def serve(child: Child) -> None:
     """Run the trainer's process until it is stopped."""
     settings = child.settings
-    os.environ["INLAY_CACHE_BYTES"] = "0"  # nothing of a customer's rows is kept outside the service's folder
+    os.environ["INLAY_CACHE_BYTES"] = "0"  # a customer's rows are kept nowhere outside the service's folder
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     child.progress(f"loading the backbone {settings.backbone}")
     context = open_context(settings)
-    # On a cluster a trainer of the same name may be started again on another machine.
+    # On a cluster a trainer may be restarted on another machine, under the same name.
     owner = f"{'cluster' if settings.cluster else socket.gethostname()}/{child.name}"
-    lost = context.queue.reclaim_of(owner)  # the process that had this name has ended
+    lost = context.queue.reclaim_of(owner)  # the last process of this name has ended
     if lost:
         log_event("goes on", {"cohorts": len(lost)})
     trainer = Trainer(context, owner, child.stopping)
-    side = Trainer(_open_side(context, settings), f"{owner}/side", child.stopping)
+    # The thread of side jobs has its own connection to the engine.
+    answers = Answerer(context.backbone, context.store, _make_client(settings))
+    side = Trainer(dataclasses.replace(context, answers=answers), f"{owner}/side", child.stopping)
     context.queue.reclaim_of(side.owner)
     thread = threading.Thread(target=side.run, args=(SideStep(side),), name="side-jobs", daemon=True)
     thread.start()
@@ -182,12 +182,6 @@ def open_context(settings: ServeSettings) -> TrainerContext:
     db, store = Database.open(settings.place), Store(settings.place)
     answers = Answerer(backbone, store, _make_client(settings))
     return TrainerContext(db, JobQueue(db), store, backbone, answers, num_threads)
-
-
-def _open_side(context: TrainerContext, settings: ServeSettings) -> TrainerContext:
-    """Return the same things for another thread, with a connection to the engine of its own."""
-    answers = Answerer(context.backbone, context.store, _make_client(settings))
-    return dataclasses.replace(context, answers=answers)
 
 
 def _make_client(settings: ServeSettings) -> SyncAnswering:

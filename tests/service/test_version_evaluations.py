@@ -25,9 +25,8 @@ from inlay.reports import (
     make_report,
     read_answer,
 )
-from inlay.service.evaluation_files import read_evaluation, write_evaluation
 from inlay.service.state import Places, SharedFiles, SharedFolder
-from inlay.service.version_comparison import NeedsAnswers, compare, find_comparison
+from inlay.service.version_evaluations import NeedsAnswers, compare, find_comparison, read_evaluation, write_evaluation
 from inlay.serving import Answer, describe_answer
 from inlay.store import Manifest
 
@@ -342,9 +341,8 @@ def test_reports_need_no_torch(tmp_path):
     write_evaluation(folder_of(tmp_path), evaluate(["billing"] * 3, ["billing", "praise", "billing"]))
     program = (
         "import sys; from pathlib import Path\n"
-        "from inlay.service.evaluation_files import read_evaluation\n"
         "from inlay.service.state import Places, SharedFiles, SharedFolder\n"
-        "from inlay.service.version_comparison import compare\n"
+        "from inlay.service.version_evaluations import compare, read_evaluation\n"
         "from inlay.reports import list_errors, make_report\n"
         "assert 'numpy' not in sys.modules and 'pandas' not in sys.modules\n"
         "folder = Path(sys.argv[1])\n"

@@ -1,15 +1,20 @@
-"""Two versions side by side, and the rows that one of them has yet to answer. No torch.
+"""Evaluations of versions: their files, and the comparison of two versions on the same rows. No torch.
 
-All of it is computed from evaluations (`inlay.reports`), so that it takes no backbone and no engine.
+There is a file for each version that the trainer published, and one for each version that answered another's rows.
+What always holds: a file is complete and says its own checksum; a damaged one is an error and never half read. A
+comparison is computed from evaluations alone (`inlay.reports`), so it needs no backbone and no engine.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from inlay.errors import BadConfig, Unsupported
+import msgspec
+
+from inlay.errors import BadConfig, StoreDamaged, Unsupported
 from inlay.reports import (
     EvaluatedRow,
     Evaluation,
@@ -23,19 +28,62 @@ from inlay.reports import (
     make_judged,
     spell_row,
 )
-from inlay.service.evaluation_files import read_evaluation
 from inlay.service.state import SharedFolder
 from inlay.store import Manifest
 
 MOST_CHANGED = 100
 """rows of a comparison that are listed"""
+_FORMAT = 1
+
+
+class _EvaluationFile(msgspec.Struct):
+    format: int
+    sha256: str
+    evaluation: msgspec.Raw
+
+
+def write_evaluation(folder: SharedFolder, evaluation: Evaluation) -> None:
+    """Write an evaluation into the folder of its task; the file appears complete."""
+    content = msgspec.json.encode(evaluation)
+    sealed = _EvaluationFile(_FORMAT, hashlib.sha256(content).hexdigest(), msgspec.Raw(content))
+    folder.write(_find_name(evaluation.version, evaluation.rows_of), msgspec.json.encode(sealed))
+
+
+def read_evaluation(folder: SharedFolder, version: int, rows_of: int | None = None) -> Evaluation | None:
+    """Read a version's evaluation on its own dev rows, or on those of version `rows_of`; None if there is none.
+
+    A damaged file raises StoreDamaged.
+    """
+    try:
+        content = folder.read(_find_name(version, rows_of))
+    except FileNotFoundError:
+        return None
+    try:
+        sealed = msgspec.json.decode(content, type=_EvaluationFile)
+        if sealed.format != _FORMAT:
+            raise ValueError(f"format {sealed.format}")
+        if hashlib.sha256(sealed.evaluation).hexdigest() != sealed.sha256:
+            raise ValueError("it is not what was written")
+        evaluation = msgspec.json.decode(sealed.evaluation, type=Evaluation)
+        if (evaluation.version, evaluation.rows_of) != (version, rows_of):
+            raise ValueError("it belongs to another version")
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
+        raise StoreDamaged(
+            f"the evaluation of version {version} is damaged: {error}",
+            "its task answers as before; train it again to get a new report",
+        ) from None
+    return evaluation
+
+
+def _find_name(version: int, rows_of: int | None) -> str:
+    return f"{version}.json" if rows_of is None else f"{version}-on-{rows_of}.json"
 
 
 def compare(first: Evaluation, second: Evaluation, seed: int = 0) -> dict[str, Any]:
-    """Compare two versions' answers to the same rows, as the API shows it; `verdict` is about the second.
+    """Compare two versions' answers to the same rows, as the API shows it; `verdict` is about the second version.
 
-    Rows that one of the two was trained on are left out. Refuses evaluations of different rows (`answer_again` makes
-    them the same) and kinds.
+    Rows that one of the two was trained on are left out. Evaluations of different kinds or rows are refused
+    (`answer_again` moves one to the other's rows).
     """
     from inlay.data import compare_answers
 
@@ -51,7 +99,7 @@ def compare(first: Evaluation, second: Evaluation, seed: int = 0) -> dict[str, A
     if not kept:
         raise Unsupported(
             f"no dev row is left to compare versions {first.version} and {second.version} on",
-            "each row trained one of the two: add rows that are new",
+            "one of the two was trained on each row: add new rows",
         )
     sides = [[each.rows[row] for row in kept] for each in (first, second)]
     judged = make_judged(first.kind, list_labels([newer, first, second]), sides[0])
@@ -59,7 +107,7 @@ def compare(first: Evaluation, second: Evaluation, seed: int = 0) -> dict[str, A
         judged, newer.metric, decide_rows(judged, sides[0]), decide_rows(judged, sides[1]), seed=seed
     )
     changed = [pair for pair in zip(*sides, strict=True) if pair[0].given != pair[1].given]
-    # What one has right and the other wrong comes first.
+    # Rows that one version has right and the other wrong come first.
     changed.sort(key=lambda pair: pair[0].is_right == pair[1].is_right)
     return {
         "a": first.version,
@@ -89,9 +137,9 @@ def _describe_change(kind: str, before: EvaluatedRow, after: EvaluatedRow) -> di
 def find_comparison(
     folder: SharedFolder, a: int, b: int, read_manifest: Callable[[int], Manifest]
 ) -> tuple[Evaluation, Evaluation] | NeedsAnswers:
-    """Find two versions' evaluations on the same rows, or the rows that one of the two has yet to answer.
+    """Find two versions' evaluations on the same rows, or the rows that one of the two has still to answer.
 
-    The rows are the later version's own; where only one of the two was evaluated, they are that one's.
+    These are the dev rows of the later version, or of the only one that was evaluated.
     """
     own = {number: read_evaluation(folder, number) for number in (a, b)}
     first, second = own[a], own[b]
@@ -101,7 +149,7 @@ def find_comparison(
     owners = [evaluation for evaluation in (first, second) if evaluation is not None]
     if not owners:
         raise Unsupported(
-            f"neither version {a} nor version {b} was trained by this service, which has no answers of theirs",
+            f"neither version {a} nor version {b} was trained by this service, so it has no answers of them",
             "train the task here once, then compare",
         )
     owner = max(owners, key=lambda evaluation: evaluation.version)
@@ -116,11 +164,11 @@ def find_comparison(
 
 @dataclass(frozen=True)
 class NeedsAnswers:
-    """The rows of one version that another one has to answer before the two can be compared."""
+    """Two versions of which `other` must answer the rows of `owner` before they can be compared."""
 
     owner: Evaluation
     other: Evaluation
 
     def fill_in(self, answers: Sequence[Mapping[str, Any]]) -> Evaluation:
-        """Return the other version's evaluation on these rows, to be written for the next time."""
+        """Return the other version's evaluation on the owner's rows, to be written for the next time."""
         return answer_again(self.owner, self.other, answers)

@@ -81,7 +81,7 @@ def test_every_command_that_trains_has_what_the_hint_at_the_end_of_memory_names(
 @pytest.mark.parametrize("command", ["sweep", "multitask", "stream"])
 def test_the_help_says_how_many_runs_train_at_a_time(inlay: Inlay, command: str) -> None:
     text = " ".join(inlay(command, "--help").out.split())
-    assert "runs trained at a time; default: what fits in memory, 32 at most" in text
+    assert "most runs trained together; default: as many as fit in memory, up to 32" in text
 
 
 def test_the_limits_of_what_is_reused_hold(inlay: Inlay, mail: Mail) -> None:

@@ -137,7 +137,10 @@ def test_the_list_is_of_the_studies_that_have_the_profile(inlay: Inlay) -> None:
     [
         (("glu",), "no study named `glu`\nhint: did you mean `glue`?"),
         (("glue", "--profile", "large"), "no profile of study `glue` named `large`"),
-        (("glue", "--profile", "tiny", "--memory-share", "1.5"), "`--memory-share 1.5` is no share\nhint: give more"),
+        (
+            ("glue", "--profile", "tiny", "--memory-share", "1.5"),
+            "`--memory-share 1.5` is not a share\nhint: give more",
+        ),
         (("glue", "--profile", "tiny", "--budget", "10"), "`--budget` is `10`\nhint: write it as 90s, 10m or 1.5h"),
         (("glue", "--profile", "tiny", "--arms", "ful"), "did you mean `full`?"),
         (("glue", "--device", "tpu"), "no device named `tpu`"),

@@ -247,35 +247,29 @@ def _choose_levels(groups: Sequence[_Group], num_layers: int, launch_tokens: int
     rows that go through all layers anyway.
     """
 
-    def count(levels: Sequence[int]) -> int:
-        return _count_work(groups, levels, num_layers, launch_tokens, has_others=has_others)
+    def count_work(levels: Sequence[int]) -> int:
+        """Return the work of all groups in tokens that go through a layer; each extra layer launched costs some."""
+        num_tokens, deepest = 0, 0
+        used: set[int] = set()
+        for group in groups:
+            begins = Counter[int]()
+            for depth, number in group.depths.items():
+                begins[_floor(levels, depth)] += number
+            used |= begins.keys()
+            deepest = max(deepest, *begins)
+            above = sum(number * (num_layers - level) for level, number in begins.items())
+            num_tokens += group.num_tokens * (max(begins) + above)
+        if has_others:
+            used.discard(0)
+        return num_tokens + launch_tokens * (deepest + sum(num_layers - level for level in used))
 
     levels = sorted({depth for group in groups for depth in group.depths})
-    least = count(levels)
+    least = count_work(levels)
     while levels:
         without = [[level for level in levels if level != left_out] for left_out in levels]
-        works = [count(few) for few in without]
+        works = [count_work(few) for few in without]
         if min(works) > least:
             break
         least = min(works)
         levels = without[works.index(least)]
     return levels
-
-
-def _count_work(
-    groups: Sequence[_Group], levels: Sequence[int], num_layers: int, launch_tokens: int, *, has_others: bool
-) -> int:
-    """Return the work of all groups in tokens that go through a layer, with the cost of the extra layers launched."""
-    num_tokens, deepest = 0, 0
-    used: set[int] = set()
-    for group in groups:
-        begins = Counter[int]()
-        for depth, number in group.depths.items():
-            begins[_floor(levels, depth)] += number
-        used |= begins.keys()
-        deepest = max(deepest, *begins)
-        above = sum(number * (num_layers - level) for level, number in begins.items())
-        num_tokens += group.num_tokens * (max(begins) + above)
-    if has_others:
-        used.discard(0)
-    return num_tokens + launch_tokens * (deepest + sum(num_layers - level for level in used))

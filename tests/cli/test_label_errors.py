@@ -38,7 +38,7 @@ def test_baseline_lists_rows_with_the_likely_label(inlay: Inlay, given: tuple[ob
         assert {listed[line]["given"], listed[line]["likely"]} == {"ham", "spam"}
         assert (listed[line]["likely"] == "spam") == (line % 2 == 1)
     shown = inlay("baseline", *given).out
-    assert f"{len(listed)} of 160 rows may be labelled wrongly: the linear model, fitted to other rows," in shown
+    assert f"{len(listed)} of 160 rows may be labelled wrongly: a linear model fitted to other rows" in shown
     for line in listed:
         assert any(row.split()[:1] == [str(line)] for row in shown.splitlines())
 

@@ -81,9 +81,9 @@ def train(
         asked = find_config(data, task, backbone, config, preset, opened, settings)
         ready = prepare(asked, opened, device, backbone, data, dev, test)
         pipeline.describe_run(ready.run, ready.backbone)
-        told: dict[str, Any] = {"lister": "inlay.baseline(…)", "writes_report": report, "trackers": tuple(log)}
-        wishes = pipeline.TrainWishes(None, publish, probes, folds, fit or FitSettings(), **told)
-        return of_first(pipeline.train_and_publish(ready, asked, wishes, spend))
+        how: dict[str, Any] = {"lister": "inlay.baseline(…)", "writes_report": report, "trackers": tuple(log)}
+        options = pipeline.TrainWishes(None, publish, probes, folds, fit or FitSettings(), **how)
+        return of_first(pipeline.train_and_publish(ready, asked, options, spend))
 
 
 @speaking_python()
@@ -129,9 +129,9 @@ def sweep(
         points = explore.make_grid(asked, axes, seeds)  # refuses impossible values before anything is read
         cluster = None if on is None else pipeline.parse_cluster(on)
         how: dict[str, Any] = {"cluster": cluster, "trackers": tuple(log), "writes_report": report}
-        wishes = pipeline.TrainWishes(publishes=publish, fit=fit or FitSettings(), **how)
+        options = pipeline.TrainWishes(publishes=publish, fit=fit or FitSettings(), **how)
         first = prepare(points[0], opened, device, backbone, data, dev, test)
-        return of_first(pipeline.sweep_and_publish(axes, points, wishes, lambda _: first))
+        return of_first(pipeline.sweep_and_publish(axes, points, options, lambda _: first))
 
 
 @speaking_python()
@@ -226,8 +226,8 @@ def suggest(
     opened = open_store(store)
     with terminal.silenced(not progress), terminal.Meter("looking") as meter:
         read = load(data, "new", settings=settings)
-        wishes = explore.SuggestSettings(num_rows, on_rows=lambda number: meter.advance(number, "rows"))
-        return explore.suggest(read, open_backbone(backbone, device), opened, among, wishes)
+        options = explore.SuggestSettings(num_rows, on_rows=lambda number: meter.advance(number, "rows"))
+        return explore.suggest(read, open_backbone(backbone, device), opened, among, options)
 
 
 @dataclass(frozen=True)
@@ -386,9 +386,9 @@ def import_(
         return pipeline.open_once(backbone or pipeline.find_stored(stored, opened), "cpu")
 
     if source.is_dir():
-        wishes = exchange.Wishes(name, None if labels is None else tuple(labels), kind, max_length)
+        options = exchange.Wishes(name, None if labels is None else tuple(labels), kind, max_length)
         named = "" if backbone else exchange.named_backbone(source)
-        return exchange.import_folder(source, open_named(named), opened, wishes).version
+        return exchange.import_folder(source, open_named(named), opened, options).version
     for option, value in (("labels", labels), ("kind", kind), ("max_length", max_length)):
         if value is not None:
             raise BadConfig(f"`{option}` is for folders; a file contains it", f"leave out `{option}`")

@@ -142,8 +142,8 @@ def pick(
             if data is not None:
                 raise
             train = None
-        wishes = PickSettings(count, by, lambda number: meter.advance(number, "rows"))
-        return explore.pick_rows(reader, _read_texts(pool, settings), wishes, train)
+        options = PickSettings(count, by, lambda number: meter.advance(number, "rows"))
+        return explore.pick_rows(reader, _read_texts(pool, settings), options, train)
 
 
 @speaking_python()

@@ -64,7 +64,7 @@ def baseline(
     elif probed is not None:
         _put_probe(probed)
         if probed.label_errors is not None:
-            put_label_errors(probed.label_errors, "the linear model, fitted to other rows,")
+            put_label_errors(probed.label_errors, "a linear model fitted to other rows")
 
 
 def _put_probe(found: training.ProbeResult) -> None:

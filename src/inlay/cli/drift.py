@@ -65,7 +65,7 @@ def _put(found: explore.DriftReport) -> None:
     screen.emit()
     low, high = found.interval
     pairs = {
-        "told apart": f"AUC {found.auc:.3f} (95% {low:.3f} to {high:.3f}; by chance: p {found.p:.3f}); 0.5 is alike",
+        "told apart": f"AUC {found.auc:.3f} (95% interval {low:.3f} to {high:.3f}; p {found.p:.3f}); 0.5 means alike",
         "compared": f"{screen.count(found.num_new, 'new row')} with {screen.count(found.num_train, 'training row')}",
     }
     if found.num_repeated:

@@ -90,7 +90,7 @@ def explain(
 def _put(found: explore.Explanation) -> None:
     """Print the answer, the text with its words coloured, a table of words, the checks and the nearest rows."""
     about = found.answer
-    sure = f", {about['probability']:.4f} sure" if "probability" in about else ""
+    sure = f", probability {about['probability']:.4f}" if "probability" in about else ""
     screen.emit(f"{found.reference}: {screen.in_line(answer_words(about))}{sure}", "bold")
     what = "the answer" if found.label is None else f"log-odds of `{found.label}`: {found.evidence:+.3f}"
     screen.emit(f"{what}, by {found.by}")

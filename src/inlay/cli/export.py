@@ -50,17 +50,17 @@ def export(
         raise BadConfig(f"`--format {format}` writes one version", "export one at a time, or use `--format onnx`")
     kept = Store(store)
     if format == "onnx":
-        about, said = _export_graph(kept, references, output, backbone)
+        about, summary = _export_graph(kept, references, output, backbone)
     elif format == "inlay":
-        about, said = _export_file(kept, references[0], output)
+        about, summary = _export_file(kept, references[0], output)
     else:
-        about, said = _export_folder(kept, kept.resolve(references[0]), format, output, backbone)
+        about, summary = _export_folder(kept, kept.resolve(references[0]), format, output, backbone)
     if json:
         screen.emit_json(about)
         return
     for note in about.get("notes", ()):
         screen.log(f"note: {note}", "dim")
-    screen.emit(said)
+    screen.emit(summary)
 
 
 def _export_file(kept: Store, reference: str, output: Path | None) -> tuple[dict[str, Any], str]:

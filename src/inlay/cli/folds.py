@@ -66,9 +66,9 @@ def put_label_errors(found: data.LabelErrors, judge: str, file: Path | None = No
     cells = []
     for error in found.errors[:_MOST_SHOWN]:
         place = [Path(error.path).name] * has_files + [str(error.line)]
-        said = [screen.shorten(error.given, 24), screen.shorten(error.likely, 24), screen.score(error.probability)]
+        labels = [screen.shorten(error.given, 24), screen.shorten(error.likely, 24), screen.score(error.probability)]
         text = error.text if error.pair is None else f"{error.text} / {error.pair}"
-        cells.append([*place, *said, screen.shorten(text, _WIDTH)])
+        cells.append([*place, *labels, screen.shorten(text, _WIDTH)])
     screen.emit_table([*places, "given", "likely", *numbers("probability"), Column("text", is_flexible=True)], cells)
     left = len(found.errors) - _MOST_SHOWN
     if left > 0:

@@ -67,13 +67,13 @@ def gc(
             screen.log(screen.repeat_store(f"{stopped} `inlay runs delete`", store), "dim")
     for what, usage in held.items():
         files = screen.count(usage.num_files, "file")
-        told = f"{files} of {what} in {caches[what].folder}: {screen.size(usage.num_bytes)}"
+        text = f"{files} of {what} in {caches[what].folder}: {screen.size(usage.num_bytes)}"
         if cache:
-            screen.emit(f"{verb} {told}")
+            screen.emit(f"{verb} {text}")
             if spared[what]:
                 many = screen.count(spared[what], "file")
                 screen.log(
                     f"kept {many} of {what} used within the last hour: a process may still be writing them", "dim"
                 )
         elif usage.num_files:
-            screen.log(screen.repeat_store(f"kept {told}; delete them with `inlay gc --cache`", store), "dim")
+            screen.log(screen.repeat_store(f"kept {text}; delete them with `inlay gc --cache`", store), "dim")

@@ -52,9 +52,9 @@ def import_(
         )
         notes: tuple[str, ...] = ()
     else:
-        wishes = exchange.Wishes(name, None if labels is None else split_list(labels), kind, max_length)
+        options = exchange.Wishes(name, None if labels is None else split_list(labels), kind, max_length)
         opened = pipeline.open_stored(backbone, "" if backbone else exchange.named_backbone(path), kept, "cpu")
-        imported = exchange.import_folder(path, opened, kept, wishes)
+        imported = exchange.import_folder(path, opened, kept, options)
         version, notes = imported.version, (f"made by {imported.library} for {imported.base}", *imported.notes)
     if json:
         screen.emit_json({"version": version.reference, "digest": version.digest, "notes": list(notes)})

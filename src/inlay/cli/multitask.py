@@ -194,12 +194,12 @@ def _describe(run: training.JointRun, backbone: model.Backbone, seeds: int) -> N
     items, method, joint = run.layout(backbone.anatomy), run.config.method, run.config.joint
     shared = sum(item.num_parameters for item in items if item.is_shared)
     trained = sum(item.num_parameters for item in items)
-    beside = f"{screen.count(shared)} of them shared by {screen.count(len(run.parts), 'task')}"
+    shared_text = f"{screen.count(shared)} of them shared by {screen.count(len(run.parts), 'task')}"
     if joint.trained == "task":
-        trained, beside = trained - shared, f"with {screen.count(shared)} shared ones frozen"
+        trained, shared_text = trained - shared, f"with {screen.count(shared)} shared ones frozen"
     screen.detail(
         f"method: {screen.name_method(method.name, method.size)} trains {screen.count(trained)} parameters, "
-        f"{screen.share(trained, backbone.num_parameters)} of the backbone's, {beside}"
+        f"{screen.share(trained, backbone.num_parameters)} of the backbone's, {shared_text}"
     )
     drawn = f"temperature {joint.temperature:g}" if joint.sampling == "temperature" else joint.sampling
     screen.detail(

@@ -199,8 +199,8 @@ def study(
     reports = [_describe_result(plan, result, command.dirs) for plan in plans]
     drawn = {}
     if report:
-        for plan, said in zip(plans, reports, strict=True):
-            command.answer(plan, result, said)
+        for plan, described in zip(plans, reports, strict=True):
+            command.answer(plan, result, described)
         drawn = {"report": str(_draw(paths, results))}
     _put_results(reports, result, drawn, as_json=json)
 
@@ -214,8 +214,8 @@ def _put_results(
         totals = {"trained": result.total_trained, "left": num_left, "seconds": seconds}
         screen.emit_json({"studies": reports, **totals, **drawn})
         return
-    for said in reports:
-        _put_result(said, is_alone=len(reports) == 1)
+    for described in reports:
+        _put_result(described, is_alone=len(reports) == 1)
     if len(reports) > 1:
         missing = f", {num_left} missing" if num_left else ""
         trained = f"{screen.count(result.total_trained, 'run')} trained in {screen.duration(seconds)}{missing}"
@@ -383,7 +383,7 @@ def _describe_result(plan: StudyPlan, result: SessionResult, dirs: StudyDirs) ->
         "left": len({item.id for item in own}),
         "missing": missing,
         "failed": [
-            f"{item.arm.name} on {item.task}: {said}" for item, said in result.failed if item.study == study.name
+            f"{item.arm.name} on {item.task}: {message}" for item, message in result.failed if item.study == study.name
         ],
         "file": str(results_file(dirs.results, study.name, plan.backbone.name, study.profile)),
     }

@@ -144,8 +144,8 @@ def _put(
     screen.emit()
     devices = ", ".join(dict.fromkeys(str(plan.backbone.device) for plan in plans))
     samples = totals["samples"]
-    several = {said["study"]: f"{said['left']} to train of {said['runs']}" for said in studies}
-    is_shared = sum(said["left"] for said in studies) > totals["left"]
+    several = {study["study"]: f"{study['left']} to train of {study['runs']}" for study in studies}
+    is_shared = sum(study["left"] for study in studies) > totals["left"]
     screen.emit_pairs(
         {
             **(several if len(studies) > 1 else {}),

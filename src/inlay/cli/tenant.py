@@ -116,7 +116,7 @@ def list_(store: StoreOption = None, json: JsonOption = False) -> None:
         return
     columns = [
         Column("tenant", is_flexible=True),
-        *numbers("keys", "queued jobs", "stored", "tokens a minute", "weight"),
+        *numbers("keys", "queued jobs", "stored", "tokens per minute", "weight"),
         Column("since"),
     ]
     screen.emit_table(columns, [_row(entry) for entry in entries])

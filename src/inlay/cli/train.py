@@ -83,10 +83,10 @@ def train(
     # the command that lists rows that may be labelled wrongly: `inlay baseline` with the options about the data
     of_data = {key: value for key, value in run.flags.items() if key.startswith("data.")}
     lister = shlex.join(["inlay", "baseline", *dataclasses.replace(run, preset=None, flags=of_data).words()])
-    wishes = pipeline.TrainWishes(
+    options = pipeline.TrainWishes(
         name, publish, probes, folds, fit, lister, writes_report=report, trackers=tuple(log or ())
     )
-    finished = pipeline.train_and_publish(ready, asked, wishes, spend)
+    finished = pipeline.train_and_publish(ready, asked, options, spend)
     if finished is None:  # the first process reports
         return
     errors = None if finished.validated is None else finished.validated.label_errors
@@ -112,13 +112,13 @@ def _put_budget(spent: pipeline.Budget) -> None:
         ends = (screen.score(item["dev_metric"]), str(item["best_epoch"]), f"{end} *" if index == 0 else end)
         rows.append([*values, *ends])
     screen.emit_table([*numbers(*pipeline.COLUMNS.values(), f"dev {spent.metric}", "epoch"), "end"], rows)
-    said = f"{screen.duration(spent.spent)} of {screen.duration(spent.seconds)}"
+    text = f"{screen.duration(spent.spent)} of {screen.duration(spent.seconds)}"
     if spent.seconds_before:
-        said += f", of which {screen.duration(spent.seconds_before)} before it was stopped"
+        text += f", of which {screen.duration(spent.seconds_before)} before it was stopped"
     if spent.was_finished:
-        said = f"{screen.duration(spent.seconds)}, spent before"
+        text = f"{screen.duration(spent.seconds)}, spent before"
     screen.emit()
-    screen.emit_pairs({"budget": f"{said}; * is the candidate below"})
+    screen.emit_pairs({"budget": f"{text}; * is the candidate below"})
     screen.emit()
 
 

@@ -66,7 +66,7 @@ def verify(
     columns = DataConfig(format=format, header=header, text=text, pair=pair, label=label)
     given = [] if rows is None else pipeline.read_probe_rows(kept, versions, rows, columns)
     checks += [] if not versions else _check_all(kept, versions, backbone, device, given)
-    fallen = [check for check in checks if not check.stands]
+    failed = [check for check in checks if not check.stands]
     if json:
         described = [
             {
@@ -79,15 +79,15 @@ def verify(
             }
             for check in checks
         ]
-        screen.emit_json({"stands": not fallen, "checks": described})
+        screen.emit_json({"stands": not failed, "checks": described})
     elif checks:
         _put_checks(checks)
     else:
         screen.log(f"no versions in {kept.place} yet")
-    if fallen:
+    if failed:
         raise StoreDamaged(
-            f"{len(fallen)} of {screen.count(len(checks), 'version')} failed, "
-            f"such as `{fallen[0].version.reference}`: {fallen[0].problem}"
+            f"{len(failed)} of {screen.count(len(checks), 'version')} failed, "
+            f"such as `{failed[0].version.reference}`: {failed[0].problem}"
         )
 
 
@@ -134,7 +134,7 @@ def _put_checks(checks: Sequence[serving.Check]) -> None:
         num_bare = sum(not check.num_probes for check in checks)
         others = "others by their bytes and their backbone alone" if num_bare else "others within a tolerance"
         how = "bit for bit" if num_exact == len(checks) else f"{num_exact} of them bit for bit, {others}"
-        subject = "it answers" if len(checks) == 1 else f"all {len(checks)} versions answer"
+        subject = "the version answers" if len(checks) == 1 else f"all {len(checks)} versions answer"
         screen.emit(f"\n{subject} as published, {how}")
     else:
         screen.emit_table([*columns, Column("problem", is_flexible=True)], rows)

@@ -32,9 +32,9 @@ class RemoteAnswer:
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
-        said = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.repr}
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.repr}
         shown = ", ".join(
-            f"{name}={value!r}" for name, value in said.items() if value is not None and value is not False
+            f"{name}={value!r}" for name, value in values.items() if value is not None and value is not False
         )
         return f"RemoteAnswer({shown})"
 

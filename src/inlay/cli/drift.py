@@ -64,8 +64,9 @@ def _put(found: explore.DriftReport) -> None:
     screen.emit(_VERDICTS[found.verdict].format(found.reference), "bold")
     screen.emit()
     low, high = found.interval
+    interval = f"95% interval {low:.3f} to {high:.3f}, p-value {found.p:.3f}"
     pairs = {
-        "told apart": f"AUC {found.auc:.3f} (95% interval {low:.3f} to {high:.3f}; p {found.p:.3f}); 0.5 means alike",
+        "told apart": f"AUC {found.auc:.3f} ({interval}); 0.5 means alike",
         "compared": f"{screen.count(found.num_new, 'new row')} with {screen.count(found.num_train, 'training row')}",
     }
     if found.num_repeated:

@@ -6,13 +6,14 @@ import json
 import threading
 import time
 
-import httpx
 import pytest
 from web_bench import BASE, CSV, measure
 
 import inlay
 from inlay.client import remote
 from inlay.service.state import FAILED, SUCCEEDED, JobQueue
+
+pytestmark = pytest.mark.filterwarnings("ignore:You should not use the 'timeout' argument")  # the test client has none
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def client(bench, acme):
     bench.engine.rules["acme.length"] = measure
     found = inlay.Client(BASE, bench.secrets["acme"])
     found.close()
-    found._http._client = httpx.Client(base_url=BASE, headers=acme.headers, transport=acme._transport)
+    found._http._client = acme
     return found
 
 
@@ -38,7 +39,7 @@ def run_batch(bench, lines, error=None):
         (job,) = cohort.jobs
         settings.update(task=job.task, **job.settings)
         path = bench.db.places.batch("acme", job.id)
-        path.parent.mkdir(parents=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         if error is None:
             queue.finish(cohort, job.id, SUCCEEDED, result={})
@@ -99,8 +100,9 @@ def test_a_dataset_that_is_there_is_answered_without_another_upload(client, benc
 
 def test_a_file_that_cannot_be_answered_raises_the_error_of_its_job(client, bench):
     error = {"code": "bad-data", "message": "no column of texts", "hint": "name it"}
+    dataset = client.upload(CSV, name="new.csv")
     thread, _ = run_batch(bench, [], error)
     with pytest.raises(inlay.InlayError, match="no column of texts") as caught:
-        client.predict_file("mail", CSV)
+        client.predict_file("mail", dataset)
     thread.join()
     assert (caught.value.code, caught.value.hint) == ("bad-data", "name it")

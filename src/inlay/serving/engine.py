@@ -191,11 +191,9 @@ class Engine:
 
         A batch that fails unexpectedly, or runs out of memory, is halved until the failure is one request's own.
         """
-
-        def fail(item: EncodedRequest, error: InlayError) -> Answer:
-            return item.checked.fail(error)
-
-        return isolate(batch, lambda part: self._answer_together(part, states), fail)
+        return isolate(
+            batch, lambda part: self._answer_together(part, states), lambda item, error: item.checked.fail(error)
+        )
 
     def _answer_together(self, batch: Sequence[EncodedRequest], states: States) -> list[Answer]:
         with self._computing:

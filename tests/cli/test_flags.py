@@ -69,7 +69,7 @@ def test_torchrun_with_one_process_may_say_what_several_would_share(
 @pytest.mark.parametrize("command", TRAINING)
 def test_every_command_that_trains_has_what_the_hint_at_the_end_of_memory_names(inlay: Inlay, command: str) -> None:
     text = " ".join(inlay(command, "--help").out.split())
-    assert "--checkpointing compute activations again" in text
+    assert "--checkpointing recompute activations" in text
     assert "steps are not compiled" in text
     assert "--reuse-memory SIZE" in text
     assert "default: a quarter of what is free" in text

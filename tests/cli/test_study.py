@@ -92,7 +92,7 @@ def test_rows_of_several_studies_are_counted_without_a_step_each_run_once(inlay:
     assert (counted["left"], counted["done"]) == (16, 0)
     said = inlay("study", "glue,sizes", "--profile", "tiny", "--dry-run", "--no-measure").out
     assert "sizes  8 to train of 8" in said
-    assert "16 to train, 0 done: what several studies ask for is counted once" in said
+    assert "16 to train, 0 done: runs of several studies are counted once" in said
 
 
 def test_a_sequence_is_forecast_with_all_its_tasks(inlay: Inlay) -> None:

@@ -116,6 +116,6 @@ def _put_measured(made: training.RunPlan, run: training.Run) -> None:
         {
             "steps": screen.count(made.num_steps),
             "cut": f"{100 * made.truncated_share:.1f}% of the texts",
-            "in memory": f"up to {made.token_budget:,} tokens in a forward pass",
+            "in memory": f"up to {made.token_budget:,} tokens a forward pass",
         }
     )

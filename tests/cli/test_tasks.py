@@ -138,7 +138,7 @@ def test_gc_says_which_compiled_programs_it_spared(
     for flags, verb in (("--dry-run",), "would delete"), ((), "deleted"):
         ended = inlay("gc", "--cache", *flags)
         assert f"{verb} 1 file of compiled programs" in ended.out
-        assert "spared 1 file of compiled programs used within the hour" in ended.err
+        assert "kept 1 file of compiled programs used within the last hour" in ended.err
     assert inlay("gc", "--json").data["compiled"]["num_spared"] == 0, "nothing was to be deleted"
     assert inlay("gc", "--cache", "--json").data["compiled"]["num_spared"] == 1
     assert kernel.exists()

@@ -27,8 +27,8 @@ def gc(
 ) -> None:
     """Delete the files that no version needs.
 
-    Tokenised texts and compiled programs are kept outside the store, in two caches of at most $INLAY_CACHE_BYTES each.
-    The cache of texts never exceeds this; the cache of programs is cut to it when a process begins to compile. --cache
+    Tokenised texts and compiled programs are kept outside the store, in two caches limited to $INLAY_CACHE_BYTES each.
+    The cache of texts never exceeds its limit; that of programs is cut to it when a process begins to compile. --cache
     empties both, except for programs used within the last hour, which a process may still be writing.
 
     --runs deletes the weights, scores and reports of runs that no version was published from, such as those of removed

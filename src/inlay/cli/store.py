@@ -25,7 +25,9 @@ def store() -> None:
 def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help="a folder, or s3://BUCKET/PREFIX, gs://…, az://…")],
     target: Annotated[str, typer.Argument(metavar="TO", help="where to copy to; what is there already stays")],
-    task: Annotated[list[str] | None, typer.Option("--task", help="only this task; may be repeated")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", metavar="NAME", help="only this task; may be repeated")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Copy every version of a store into another, and verify each copy.

@@ -15,11 +15,11 @@ from inlay.cli.app import load_command
 INTRODUCTION = """\
 # Command reference
 
-What `inlay COMMAND --help` prints, of every command. `inlay --install-completion` makes Tab complete them all. This \
-page is written by `python docs/draw_commands.py` from the code, and a test holds it true.
+What `inlay COMMAND --help` prints, for every command. `inlay --install-completion` turns on completion with Tab. This \
+page is written by `python docs/draw_commands.py` from the code, and a test checks that it is up to date.
 
 Tasks are kept in `~/.inlay`, or where `$INLAY_HOME` or `--store DIR` says. Data goes to stdout and everything else to \
-stderr; with `--json` data is JSON. A command that failed ends with a status other than 0, and says what to do.
+stderr; with `--json` data is JSON. A command that fails exits with a status other than 0, and says what to do.
 """
 
 

@@ -3,7 +3,7 @@
     inlay.train("reviews.csv")
     inlay.predict("reviews", "Well made.")
 
-Every command is a function of its name. The same step by step, many tasks on one backbone that is loaded once:
+Every command is a function of the same name. The same step by step, with a backbone that is loaded once:
 
     backbone = inlay.load_backbone("minilm")
     task = inlay.load_task("reviews.csv", name="reviews")
@@ -12,9 +12,9 @@ Every command is a function of its name. The same step by step, many tasks on on
     version = inlay.publish(run, result, backbone)
     answers = inlay.Engine(backbone).predict([inlay.Request("reviews", "Well made.")])
 
-A service that others run: `inlay.Client(url, key).predict("reviews", "Well made.")`.
+A running service is asked with `inlay.Client(url, key).predict("reviews", "Well made.")`.
 
-Several tasks as one run: `make_joint_run`, `fit`, `materialize`, and `publish` for each of them.
+Several tasks are trained as one run with `make_joint_run`, `fit`, `materialize`, and `publish` for each task.
 
 Names are imported when they are first used, so that `import inlay` costs nothing.
 """
@@ -111,10 +111,8 @@ _find = import_lazily(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    return _read_version() if name == "__version__" else _find(name)
-
-
-def _read_version() -> str:
+    if name != "__version__":
+        return _find(name)
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,7 +1,7 @@
-"""The errors a user can cause, as one family.
+"""The errors that a user can cause.
 
-Each error has a stable `code`; the command line's exit status and a service's HTTP status derive from it. The message
-says what is wrong with which value, in lower case; the hint says what to do next.
+Each kind has a stable `code`, an exit status for the command line and an HTTP status for the service. The message says
+what is wrong with which value, in lower case; the hint says what to do next.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 NONE_YET = "known: none yet"
-"""hint of an unknown name where there are no names at all"""
+"""hint of an unknown name if there are no names at all"""
 MOST_COMPARED = 1000  # names that an unknown one is compared with
 
 
@@ -41,15 +41,15 @@ class InlayError(Exception):
         return self.message if self.hint is None else f"{self.message} (hint: {self.hint})"
 
     def speak_python(self) -> None:
-        """Respell options of the command line in the error as keywords of the library."""
+        """Rewrite options of the command line in the error as keyword arguments of the library."""
         self.message, self.hint = in_python(self.message), self.hint and in_python(self.hint)
 
     def at(self, path: str | Path, line: int) -> InlayError:
-        """Return the same error with the file and line it is about."""
+        """Return the same error, with the file and line it is about in its message."""
         return self._with_message(f"{path}:{line}: {self.message}")
 
     def of(self, task: str) -> InlayError:
-        """Return the same error with the task it is about, of several."""
+        """Return the same error, with the task it is about in its message."""
         return self._with_message(f"task `{task}`: {self.message}")
 
     def _with_message(self, message: str) -> InlayError:
@@ -64,14 +64,14 @@ class InlayError(Exception):
 
 _FLAG = re.compile(r"--(?:set )?([a-z][a-z_-]*(?:\.[a-z_]+)?)(?:[ =]([^\s`]+))?")
 _SETTING = re.compile(r"`(?:data|method|train|joint)\.([a-z_]+)`")
-# Options whose keyword in Python has another name.
+# Option -> keyword in Python, if their names differ.
 _KEYWORDS = {"from": "start", "no_reuse": "fit=inlay.FitSettings(reuse_prefix=False)", "from_run": "start"}
 
 
 def in_python(text: str) -> str:
-    """Respell options and settings in a text as keywords of the library: `--size 64` is `size=64`.
+    """Rewrite options and settings in a text as keyword arguments of the library: `--size 64` becomes `size=64`.
 
-    Whole commands, such as `inlay verify sms`, stay: they work beside a script too.
+    Whole commands, such as `inlay verify sms`, stay as they are: they are useful beside a script too.
     """
 
     def respell(found: re.Match[str]) -> str:
@@ -83,7 +83,7 @@ def in_python(text: str) -> str:
         return f"{name}={value}" if is_plain else f'{name}="{value}"'
 
     parts = text.split("`")
-    for place, part in enumerate(parts):  # every second part stands in backticks
+    for place, part in enumerate(parts):  # every second part is in backticks
         if place % 2 and not part.startswith("inlay "):
             parts[place] = _FLAG.sub(respell, part)
     return _SETTING.sub(r"`\1`", "`".join(parts))
@@ -91,7 +91,7 @@ def in_python(text: str) -> str:
 
 @contextmanager
 def speaking_python() -> Iterator[None]:
-    """Respell errors of the block (or the function that is decorated) for a caller of the library."""
+    """Rewrite errors of the block (or of the decorated function) for a caller of the library."""
     try:
         yield
     except InlayError as error:
@@ -100,7 +100,7 @@ def speaking_python() -> Iterator[None]:
 
 
 def find_close(name: str, known: list[str], most: int) -> list[str]:
-    """Find the names most like an unknown one. Of thousands, only its neighbours in the (sorted) list are compared."""
+    """Find the names most like an unknown one. In a long (sorted) list, only its neighbours are compared."""
     place = max(0, bisect.bisect(known, name) - MOST_COMPARED // 2) if len(known) > MOST_COMPARED else 0
     return difflib.get_close_matches(name[:200], known[place : place + MOST_COMPARED], n=most)
 
@@ -151,7 +151,7 @@ class Unsupported(InlayError):
 
 
 class WrongBackbone(InlayError):
-    """A version and a backbone that do not belong together."""
+    """A version that was trained on another backbone."""
 
     code = "wrong-backbone"
     exit_status = 6
@@ -159,7 +159,7 @@ class WrongBackbone(InlayError):
 
 
 class StoreDamaged(InlayError):
-    """Stored bytes that are not what was published."""
+    """Stored data that is not what was published."""
 
     code = "store-damaged"
     exit_status = 7
@@ -167,7 +167,7 @@ class StoreDamaged(InlayError):
 
 
 class DiskFull(InlayError):
-    """A file that found no room on its disk. What was there before still is."""
+    """A file that did not fit on its disk. What was there before is unchanged."""
 
     code = "disk-full"
     exit_status = 13
@@ -175,7 +175,7 @@ class DiskFull(InlayError):
 
 
 class StoreBusy(InlayError):
-    """A lock that others held for longer than anybody waits for it."""
+    """A lock that others held for too long."""
 
     code = "store-busy"
     exit_status = 14
@@ -199,7 +199,7 @@ class Diverged(InlayError):
 
 
 class NotFinite(InlayError):
-    """Outputs that are NaN or infinite, which are never taken for an answer."""
+    """Outputs that are NaN or infinite, which are never turned into an answer."""
 
     code = "not-finite"
     exit_status = 12
@@ -207,7 +207,7 @@ class NotFinite(InlayError):
 
 
 class Unanswered(InlayError):
-    """A request that failed in a way nobody foresaw: the answer to it alone."""
+    """A request that failed unexpectedly; other requests are not affected."""
 
     code = "unanswered"
     exit_status = 13
@@ -215,7 +215,7 @@ class Unanswered(InlayError):
 
 
 class LostProcess(InlayError):
-    """A process of those that train together that died or stopped answering."""
+    """One of several processes that train together died or stopped answering."""
 
     code = "lost-process"
     exit_status = 11

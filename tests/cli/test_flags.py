@@ -69,7 +69,7 @@ def test_torchrun_with_one_process_may_say_what_several_would_share(
 @pytest.mark.parametrize("command", TRAINING)
 def test_every_command_that_trains_has_what_the_hint_at_the_end_of_memory_names(inlay: Inlay, command: str) -> None:
     text = " ".join(inlay(command, "--help").out.split())
-    assert "--checkpointing compute activations again" in text
+    assert "--checkpointing recompute activations" in text
     assert "steps are not compiled" in text
     assert "--reuse-memory SIZE" in text
     assert "default: a quarter of what is free" in text
@@ -81,7 +81,7 @@ def test_every_command_that_trains_has_what_the_hint_at_the_end_of_memory_names(
 @pytest.mark.parametrize("command", ["sweep", "multitask", "stream"])
 def test_the_help_says_how_many_runs_train_at_a_time(inlay: Inlay, command: str) -> None:
     text = " ".join(inlay(command, "--help").out.split())
-    assert "runs trained at a time; default: what fits in memory, 32 at most" in text
+    assert "most runs trained together; default: as many as fit in memory, up to 32" in text
 
 
 def test_the_limits_of_what_is_reused_hold(inlay: Inlay, mail: Mail) -> None:

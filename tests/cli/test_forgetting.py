@@ -324,13 +324,13 @@ def test_runs_are_listed_compared_and_deleted(inlay: Inlay, mail: Mail, tmp_path
     plain = inlay("runs", "list", "--task", "mail")
     assert other in plain.out
     assert "mail@1" in plain.out
-    assert "no runs of a task" in inlay("runs", "list", "--task", "none").err
+    assert "no runs of the task" in inlay("runs", "list", "--task", "none").err
     compared = inlay("runs", "compare", other, first["id"][:6], "--json")
     assert compared.data["differences"] == {"train.seed": [5, 0]}
     assert "train.seed" in inlay("runs", "compare", other, first["id"]).out
     assert inlay("runs", "compare", other).status == 2
     refused = inlay("runs", "delete", first["id"])
-    assert "is what mail@1 came of" in refused.err
+    assert "was published as mail@1" in refused.err
     assert "no run named `zzz`" in inlay("runs", "delete", "zzz").err
     assert inlay("runs", "delete", other).out.startswith(f"deleted run {other}")
     assert inlay("runs", "delete", first["id"], "--force").status == 0

@@ -38,7 +38,7 @@ def test_baseline_lists_rows_with_the_likely_label(inlay: Inlay, given: tuple[ob
         assert {listed[line]["given"], listed[line]["likely"]} == {"ham", "spam"}
         assert (listed[line]["likely"] == "spam") == (line % 2 == 1)
     shown = inlay("baseline", *given).out
-    assert f"{len(listed)} of 160 rows may be labelled wrongly: the linear model (on rows it was not fitted" in shown
+    assert f"{len(listed)} of 160 rows may be labelled wrongly: a linear model fitted to other rows" in shown
     for line in listed:
         assert any(row.split()[:1] == [str(line)] for row in shown.splitlines())
 
@@ -46,7 +46,7 @@ def test_baseline_lists_rows_with_the_likely_label(inlay: Inlay, given: tuple[ob
 def test_baseline_says_when_nothing_can_be_told(inlay: Inlay, tiny_bert_folder: Path, tmp_path: Path) -> None:
     data = write_mail(tmp_path / "few.csv", num_rows=40)
     shown = inlay("baseline", data, "--backbone", tiny_bert_folder).out
-    assert "wrong labels: nothing can be told: 40 rows are too few" in shown
+    assert "wrong labels: not checked: 40 rows are too few" in shown
 
 
 def test_train_says_that_there_are_some_and_where_they_are_listed(inlay: Inlay, given: tuple[object, ...]) -> None:
@@ -62,7 +62,10 @@ def test_train_says_that_there_are_some_and_where_they_are_listed(inlay: Inlay, 
 def test_folds_list_them_and_keep_them_in_the_folder_of_the_run(inlay: Inlay, given: tuple[object, ...]) -> None:
     command = ("train", *given, *TRAINED, "--folds", 4)
     ended = inlay(*command)
-    assert "of 160 rows may be labelled wrongly: the fold that left the row out surely says something else" in ended.out
+    assert (
+        "of 160 rows may be labelled wrongly: the fold that left the row out confidently gives another label"
+        in ended.out
+    )
     assert "labelled wrongly" not in ended.err, "said once"
     report = inlay(*command, "--json").data
     errors = report["label_errors"]["errors"]

@@ -199,7 +199,7 @@ def test_a_backbone_that_was_moved_is_read_where_it_is_now(
         path.write_text(path.read_text().replace(str(joint.backbone), str(away)))
     lost = inlay("materialize", joint.run, "mail", "--name", "again")
     assert lost.status == 9
-    assert says(lost, "if it lies elsewhere now, say where: `--backbone FOLDER`")
+    assert says(lost, "if it has moved, say where with `--backbone FOLDER`")
     ended = inlay("materialize", joint.run, "mail", "--name", "again", "--backbone", joint.backbone, "--json")
     assert ended.status == 0, ended.err
     assert ended.data["tasks"][0]["reference"] == "again@1"

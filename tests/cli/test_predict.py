@@ -113,7 +113,7 @@ def test_columns_that_come_late_are_kept_in_json_lines_and_named_where_a_table_d
     (tmp_path / "in.jsonl").write_text("\n".join(lines))
     ended = inlay("predict", "mail", "--input", "in.jsonl", "--output", "out.csv")
     assert ended.status == 0
-    assert "left out, as the first rows do not have them: `colour`" in ended.err
+    assert "left out columns that the first rows do not have: `colour`" in ended.err
     with Path("out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 602

@@ -66,15 +66,15 @@ def test_suggest_ranks_the_tasks_and_gives_a_command_that_works(inlay: Inlay, ma
     assert ("--from" in words) == (only["gain"] > 0)
     assert inlay(*words[1:], *QUICK).status == 0
     few = inlay("suggest", *post, "--rows", 16, "--among", "mail")
-    assert "can hardly tell starts apart" in few.err
+    assert "too few to rank starts reliably" in few.err
     shown = few.out
     assert "(the backbone)" in shown
-    assert "16 looked at" in shown
+    assert "16 used" in shown
 
 
 def test_suggest_without_candidates_says_what_to_do(inlay: Inlay, mail: Mail, post: tuple, tmp_path: Path) -> None:
     ended = inlay("suggest", *post, "--store", tmp_path / "empty")
-    assert (ended.status, "train some first" in ended.err) == (9, True)
+    assert (ended.status, "train one first" in ended.err) == (9, True)
 
 
 def test_baseline_learns_the_mail_and_stores_nothing(inlay: Inlay, mail: Mail) -> None:

@@ -92,7 +92,7 @@ def test_rows_of_several_studies_are_counted_without_a_step_each_run_once(inlay:
     assert (counted["left"], counted["done"]) == (16, 0)
     said = inlay("study", "glue,sizes", "--profile", "tiny", "--dry-run", "--no-measure").out
     assert "sizes  8 to train of 8" in said
-    assert "16 to train, 0 done: what several studies ask for is counted once" in said
+    assert "16 to train, 0 done: runs of several studies are counted once" in said
 
 
 def test_a_sequence_is_forecast_with_all_its_tasks(inlay: Inlay) -> None:
@@ -137,7 +137,10 @@ def test_the_list_is_of_the_studies_that_have_the_profile(inlay: Inlay) -> None:
     [
         (("glu",), "no study named `glu`\nhint: did you mean `glue`?"),
         (("glue", "--profile", "large"), "no profile of study `glue` named `large`"),
-        (("glue", "--profile", "tiny", "--memory-share", "1.5"), "`--memory-share 1.5` is no share\nhint: give more"),
+        (
+            ("glue", "--profile", "tiny", "--memory-share", "1.5"),
+            "`--memory-share 1.5` is not a share\nhint: give more",
+        ),
         (("glue", "--profile", "tiny", "--budget", "10"), "`--budget` is `10`\nhint: write it as 90s, 10m or 1.5h"),
         (("glue", "--profile", "tiny", "--arms", "ful"), "did you mean `full`?"),
         (("glue", "--device", "tpu"), "no device named `tpu`"),

@@ -138,7 +138,7 @@ def test_gc_says_which_compiled_programs_it_spared(
     for flags, verb in (("--dry-run",), "would delete"), ((), "deleted"):
         ended = inlay("gc", "--cache", *flags)
         assert f"{verb} 1 file of compiled programs" in ended.out
-        assert "spared 1 file of compiled programs used within the hour" in ended.err
+        assert "kept 1 file of compiled programs used within the last hour" in ended.err
     assert inlay("gc", "--json").data["compiled"]["num_spared"] == 0, "nothing was to be deleted"
     assert inlay("gc", "--cache", "--json").data["compiled"]["num_spared"] == 1
     assert kernel.exists()
@@ -172,8 +172,10 @@ def test_show_says_where_labels_are_cut(
     for name, kind, cuts in (("sets", "multilabel", (-0.25, 0.5)), ("classes", "classify", (0.125,))):
         spec = SlotSpec.of(MethodConfig("lora", 4), HeadSpec(kind, 2, "cls", thresholds=cuts))
         publish_random(Store(mail.store), name, tiny_bert, spec)
-    assert "logits from label-0 -0.25, label-1 +0.5 on, tuned on dev" in " ".join(inlay("show", "sets").out.split())
-    said = "label-1 from a logit +0.125 above that of label-0 on, tuned on dev"
+    assert "a label is given if its logit is at least: label-0 -0.25, label-1 +0.5; tuned on dev" in " ".join(
+        inlay("show", "sets").out.split()
+    )
+    said = "label-1 if its logit exceeds that of label-0 by +0.125 or more, tuned on dev"
     assert said in " ".join(inlay("show", "classes").out.split())
     assert "thresholds" not in inlay("show", "mail").out
 

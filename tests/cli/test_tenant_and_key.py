@@ -162,7 +162,7 @@ def test_a_tenant_whose_job_is_trained_is_removed_by_the_service(
     ended = inlay("tenant", "remove", "acme", "--yes", "--json")
     assert ended.data == {"tenant": "acme", "state": "removing", "erased": None}
     assert "(being removed)" in inlay("tenant", "list").out
-    assert "service goes on" in inlay("tenant", "remove", "acme", "--yes").err
+    assert "running service will finish" in inlay("tenant", "remove", "acme", "--yes").err
     queue.finish(cohort, cohort.jobs[0].id, "cancelled")
     assert inlay("tenant", "remove", "acme", "--yes").out.startswith("removed acme")
     db.close()

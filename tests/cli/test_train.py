@@ -64,7 +64,7 @@ def test_a_version_that_is_worse_than_an_earlier_one_says_so(inlay: Inlay, mail:
     assert "better" not in inlay(*train_mail(mail, "--name", "twice")).out
     worse = inlay(*train_mail(mail, "--name", "twice", "--epochs", 1, "--lr", 1e-7))
     assert "better" in worse.out
-    assert "twice@1, on the same dev rows: `twice@best` means it, `twice` the new one" in worse.out
+    assert "twice@1, on the same dev rows: `twice@best` is that one, `twice` the new one" in worse.out
 
 
 def test_no_reuse_computes_the_frozen_layers_in_every_step(

@@ -219,7 +219,7 @@ def test_a_pickle_whose_version_is_not_here_says_so(fitted, tmp_path, monkeypatc
     assert elsewhere is fitted.fitted_, "a copy publishes nothing"
     content = pickle.dumps(fitted)
     monkeypatch.setenv("INLAY_HOME", str(tmp_path / "empty"))
-    with pytest.raises(Missing, match=r"this estimator is version `inlayclassifier-\w+@1` .* not in the store"):
+    with pytest.raises(Missing, match=r"estimator are version `inlayclassifier-\w+@1` .* not in the store"):
         pickle.loads(content)
 
 

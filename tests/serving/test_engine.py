@@ -301,7 +301,7 @@ def test_where_probes_were_answered_one_bit_is_a_problem(tiny_bert, toy_task, tm
     assert check.is_exact
     assert 0 < check.canonical_difference < 1e-6
     assert not check.stands
-    assert "to the last bit" in check.problem
+    assert "not bit-identical" in check.problem
 
 
 def test_verify_finds_an_engine_that_answers_otherwise(tiny_bert, kept):

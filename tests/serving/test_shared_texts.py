@@ -15,8 +15,7 @@ from inlay.model.backbone.families import FAMILIES
 from inlay.model.bank.methods import METHODS, SlotSpec
 from inlay.model.heads.heads import WRITTEN, HeadSpec
 from inlay.serving import Engine, Request, shared_texts
-from inlay.serving.kept_states import KeptStates
-from inlay.serving.shared_texts import SharedTexts, _choose_levels, _Group
+from inlay.serving.shared_texts import KeptStates, SharedTexts, _choose_levels, _Group
 from inlay.settings.run_config import MethodConfig
 from inlay.store import Store
 from tiny_backbones import NUM_LAYERS, WRITING, random_tensors

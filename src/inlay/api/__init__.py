@@ -1,7 +1,7 @@
-"""The Python library: what every command does, as one call each, and the same step by step.
+"""The Python library: every command as one function call, and the same step by step.
 
-Errors speak of keywords where commands speak of options. A new function gets a line here and in `inlay/__init__.py`, a
-docstring that names its parameters, and an example in it, which a test runs.
+Errors name keyword arguments where those of commands name options. A new function gets a line here and in
+`inlay/__init__.py`, a docstring that names its parameters, and an example in it, which a test runs.
 """
 
 from __future__ import annotations

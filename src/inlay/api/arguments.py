@@ -1,4 +1,4 @@
-"""What the library's functions take alike: rows, settings, a store, a backbone."""
+"""Reading of the arguments that the library's functions share: rows, settings, a store, a backbone."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from inlay.store import Store
 
 
 def open_store(store: Store | str | Path | None) -> Store:
-    """Return the store that is given, in a folder, or the user's own."""
+    """Return the given store, the store in the given folder, or the user's default store."""
     return store if isinstance(store, Store) else Store(store)
 
 
 def open_backbone(backbone: str | Backbone | None, device: str) -> Backbone:
-    """Return the backbone that is given, or named; by default the one of runs."""
+    """Return the given backbone, loading it if it is a name; by default that of new runs."""
     if isinstance(backbone, Backbone):
         return backbone
     return pipeline.open_once(backbone or RunConfig().backbone, device)
 
 
 def open_trained_on(task: str, backbone: str | Backbone | None, store: Store, device: str) -> Backbone:
-    """Return the backbone that is asked for, or else the one that a task was trained on."""
+    """Return the given backbone, loading it if it is a name; by default the one the task was trained on."""
     if isinstance(backbone, Backbone):
         return backbone
     named = backbone or pipeline.find_stored(store.manifest(store.resolve(task)).backbone["name"], store)
@@ -42,7 +42,7 @@ def load(
     test: RowsGiven | None = None,
     settings: Mapping[str, Any] = {},
 ) -> Task:
-    """Return the task of named data, or of rows in memory."""
+    """Return the task of a file, another name of data, or rows in memory."""
     tree = dict(settings)
     given = {}
     for side, rows in (("train", data), ("dev", dev), ("test", test)):
@@ -62,13 +62,13 @@ def find_config(
     store: Store,
     settings: Mapping[str, Any],
 ) -> RunConfig:
-    """Return the settings of a run as they were asked for, before the open ones are resolved."""
+    """Return the settings of a run as given; those left open are not resolved yet."""
     tree: dict[str, Any] = split_settings(settings)
     if isinstance(data, str | Path):
         tree["data"]["source"] = str(data)
         task = task or pipeline.name_of(str(data))
     if task is None:
-        raise Missing("the task has no name", 'rows in memory have none of their own: give `task="mail"`')
+        raise Missing("the task has no name", 'rows in memory have no name of their own: give `task="mail"`')
     tree |= {"task": task}
     if backbone is not None:
         tree["backbone"] = backbone if isinstance(backbone, str) else backbone.name
@@ -76,7 +76,7 @@ def find_config(
 
 
 def lay_settings(tree: dict[str, Any], config: RunConfig | None, preset: str | None, store: Store) -> RunConfig:
-    """Lay settings over a preset, over a config, or over that of the task that the run starts from."""
+    """Return settings that override the preset, which overrides `config` or that of the task the run starts from."""
     if config is None:
         config = training.inherit(tree["train"]["start"], store) if tree["train"].get("start") else RunConfig()
     return overlay(config if preset is None else apply_preset(preset, config), tree)
@@ -102,7 +102,7 @@ def prepare(
 
 
 def of_first(report: Any) -> Any:
-    """Return a report; refuse to go on in a process that has none, as `torchrun`'s others."""
+    """Return a report; raise in a process without one, as are all but the first of `torchrun`."""
     if report is None:
-        raise Missing("this process has no report: the first one of `torchrun` has it", "go on where the rank is 0")
+        raise Missing("this process has no report: only the first one of `torchrun` has it", "continue only in rank 0")
     return report

@@ -1,6 +1,6 @@
-"""One call for each command: what `inlay COMMAND` does, with the same recipe, the same defaults and the same ids.
+"""One function for each command, which does what `inlay COMMAND` does: same recipe, same defaults, same run ids.
 
-Notes and progress go to stderr; `progress=False` says nothing.
+Notes and progress go to stderr; `progress=False` prints none.
 """
 
 from __future__ import annotations
@@ -59,15 +59,16 @@ def train(
     """Train a task on a frozen backbone and publish it, as `inlay train` does.
 
     `data` is a file or another name of data, a DataFrame, a list of dicts, a dict of columns, `(X, y)` or a
-    `datasets.Dataset`; `dev` and `test` may be given likewise, else `dev` rows are split off. `task` names what is not
-    named after its file. `backbone` is a name, or one that is loaded. `settings` are those of `DataConfig`,
-    `MethodConfig` and `TrainConfig` by name, over those of `preset` (a published recipe), over `config`. `budget`
-    (`"5m"`) tries candidates for so long; `folds` cross-validates first. `publish=False` leaves the store as it is, and
-    `probes` says what the version keeps of dev rows: `rows`, `hashed` or `none`. `report` writes a page and a model
-    card into the run's folder, `log` has `"tensorboard"` and `"mlflow"` log the epochs too. `store` is a folder,
-    `device` `cpu` or `cuda`, `fit` how memory is used; `progress=False` says nothing.
+    `datasets.Dataset`; `dev` and `test` are given in the same ways; without `dev`, dev rows are split off. `task` names
+    the task; by default it is named after its file. `backbone` is a name or a loaded backbone. `settings` are those of
+    `DataConfig`, `MethodConfig` and `TrainConfig` by name; they override `preset` (a published recipe), which overrides
+    `config`. `budget` (`"5m"`) tries candidates for that long; `folds` cross-validates first. `publish=False` leaves
+    the store as it is, and `probes` says what the version keeps of dev rows: `rows`, `hashed` or `none`. `report`
+    writes a report and a model card into the run's folder; `log=["tensorboard", "mlflow"]` logs every epoch there too.
+    `store` is a folder, `device` is `cpu` or `cuda`, and `fit` says how memory is used; `progress=False` prints no
+    progress.
 
-    A run that was finished before is read back, and one that was stopped goes on.
+    A finished run is read back, and a stopped one continues.
 
     >>> inlay.train(rows, "new", **QUICK)
     TrainReport(new@1: dev accuracy ..., ... s)
@@ -80,9 +81,9 @@ def train(
         asked = find_config(data, task, backbone, config, preset, opened, settings)
         ready = prepare(asked, opened, device, backbone, data, dev, test)
         pipeline.describe_run(ready.run, ready.backbone)
-        told: dict[str, Any] = {"lister": "inlay.baseline(…)", "writes_report": report, "trackers": tuple(log)}
-        wishes = pipeline.TrainWishes(None, publish, probes, folds, fit or FitSettings(), **told)
-        return of_first(pipeline.train_and_publish(ready, asked, wishes, spend))
+        how: dict[str, Any] = {"lister": "inlay.baseline(…)", "writes_report": report, "trackers": tuple(log)}
+        options = pipeline.TrainWishes(None, publish, probes, folds, fit or FitSettings(), **how)
+        return of_first(pipeline.train_and_publish(ready, asked, options, spend))
 
 
 @speaking_python()
@@ -125,12 +126,12 @@ def sweep(
         for name, values in grid.items():
             section, key = next((section, key) for section, own in split_settings({name: None}).items() for key in own)
             axes[f"{section}.{key}"] = values
-        points = explore.make_grid(asked, axes, seeds)  # impossible values are refused before anything is read
+        points = explore.make_grid(asked, axes, seeds)  # refuses impossible values before anything is read
         cluster = None if on is None else pipeline.parse_cluster(on)
         how: dict[str, Any] = {"cluster": cluster, "trackers": tuple(log), "writes_report": report}
-        wishes = pipeline.TrainWishes(publishes=publish, fit=fit or FitSettings(), **how)
+        options = pipeline.TrainWishes(publishes=publish, fit=fit or FitSettings(), **how)
         first = prepare(points[0], opened, device, backbone, data, dev, test)
-        return of_first(pipeline.sweep_and_publish(axes, points, wishes, lambda _: first))
+        return of_first(pipeline.sweep_and_publish(axes, points, options, lambda _: first))
 
 
 @speaking_python()
@@ -172,11 +173,12 @@ def predict(
     store: Store | str | Path | None = None,
     device: str = "auto",
 ) -> Any:
-    """Answer a text by a published task, or texts in order: a list of answers, or the one answer to one text.
+    """Answer one text, or several in order, with a published task: return one answer, or a list of them.
 
     `task` is `"mail"`, `"mail@3"` or `"mail@best"`. `texts` are texts, pairs of texts, or requests, which name their
-    own task. An answer less sure than `min_confidence` is withheld. What cannot be answered has an `error`; for one
-    text it is raised. `backbone`, `store` and `device` are those of `evaluate`. For many calls, hold an `Engine`.
+    own task. An answer less sure than `min_confidence` is withheld. A text that cannot be answered has an `error` in
+    its answer; for a single text it is raised. `backbone`, `store` and `device` are those of `evaluate`. For many
+    calls, use an `Engine`.
 
     >>> inlay.predict("mood", "good film").outcome.label
     'yes'
@@ -185,18 +187,18 @@ def predict(
     """
     is_one = isinstance(texts, str | tuple)
     given: Sequence[Any] = [texts] if is_one else texts
-    requests = [item if isinstance(item, Request) else _make_request(task, item, min_confidence) for item in given]
+    requests = []
+    for item in given:
+        if not isinstance(item, Request):
+            text, pair = (item, None) if isinstance(item, str) else item
+            item = Request(task, text, pair, min_confidence)
+        requests.append(item)
     opened = open_store(store)
     frozen = open_trained_on(task, backbone, opened, device)
     answers = Engine(frozen, opened, num_slots=max(1, len({item.task for item in requests}))).predict(requests)
     if is_one and answers[0].error is not None:
         raise answers[0].error
     return answers[0] if is_one else answers
-
-
-def _make_request(task: str, item: str | tuple[str, str], min_confidence: float | None) -> Request:
-    text, pair = (item, None) if isinstance(item, str) else item
-    return Request(task, text, pair, min_confidence)
 
 
 @speaking_python()
@@ -213,8 +215,8 @@ def suggest(
 ) -> explore.Suggestions:
     """Rank the store's tasks as starting points for new data, as `inlay suggest` does; nothing is trained.
 
-    Looks at `num_rows` rows of `data` at most, with `settings` of `DataConfig`. `among` names the tasks to rank, by
-    default all on `backbone`. `store`, `device` and `progress` are those of `train`. Use the first one as
+    It uses at most `num_rows` rows of `data`, read with `settings` of `DataConfig`. `among` names the tasks to rank, by
+    default all on `backbone`. `store`, `device` and `progress` are those of `train`. Start from the best one with
     `train(data, start=[found.ranked[0].reference])`.
 
     >>> found = inlay.suggest(rows.head(30), backbone=backbone, progress=False)
@@ -224,8 +226,8 @@ def suggest(
     opened = open_store(store)
     with terminal.silenced(not progress), terminal.Meter("looking") as meter:
         read = load(data, "new", settings=settings)
-        wishes = explore.SuggestSettings(num_rows, on_rows=lambda number: meter.advance(number, "rows"))
-        return explore.suggest(read, open_backbone(backbone, device), opened, among, wishes)
+        options = explore.SuggestSettings(num_rows, on_rows=lambda number: meter.advance(number, "rows"))
+        return explore.suggest(read, open_backbone(backbone, device), opened, among, options)
 
 
 @dataclass(frozen=True)
@@ -275,9 +277,9 @@ def baseline(
 ) -> BaselineReport:
     """Score cheap models on the rows that `train` would read, with the same metrics, as `inlay baseline` does.
 
-    The first counts words (with `chars` also n-grams of letters). The second, `probe`, is a linear model on the vectors
-    of `backbone`, which also finds rows that may be labelled wrongly: `report.probe.label_errors`. `data`, `task`,
-    `dev`, `test`, `device`, `progress` and `settings` are those of `train`.
+    The first counts words (with `chars` also n-grams of letters). The second, the `probe`, is a linear model on the
+    vectors of `backbone`, which also finds rows that may be labelled wrongly: `report.probe.label_errors`. `data`,
+    `task`, `dev`, `test`, `device`, `progress` and `settings` are those of `train`.
 
     >>> inlay.baseline(rows, probe=False, progress=False)
     BaselineReport(tfidf dev accuracy 1.0000)
@@ -307,10 +309,11 @@ def plan(
     progress: bool = True,
     **settings: Unpack[TaskSettings],
 ) -> training.RunPlan:
-    """Estimate what `train` with the same arguments would cost, beside full fine-tuning, as `inlay plan` does.
+    """Estimate the cost of `train` with the same arguments, compared with full fine-tuning, as `inlay plan` does.
 
-    Parameters and bytes come from shapes; with `measure` time and memory come from a few steps. `data`, `task`,
-    `backbone`, `dev`, `test`, `preset`, `config`, `store`, `device`, `progress` and `settings` are those of `train`.
+    Parameters and bytes follow from shapes; with `measure`, time and memory are measured in a few steps. `data`,
+    `task`, `backbone`, `dev`, `test`, `preset`, `config`, `store`, `device`, `progress` and `settings` are those of
+    `train`.
 
     >>> found = inlay.plan(rows, "mood", measure=False, **QUICK)
     >>> found.inlay.trained_parameters < found.full.trained_parameters
@@ -334,7 +337,7 @@ def export(
 ) -> Path:
     """Write a version as a file for another store, or as a folder for another library, as `inlay export` does.
 
-    `task` is `"mail"`, `"mail@3"` or `"mail@best"`, for ONNX as many as you like. `path` is the file or folder to
+    `task` is `"mail"`, `"mail@3"` or `"mail@best"`; for ONNX it may be several. `path` is the file or folder to
     write. `format` is `inlay`, `adapterhub`, `peft` or `onnx`. `backbone` and `store` are those of `evaluate`.
 
     >>> inlay.export("mood", folder / "mood.inlay").name
@@ -368,8 +371,9 @@ def import_(
 ) -> Version:
     """Add a file that `export` wrote, or a folder of AdapterHub or PEFT, to the store, as `inlay import` does.
 
-    `path` is the file or folder, `name` what the task is called here. `backbone` is by default what the file names, if
-    you named it before. `labels`, `kind` and `max_length` are for folders, which may not say them. `store` is a folder.
+    `path` is the file or folder, `name` the task's name here. `backbone` is by default the one that the file names, if
+    you have named it before. `labels`, `kind` and `max_length` are for folders that do not say them. `store` is a
+    folder.
 
     >>> inlay.import_(folder / "mood.inlay", name="copy").reference
     'copy@1'
@@ -382,10 +386,10 @@ def import_(
         return pipeline.open_once(backbone or pipeline.find_stored(stored, opened), "cpu")
 
     if source.is_dir():
-        wishes = exchange.Wishes(name, None if labels is None else tuple(labels), kind, max_length)
+        options = exchange.Wishes(name, None if labels is None else tuple(labels), kind, max_length)
         named = "" if backbone else exchange.named_backbone(source)
-        return exchange.import_folder(source, open_named(named), opened, wishes).version
+        return exchange.import_folder(source, open_named(named), opened, options).version
     for option, value in (("labels", labels), ("kind", kind), ("max_length", max_length)):
         if value is not None:
-            raise BadConfig(f"`{option}` is for folders; a file has it inside", f"leave `{option}` out")
+            raise BadConfig(f"`{option}` is for folders; a file contains it", f"leave out `{option}`")
     return exchange.import_file(source, name, opened, open_named)

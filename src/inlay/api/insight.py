@@ -1,4 +1,4 @@
-"""Calls that look into a task: why it answers so, what more rows would bring, which to label, what drifted."""
+"""Functions that examine a task: explain answers, forecast more rows, pick rows to label, detect drift, report."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ def learn_curve(
     progress: bool = True,
     **settings: Unpack[TaskSettings],
 ) -> LearningCurve:
-    """Forecast what more rows would bring, from runs on shares of the rows, as `inlay learn-curve` does.
+    """Forecast the gain from more rows, by training on parts of the rows, as `inlay learn-curve` does.
 
     Trains `num_draws` runs on each of `num_sizes` shares, together as one cohort, and fits a power law. `data`, `task`,
     `backbone`, `dev`, `preset`, `config`, `store`, `device`, `fit`, `progress` and `settings` are those of `train`.
-    Nothing is published; runs that were finished before are read back.
+    Nothing is published; finished runs are read back.
 
     >>> labelled = (texts * 8, ["yes", "no"] * 160)
     >>> curve = inlay.learn_curve(labelled, "mood", num_sizes=4, num_draws=2, **QUICK)
@@ -124,11 +124,11 @@ def pick(
     progress: bool = True,
     **settings: Unpack[DataSettings],
 ) -> Picked:
-    """Pick texts that are worth labelling: the task is unsure of them, and they differ, as `inlay pick` does.
+    """Pick texts that are worth labelling, because the task is unsure of them and they differ, as `inlay pick` does.
 
-    `pool` is a file, or texts (or pairs of texts), of which `task` picks `count`. `by` is `margin` or `entropy`. Texts
-    that the task was trained on are left out, if `data` or the file they came from is there. `backbone`, `store`,
-    `device` and `progress` are those of `explain`, `settings` (`format`, `header`, `text` …) of `load_task`.
+    `pool` is a file, or texts (or pairs of texts), from which `task` picks `count`. `by` is `margin` or `entropy`.
+    Texts that the task was trained on are left out, if `data` or the file they came from can be read. `backbone`,
+    `store`, `device` and `progress` are those of `explain`, `settings` (`format`, `header`, `text` …) of `load_task`.
 
     >>> found = inlay.pick("mood", ["good film", "bad film", "one two three"], count=2)
     >>> len(found.rows)
@@ -142,8 +142,8 @@ def pick(
             if data is not None:
                 raise
             train = None
-        wishes = PickSettings(count, by, lambda number: meter.advance(number, "rows"))
-        return explore.pick_rows(reader, _read_texts(pool, settings), wishes, train)
+        options = PickSettings(count, by, lambda number: meter.advance(number, "rows"))
+        return explore.pick_rows(reader, _read_texts(pool, settings), options, train)
 
 
 @speaking_python()
@@ -160,9 +160,9 @@ def drift(
 ) -> DriftReport:
     """Tell whether new texts look like those a task was trained on, as `inlay drift` does.
 
-    `new` is a file, or texts (or pairs of texts). The rows `task` was trained on are read from `data` (a file, or the
-    task itself), or from where they lay then. `backbone`, `store`, `device` and `progress` are those of `explain`,
-    `settings` (`format`, `header`, `text` …) of `load_task`.
+    `new` is a file, or texts (or pairs of texts). The rows that `task` was trained on are read from `data` (a file, or
+    the task itself), by default from the file they came from. `backbone`, `store`, `device` and `progress` are those of
+    `explain`, `settings` (`format`, `header`, `text` …) of `load_task`.
 
     >>> inlay.drift("mood", ["good film", "bad film"], data="gone.csv")
     Traceback (most recent call last):
@@ -192,10 +192,10 @@ def report(
 ) -> TaskReport:
     """Report on a `task`: its data, scores with intervals, mistakes, cost and use, as `inlay report` does.
 
-    `html` and `card` are files to write the page and the model card to; the result has both too, as `to_html()` and
+    `html` and `card` are the files for the report and the model card; the result returns both too, as `to_html()` and
     `to_markdown()`. `rows=False` leaves out the rows it got wrong. The rows it was trained on are read from `data` (a
-    file of that `format`, with a `header` or not, or the task itself), or from where they lay then. `backbone`,
-    `store`, `device` and `progress` are those of `evaluate`.
+    file of that `format`, with a `header` or not, or the task itself), by default from the file they came from.
+    `backbone`, `store`, `device` and `progress` are those of `evaluate`.
 
     >>> found = inlay.report("mood", data=task, progress=False)
     >>> found.main.num_errors <= 8, found.main_scores.side

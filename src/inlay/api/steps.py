@@ -40,8 +40,8 @@ def load_task(
 ) -> Task:
     """Return a task from a file, a folder, `glue/NAME`, `extra/NAME`, `hub:NAME`, or from rows in memory.
 
-    `data` may be all that `train` takes, `dev` and `test` too; without dev rows some are split off. `name` is the
-    task's. `settings` are those of `DataConfig`: `text`, `pair`, `label`, `kind`, `dev_share`, `test_share` …
+    `data`, `dev` and `test` are given as for `train`; without `dev`, dev rows are split off. `name` is the task's name.
+    `settings` are those of `DataConfig`: `text`, `pair`, `label`, `kind`, `dev_share`, `test_share` …
 
     >>> inlay.load_task(rows, name="mood", dev_share=0.2)
     Task(mood: classify, 2 labels, 32 train, 8 dev)
@@ -59,11 +59,11 @@ def make_run(
     store: Store | None = None,
     **settings: Unpack[RunSettings],
 ) -> Run:
-    """A run of `task` on `backbone`, with `settings` of the method and of training: `size=64, lr=5e-4, epochs=3` …
+    """Return a run of `task` on `backbone`, with `settings` of the method and of training: `size=64, epochs=3` …
 
-    `method` is the method's name, `preset` a published recipe whose settings the others override, and `start` names
-    the tasks of `store` to start from, whose method the run then has. `config` has settings that all these override. An
-    unknown setting is an error that names the nearest one.
+    Among the settings, `method` is the method's name, and `start` names the tasks of `store` to start from, whose
+    method the run then has. They override `preset`, a published recipe, which overrides `config`. An unknown setting is
+    an error that names the nearest one.
 
     >>> inlay.make_run(task, backbone, size=8, lr=1e-3, epochs=1)
     Run(mood: houlsby 8, lr 0.001, seed 0, id ...)
@@ -84,9 +84,9 @@ def make_joint_run(
 ) -> JointRun:
     """Return a run of several `tasks` on `backbone` that share parameters, by default with `hyperformer++`.
 
-    `settings` are those of the method, of training and of `JointConfig` by name, over those of `config`: `size=12,
-    batches="mixed", steps=500` … `start` names the finished run of `store` that this one goes on from, whose method it
-    then has. Train it with `fit`, make its tasks ordinary ones with `materialize`, and publish those.
+    `settings` are those of the method, of training and of `JointConfig` by name; they override `config`: `size=12,
+    batches="mixed", steps=500` … Among them, `start` names a finished run of `store` to start from, whose method this
+    run then has. Train it with `fit`, turn its tasks into ordinary ones with `materialize`, and publish those.
 
     >>> inlay.make_joint_run([task, other], backbone, size=4, steps=2)
     JointRun(mood + other: hyperformer++ 4, lr ..., seed 0, id ...)
@@ -112,10 +112,10 @@ def fit(
     *,
     report: bool = True,
 ) -> list[Result]:
-    """Train `runs` on `backbone` together, each in its own slot; finished ones are read back, stopped ones go on.
+    """Train `runs` on `backbone` together, each in its own slot; finished ones are read back, stopped ones continue.
 
-    Their folders lie in `store`. `settings` say how memory is used. `emit` is called with every event
-    (`inlay.training.events`): steps, scored epochs, runs that ended. `report` writes a brief page and a model card into
+    Their folders are in `store`. `settings` say how memory is used. `emit` is called with every event
+    (`inlay.training.events`): steps, scored epochs, finished runs. `report` writes a short report and a model card into
     each run's folder.
 
     >>> inlay.fit([run], backbone)
@@ -130,7 +130,7 @@ def fit(
 
 @speaking_python()
 def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Trained]:
-    """Every task of a finished `run` as an ordinary one, in order: `publish(item.run, item.result, backbone)` each.
+    """Return each task of a finished `run` as an ordinary one: `publish(item.run, item.result, backbone)`.
 
     `result` is what `fit` returned for the run on this `backbone`.
 
@@ -141,7 +141,7 @@ def materialize(run: JointRun, result: Result, backbone: Backbone) -> list[Train
     if result.run_id != run.id:
         raise BadConfig(
             f"the result is that of run `{result.run_id}`, not of `{run.id}`",
-            "give a run with what `fit` returned for it",
+            "give a run with the result that `fit` returned for it",
         )
     return training.materialize(run, result, backbone)
 
@@ -175,9 +175,9 @@ def publish(
 class Engine(serving.Engine):
     """Answers requests for any mix of the store's tasks on one `backbone`.
 
-    It holds `num_slots` versions of `store` ready; `precision="int8"` is faster on a CPU, but answers drift. On a GPU
-    it compiles by itself once it has had enough to answer; `is_compiled=True` does so from the first request on, and
-    `is_compiled=False` never.
+    It keeps up to `num_slots` versions of `store` ready; `precision="int8"` is faster on a CPU, but answers drift. On a
+    GPU it compiles its forward pass once it has had enough to answer; `is_compiled=True` does so from the first request
+    on, and `is_compiled=False` never.
 
     >>> engine = inlay.Engine(backbone)
     >>> engine.predict([inlay.Request("mood", "good film")])
@@ -196,7 +196,7 @@ class Engine(serving.Engine):
         super().__init__(backbone, store or Store(), num_slots=num_slots, precision=precision, is_compiled=is_compiled)
 
     def predict(self, requests: Sequence[Request], resolved: Any = None) -> list[Answer]:
-        """Answer requests for any mix of tasks, in order; a bad one spoils no other."""
+        """Answer requests for any mix of tasks, in order; a bad request affects no other."""
         answers = super().predict(requests, resolved)
         for answer in answers:
             if answer.error is not None:
@@ -211,9 +211,10 @@ def verify(
     rows: RowsGiven | None = None,
     **settings: Unpack[DataSettings],
 ) -> list[Check]:
-    """Prove that every version of the `store` trained on `backbone` still stands, bit for bit where it can be.
+    """Prove that every version of the `store` trained on `backbone` answers as published, bit for bit where possible.
 
-    `rows` are those that a task with hashed probes was trained on, as `load_task` takes them, with its `settings`.
+    `rows` are those that a task with hashed probes was trained on; they and their `settings` are given as for
+    `load_task`.
 
     >>> [check.stands for check in inlay.verify(backbone)]
     [True]

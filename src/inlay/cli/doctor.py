@@ -1,4 +1,4 @@
-"""`inlay doctor`: checks of the installed packages, the devices, the backbones, the store and the caches."""
+"""`inlay doctor`: checks the installed packages, the devices, the backbones, the store and the caches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inlay import service
 from inlay.caches import find_others_folder, open_compiled
 from inlay.cli import screen
 from inlay.cli.backbone import describe_built_in
-from inlay.cli.flags import JsonOption, StoreOption, open_store
+from inlay.cli.flags import JsonOption, StoreOption
 from inlay.cli.rooms import data, model
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, Missing
@@ -52,7 +52,7 @@ def doctor(store: StoreOption = None, json: JsonOption = False) -> None:
         *(_check_package(name) for name in (*_NEEDED, *_EXTRAS)),
         *_check_machine(),
         *_check_backbones(),
-        _check_store(open_store(store)),
+        _check_store(Store(store)),
         _check_service(store),
         _check_cache(),
         _check_compiled(),
@@ -100,7 +100,7 @@ def _check_backbones() -> list[Diagnosis]:
     try:
         built_in = model.BUILT_IN
     except (ImportError, OSError) as error:
-        return [Diagnosis("backbones", "missing", f"the model room cannot be imported: {error}")]
+        return [Diagnosis("backbones", "missing", f"`inlay.model` cannot be imported: {error}")]
     findings = []
     for name, entry in built_in.items():
         about = describe_built_in(name, entry)
@@ -118,7 +118,7 @@ def _check_store(store: Store) -> Diagnosis:
     except InlayError as error:
         return Diagnosis("store", "missing", str(error))
     if not store.is_remote and not store.root.exists():
-        return Diagnosis("store", "ok", f"{store.root} (will be made with the first task)")
+        return Diagnosis("store", "ok", f"{store.root} (will be created with the first task)")
     if not store.is_remote and not os.access(store.root, os.W_OK):
         return Diagnosis("store", "missing", f"{store.root} cannot be written to; choose another with --store")
     num_versions = sum(len(task.versions) for task in ledger)
@@ -127,10 +127,10 @@ def _check_store(store: Store) -> Diagnosis:
 
 
 def _check_service(store: Path | None) -> Diagnosis:
-    """Tell whether a service runs on the store, and how its processes are."""
+    """Tell whether a service runs on the store, and the states of its processes."""
     status = service.read_status(service.ServeSettings(home=service.find_home(store)))
     if not status.get("is_running"):
-        return Diagnosis("service", "absent", "none runs on this store; `inlay serve` starts one")
+        return Diagnosis("service", "absent", "none is running on this store; `inlay serve` starts one")
     processes = [f"{each['name']} {each['state']}" for each in status.get("processes", ())]
     restarts = sum(each["restarts"] for each in status.get("processes", ()))
     again = f"; {screen.count(restarts, 'restart')}" if restarts else ""
@@ -141,7 +141,7 @@ def _check_cache() -> Diagnosis:
     try:
         cache = data.open_tokens()
     except ImportError as error:
-        return Diagnosis("cache", "missing", f"the data room cannot be imported: {error}")
+        return Diagnosis("cache", "missing", f"`inlay.data` cannot be imported: {error}")
     except InlayError as error:
         return Diagnosis("cache", "missing", str(error))
     if not cache.limit_bytes:
@@ -153,7 +153,7 @@ def _check_cache() -> Diagnosis:
 def _check_compiled() -> Diagnosis:
     what, other = "compiled programs", find_others_folder()
     if other is not None:
-        return Diagnosis(what, "ok", f"{other}, by $TORCHINDUCTOR_CACHE_DIR; `inlay gc` leaves it alone")
+        return Diagnosis(what, "ok", f"{other}, set by $TORCHINDUCTOR_CACHE_DIR; `inlay gc` leaves it alone")
     try:
         cache = open_compiled()
     except InlayError as error:

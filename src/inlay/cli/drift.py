@@ -1,4 +1,4 @@
-"""`inlay drift`: whether new rows look like those a task was trained on."""
+"""`inlay drift`: tells whether new rows look like those a task was trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STATUS = {"alike": 0, "slightly different": 20, "clearly different": 21}
 _VERDICTS = {
     "alike": "the new rows look like those `{}` was trained on",
     "slightly different": "the new rows look slightly different from those `{}` was trained on: check its answers",
-    "clearly different": "the new rows look clearly different from those `{}` was trained on: label some, train again",
+    "clearly different": "the new rows look clearly different from those `{}` was trained on: label some, then train",
 }
 
 
@@ -40,9 +40,10 @@ def drift(
     """Tell whether new rows look like those a task was trained on.
 
     A classifier on the plain backbone's vectors tries to tell new rows from training rows. Its AUC is 0.5 if it cannot,
-    and 1 if every row shows it. Also: how often the task gives each answer, how long texts are, how many of their
-    tokens the backbone does not know, and the new rows most unlike any training row. Exit status: 0 if alike, 20 if
-    slightly different (AUC from 0.6), 21 if clearly different (from 0.75). The training rows are read from their file.
+    and 1 if it always can. Also compares how often the task gives each answer, how long texts are and how many of their
+    tokens the backbone does not know, and shows the new rows most unlike any training row. Exit status: 0 if alike, 20
+    if slightly different (AUC from 0.6), 21 if clearly different (from 0.75). The training rows are read from their
+    file.
     """
     columns = DataConfig(format=format, header=header, text=text, pair=pair)
     rows, num_rows = explore.draw_rows(new, columns, most=_MOST_READ)
@@ -63,8 +64,9 @@ def _put(found: explore.DriftReport) -> None:
     screen.emit(_VERDICTS[found.verdict].format(found.reference), "bold")
     screen.emit()
     low, high = found.interval
+    interval = f"95% interval {low:.3f} to {high:.3f}, p-value {found.p:.3f}"
     pairs = {
-        "told apart": f"AUC {found.auc:.3f} (95% {low:.3f} to {high:.3f}; by chance: p {found.p:.3f}); 0.5 is alike",
+        "told apart": f"AUC {found.auc:.3f} ({interval}); 0.5 means alike",
         "compared": f"{screen.count(found.num_new, 'new row')} with {screen.count(found.num_train, 'training row')}",
     }
     if found.num_repeated:
@@ -82,7 +84,7 @@ def _put(found: explore.DriftReport) -> None:
 
 
 def _put_shifts(title: str, shifts: Sequence[explore.Shift]) -> None:
-    """Print what moved, the most surprising first where there are many."""
+    """Print the shifts as a table; if there are many, only the most significant ones."""
     if not shifts:
         return
     shown = shifts

@@ -1,4 +1,4 @@
-"""`inlay evaluate`: scores of a published version on labelled rows, and the rows it got wrong."""
+"""`inlay evaluate`: scores a published version on labelled rows, and lists the rows it got wrong."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from inlay.cli.output import open_rows
 from inlay.cli.rooms import pipeline
 from inlay.cli.screen import Column, numbers
 from inlay.settings import DataConfig
+from inlay.store import Store
 
-_MERGE = "read spellings of a known label (case, blanks, punctuation) as that label"
-_MOST_LABELS = 20  # most labels of a confusion matrix on the screen
+_MERGE = "read other spellings of a label (case, blanks, punctuation) as that label"
+_MOST_LABELS = 20  # most labels for which the confusion matrix is printed
 
 
 def _column(flag: str, key: str, metavar: str = "COLUMN") -> Any:
@@ -38,7 +39,8 @@ def evaluate(
     merge_labels: Annotated[bool, typer.Option("--merge-labels", help=_MERGE)] = False,
     data_root: Annotated[str | None, _column("--data-root", "data.root", "DIR")] = None,
     errors: Annotated[
-        Path | None, typer.Option("--errors", metavar="FILE", help="write the rows it got wrong as CSV, TSV or JSONL")
+        Path | None,
+        typer.Option("--errors", metavar="FILE", help="write the wrongly answered rows to a CSV, TSV or JSONL file"),
     ] = None,
     keep_formulas: flags.FormulasOption = False,
     min_confidence: flags.ConfidenceOption = None,
@@ -51,8 +53,8 @@ def evaluate(
     """Score a task on labelled rows.
 
     Prints metrics with 95% confidence intervals, precision, recall and F1 of every label, the confusion matrix, and how
-    well the probabilities are calibrated. With --min-confidence, the share of rows that are answered, and the scores of
-    those rows alone. With --precision int8, the scores in float32 and int8 side by side, and how many answers changed.
+    well the probabilities are calibrated. With --min-confidence it prints the share of rows that are answered, and the
+    scores of those rows alone; with --precision int8 the scores in float32 and int8, and how many answers changed.
     """
     config = DataConfig(
         format=format,
@@ -66,7 +68,7 @@ def evaluate(
         merge_labels=merge_labels,
     )
     how: dict[str, Any] = {"device": device, "precision": precision, "min_confidence": min_confidence}
-    found = pipeline.evaluate(task, data, flags.open_store(store), config, backbone=backbone, **how)
+    found = pipeline.evaluate(task, data, Store(store), config, backbone=backbone, **how)
     if errors is not None:
         mistakes = pipeline.list_mistakes(found.scored)
         with open_rows(errors, keep_formulas=keep_formulas) as writer:
@@ -92,7 +94,7 @@ def _put_change(change: Mapping[str, Any]) -> None:
 
 
 def _put_report(judged: pipeline.ScoredVersion) -> None:
-    """Print the metrics, then the scores of every label and the confusion matrix, where there are any."""
+    """Print the metrics, then the scores of every label and the confusion matrix, if there are any."""
     report = judged.report
     screen.log()
     for name in sorted(report.metrics, key=lambda name: name != judged.manifest.metric):
@@ -120,7 +122,7 @@ def _put_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: 
     """Print a row for every true label; labels that training never saw have no column, since nothing predicts them."""
     screen.emit()
     if len(labels) > _MOST_LABELS:
-        screen.emit(f"the confusion matrix of {len(labels)} labels is in the output of --json")
+        screen.emit(f"the confusion matrix of {len(labels)} labels is only in the output of --json")
         return
     heads = numbers(*(screen.shorten(label, 12) for label in labels))
     true = zip((*labels, *unseen), confusion, strict=True)

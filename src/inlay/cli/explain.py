@@ -1,4 +1,4 @@
-"""`inlay explain`: the words that moved an answer, and the training rows nearest to the text."""
+"""`inlay explain`: shows the words that moved an answer, and the training rows nearest to the text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from inlay.settings import DataConfig
 from inlay.store import write_atomically
 
 _MOST_LISTED = 12
-_LEAST_SHOWN = 0.1  # of the largest effect: a word below it has no colour
+_LEAST_SHOWN = 0.1  # share of the largest effect below which a word gets no colour
 
 
 def explain(
@@ -36,20 +36,20 @@ def explain(
         typer.Option(
             "--by",
             metavar="occlusion|gradients",
-            help="leave out each word in turn, or divide the whole change among the words",
+            help="leave out each word in turn, or use integrated gradients",
         ),
     ] = "occlusion",
     label: Annotated[
         str | None, typer.Option("--label", metavar="NAME", help="explain this label; default: the answer's")
     ] = None,
     nearest: Annotated[
-        int, typer.Option("--nearest", metavar="N", min=0, help="training rows to show; 0 reads none")
+        int, typer.Option("--nearest", metavar="N", min=0, help="nearest training rows to show; 0 shows none")
     ] = 3,
     data: TrainedOnOption = None,
     format: DataFormatOption = "auto",
     header: DataHeaderOption = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="write the explanation as a page too")
+        Path | None, typer.Option("--html", metavar="FILE", help="also write the explanation as an HTML page")
     ] = None,
     backbone: flags.BackboneOption = None,
     device: flags.DeviceOption = "auto",
@@ -58,9 +58,9 @@ def explain(
 ) -> None:
     """Show which words moved an answer, and the training rows nearest to it.
 
-    What is explained is the evidence for the answer's label, in log-odds, or the number that is the answer. By
-    occlusion, a word counts as much as the evidence falls without it. By gradients, integrated through the task's slot,
-    the words' parts add up to the change from a text of masked words. Either is checked: without the top words the
+    Explains the evidence for the answer's label, in log-odds, or the number that is the answer. With occlusion, a
+    word's effect is how much the evidence falls without it. With gradients, integrated through the task's slot, the
+    effects of all words add up to the change from a text of masked words. Both are checked: without the top words the
     evidence must fall further than without random ones. The nearest training rows are read from the file that the task
     was trained on, if it is still there.
     """
@@ -88,9 +88,9 @@ def explain(
 
 
 def _put(found: explore.Explanation) -> None:
-    """Print an explanation: the answer, the text with its words coloured, a table, the check, the nearest rows."""
+    """Print the answer, the text with its words coloured, a table of words, the checks and the nearest rows."""
     about = found.answer
-    sure = f", {about['probability']:.4f} sure" if "probability" in about else ""
+    sure = f", probability {about['probability']:.4f}" if "probability" in about else ""
     screen.emit(f"{found.reference}: {screen.in_line(answer_words(about))}{sure}", "bold")
     what = "the answer" if found.label is None else f"log-odds of `{found.label}`: {found.evidence:+.3f}"
     screen.emit(f"{what}, by {found.by}")
@@ -135,7 +135,7 @@ def _describe_checks(found: explore.Explanation) -> dict[str, str]:
 
 
 def _put_coloured(found: explore.Explanation) -> None:
-    """Print the text: green words speak for the answer, red ones against it, the stronger the brighter."""
+    """Print the text: green words speak for the answer, red ones against it; the stronger, the brighter."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`inlay export`: versions leave the store, as Inlay's own file or in the format of another library."""
+"""`inlay export`: writes versions as Inlay's own file or in the format of another library."""
 
 from __future__ import annotations
 
@@ -10,25 +10,28 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.flags import BackboneOption, JsonOption, StoreOption, open_store
+from inlay.cli.flags import BackboneOption, JsonOption, StoreOption
 from inlay.cli.rooms import exchange, pipeline
 from inlay.errors import BadConfig, UnknownName
 from inlay.store import Store, Version
 
 FORMATS = ("inlay", "adapterhub", "peft", "onnx")
-"""the values of `--format`; all but `inlay` come from the exchange room, which is too heavy to import for its list"""
+"""the values of `--format`; listed here because the package `exchange` is slow to import"""
 
 
 def export(
     references: Annotated[
-        list[str], typer.Argument(metavar="TASK…", help="NAME, NAME@3 or NAME@best; for onnx as many as you like")
+        list[str], typer.Argument(metavar="TASK…", help="NAME, NAME@3 or NAME@best; for onnx one or more")
     ],
     format: Annotated[
-        str, typer.Option("--format", metavar="|".join(FORMATS), help="Inlay's own file, or a folder for a library")
+        str,
+        typer.Option("--format", metavar="|".join(FORMATS), help="Inlay's own file, or a folder for another library"),
     ] = "inlay",
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="PATH", help="file or folder; default: NAME.inlay, NAME-FORMAT"),
+        typer.Option(
+            "--output", "-o", metavar="PATH", help="file or folder to write; default: NAME.inlay, NAME-FORMAT"
+        ),
     ] = None,
     backbone: BackboneOption = None,
     store: StoreOption = None,
@@ -36,8 +39,8 @@ def export(
 ) -> None:
     """Write a version as a file for another store, or a folder for another library.
 
-    `adapterhub` is for the adapters library, `peft` for PEFT; `onnx` makes one graph of all the tasks named, with the
-    task id as an input. What a format cannot express is refused with the reason.
+    `adapterhub` is for the adapters library, `peft` for PEFT; `onnx` writes one graph of all the given tasks, with the
+    task id as an input. What a format cannot express is refused, with the reason.
     """
     if format not in FORMATS:
         raise UnknownName("format", format, FORMATS)
@@ -45,19 +48,19 @@ def export(
         output = Path(references.pop())  # `inlay export mail copy.inlay`
     if len(references) > 1 and format != "onnx":
         raise BadConfig(f"`--format {format}` writes one version", "export one at a time, or use `--format onnx`")
-    kept = open_store(store)
+    kept = Store(store)
     if format == "onnx":
-        about, said = _export_graph(kept, references, output, backbone)
+        about, summary = _export_graph(kept, references, output, backbone)
     elif format == "inlay":
-        about, said = _export_file(kept, references[0], output)
+        about, summary = _export_file(kept, references[0], output)
     else:
-        about, said = _export_folder(kept, kept.resolve(references[0]), format, output, backbone)
+        about, summary = _export_folder(kept, kept.resolve(references[0]), format, output, backbone)
     if json:
         screen.emit_json(about)
         return
     for note in about.get("notes", ()):
         screen.log(f"note: {note}", "dim")
-    screen.emit(said)
+    screen.emit(summary)
 
 
 def _export_file(kept: Store, reference: str, output: Path | None) -> tuple[dict[str, Any], str]:
@@ -65,9 +68,9 @@ def _export_file(kept: Store, reference: str, output: Path | None) -> tuple[dict
     path = kept.export(reference, output or Path(f"{version.name}.inlay"))
     size_bytes, num_probes = path.stat().st_size, len(kept.manifest(version).probes)
     about: dict[str, Any] = {"version": version.reference, "file": str(path), "size_bytes": size_bytes}
-    if num_probes:  # somebody else will read them
+    if num_probes:  # others will read them
         rows = screen.count(num_probes, "row")
-        about["notes"] = [f"the file has {rows} word for word, as probes; train with `--probes hashed` to keep none"]
+        about["notes"] = [f"the file has the text of {rows}, as probes; train with `--probes hashed` to keep no texts"]
     return about, f"{version.reference} is in {path} ({screen.size(size_bytes)})"
 
 
@@ -88,7 +91,7 @@ def _export_graph(
 ) -> tuple[dict[str, Any], str]:
     """Write tasks as one ONNX graph into a new folder; return what was written, as data and in words."""
     if output is None:
-        raise BadConfig("`--format onnx` writes a folder", "name it with `--output DIR`")
+        raise BadConfig("`--format onnx` needs a folder to write", "name one with `--output DIR`")
     versions = [kept.resolve(reference) for reference in references]
     opened = pipeline.open_stored(backbone, kept.manifest(versions[0]).backbone["name"], kept, "cpu")
     with screen.working("tracing and checking the graph"):

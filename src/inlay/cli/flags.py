@@ -1,9 +1,10 @@
 """The options that commands share. A run's options come from the config's fields: names, help, types and defaults.
 
 A flag stands for one config key, so `--lr 3e-4` and `--set train.lr=3e-4` mean the same. Settings override each other
-in this order, from weak to strong: the defaults, the method of the task that `--from` names, `--config FILE` (the
-preset it names first), `--preset`, the flags, `--set`. Where several tasks are trained as one run, `data.NAME.KEY`
-(with `--set`, or as `[data.NAME]` in the file) is a setting of one task's rows, and overrides those of all tasks.
+in this order, from weakest to strongest: the defaults, the method of the task that `--from` names, `--config FILE` (a
+preset that it names comes before its other settings), `--preset`, the flags, `--set`. Where several tasks are trained
+as one run, `data.NAME.KEY` (with `--set`, or as `[data.NAME]` in the file) is a setting of one task's rows, and
+overrides those of all tasks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from inlay.processes import check_shared
 from inlay.settings import DATA_FORMATS, PRESETS, FitSettings, RunConfig, apply_preset, overlay, read_tree, split_list
 from inlay.store import Store
 
-# Panel of `--help` -> the config keys that have a flag of their own there. All others are reached with `--set`.
+# Panel of `--help` -> the config keys that have a flag there. All others are set with `--set`.
 FLAGS: dict[str, tuple[str, ...]] = {
     "Data": (
         *("data.format", "data.header"),
@@ -41,7 +42,7 @@ FLAGS: dict[str, tuple[str, ...]] = {
     ),
 }
 USUAL = tuple(FLAGS)
-# Panels of the commands that train several tasks as one run: without the flags that make sense for one task only.
+# Panels of the commands that train several tasks as one run, without the flags that only make sense for one task.
 _OF_ONE_TASK = ("data.labels", "data.dev", "data.test")
 FLAGS |= {
     "Rows": tuple(key for key in FLAGS["Data"] if key not in _OF_ONE_TASK),
@@ -50,7 +51,7 @@ FLAGS |= {
         *("joint.start", "joint.like", "joint.trained"),
     ),
 }
-# Config key -> its parameter, and its option, where these are not named after the field.
+# Config key -> its parameter, and its option, if these are not named after the field.
 _FLAG_NAMES = {"method.name": "method", "data.root": "data_root", "joint.start": "from_run"}
 _FLAGS = {"train.start": "--from", "joint.start": "--from-run"}
 _MORE_HELP = {"method.size": "; not for ia3, bitfit, norms, head, full, top"}
@@ -64,7 +65,7 @@ def _option(kind: Any, *words: str, **settings: Any) -> Any:
     return Annotated[kind, typer.Option(*words, **settings)]
 
 
-FILES = "CSV, TSV, JSON, Parquet, .xlsx or .txt file, packed or not, CoNLL columns, SQuAD JSON"
+FILES = "CSV, TSV, JSON, Parquet, .xlsx or .txt file, compressed or not, CoNLL columns, SQuAD JSON"
 _DATA = typer.Argument(
     metavar="DATA", help=f"{FILES}, folder, glue/NAME, extra/NAME, hub:NAME, https://…, or - for stdin"
 )
@@ -74,13 +75,13 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="any setting, such as train.warmup=0.2; may be repeated"),
 ]
-# Options of a run that are no config key's flag -> their types; None by default.
+# Options of a run that do not stand for one config key -> their types; all are None by default.
 _SHARED: dict[str, Any] = {
     "data": Annotated[str | None, _DATA],
-    "task": _option(str | None, "--task", help="name of the task; default: after the data"),
+    "task": _option(str | None, "--task", help="name of the task; default: named after the data"),
     "backbone": _option(str | None, "--backbone", metavar="NAME", help=_BACKBONES),
     "preset": _option(str | None, "--preset", metavar="NAME", help=_RECIPES),
-    "config": _option(Path | None, "--config", metavar="FILE.toml", help="settings of the run from a file"),
+    "config": _option(Path | None, "--config", metavar="FILE.toml", help="file with settings of the run"),
     "assignments": SetOption,
 }
 SHARED = tuple(_SHARED)
@@ -92,44 +93,50 @@ _FIT_FLAGS: dict[str, Any] = {
         "--max-cohort",
         metavar="N",
         min=1,
-        help="runs trained at a time; default: what fits in memory, 32 at most",
+        help="most runs trained together; default: as many as fit in memory, up to 32",
     ),
     "token_budget": _option(
-        int | None, "--token-budget", metavar="N", min=1, help="tokens of a forward pass; default: what fits in memory"
+        int | None,
+        "--token-budget",
+        metavar="N",
+        min=1,
+        help="most tokens of a forward pass; default: as many as fit in memory",
     ),
     "reuse_prefix": _option(
-        bool, "--reuse/--no-reuse", help="compute layers below the lowest trained one once per text, and keep them"
+        bool,
+        "--reuse/--no-reuse",
+        help="compute the frozen layers below the lowest trained one once per text, and keep their outputs",
     ),
     "prefix_bytes": _option(
         str | None,
         _SIZES["prefix_bytes"],
         metavar="SIZE",
-        help="memory for what --reuse keeps (on a GPU also as much of the host's), such as 2GB; default: a quarter of "
-        "what is free",
+        help="memory for what --reuse keeps, such as 2GB (on a GPU as much host memory too); default: a quarter of the "
+        "free memory",
     ),
     "prefix_file_bytes": _option(
         str | None,
         _SIZES["prefix_file_bytes"],
         metavar="SIZE",
-        help="disk for what exceeds that, in a temporary file; 0: none; default: half of what is free",
+        help="disk space for what exceeds that, in a temporary file; 0: none; default: half of the free space",
     ),
     "checkpointing": _option(
         bool,
         "--checkpointing",
-        help="compute activations again in the backward pass: far less memory, but slower, and steps are not compiled",
+        help="recompute activations in the backward pass: far less memory, but slower, and steps are not compiled",
     ),
     "threads": _option(
         int | None,
         "--threads",
         metavar="N",
         min=1,
-        help="threads that compute on a CPU; default: $OMP_NUM_THREADS, or one per core that others leave free",
+        help="CPU threads to compute with; default: $OMP_NUM_THREADS, or one per core that is free",
     ),
     "spread": _option(
         str,
         "--spread",
         metavar="auto|cohorts|rows",
-        help="what torchrun's processes share: cohorts (whole runs) or rows (of every batch); auto: rows for few runs",
+        help="what torchrun's processes divide: cohorts (whole runs) or rows (of every batch); auto: rows for few runs",
     ),
 }
 REUSE = ("reuse_prefix", *_SIZES)
@@ -137,7 +144,7 @@ MEMORY = ("token_budget", *REUSE, "checkpointing", "threads")
 
 
 def _note_store(context: typer.Context, value: Path | None) -> Path | None:
-    context.meta["inlay.store"] = value  # shared with the parent context: hints repeat it
+    context.meta["inlay.store"] = value  # in the parent context too, so that hints can repeat it
     return value
 
 
@@ -161,33 +168,33 @@ OnOption = Annotated[
         "--on",
         metavar="WHERE",
         rich_help_panel="Cluster",
-        help="train on the machines of a cluster: `ray`, or `ray://HOST:10001`",
+        help="train on a Ray cluster: `ray`, or `ray://HOST:10001`",
     ),
 ]
 RayCpusOption = Annotated[
-    float, typer.Option("--ray-cpus", metavar="N", rich_help_panel="Cluster", help="processors of each group of runs")
+    float, typer.Option("--ray-cpus", metavar="N", rich_help_panel="Cluster", help="CPU cores for each group of runs")
 ]
 RayGpusOption = Annotated[
     float,
     typer.Option(
-        "--ray-gpus", metavar="N", rich_help_panel="Cluster", help="GPUs of each group; 0.5 lets two share one"
+        "--ray-gpus", metavar="N", rich_help_panel="Cluster", help="GPUs for each group; with 0.5 two groups share one"
     ),
 ]
 LogOption = Annotated[
     list[str] | None,
-    typer.Option("--log", metavar="tensorboard|mlflow", help="log epochs there too; may be given again"),
+    typer.Option("--log", metavar="tensorboard|mlflow", help="also log every epoch there; may be repeated"),
 ]
 DeviceOption = Annotated[
     str, typer.Option("--device", metavar="auto|cpu|cuda", help="where to compute; auto uses a GPU if there is one")
 ]
 FormatOption = Annotated[
-    str, typer.Option("--format", metavar="|".join(DATA_FORMATS), help="format of the file; auto: by its suffix")
+    str, typer.Option("--format", metavar="|".join(DATA_FORMATS), help="format of the file; auto: from its suffix")
 ]
 HeaderOption = Annotated[
     bool | None,
     typer.Option(
         "--header/--no-header",
-        help="whether the first row names the columns; default: found out, and said",
+        help="whether the first row names the columns; default: detected, with a note",
         show_default=False,
     ),
 ]
@@ -199,7 +206,7 @@ TextOption = Annotated[
 ]
 ConfidenceOption = Annotated[
     float | None,
-    typer.Option("--min-confidence", metavar="P", help="give no answer below this probability, from 0 to 1"),
+    typer.Option("--min-confidence", metavar="P", help="withhold answers less probable than this, from 0 to 1"),
 ]
 FormulasOption = Annotated[
     bool,
@@ -213,13 +220,13 @@ PrecisionOption = Annotated[
     typer.Option(
         "--precision",
         metavar="auto|int8",
-        help="int8 is faster on a CPU, but answers drift; how far is measured and printed",
+        help="int8 is faster on a CPU, but answers drift; the drift is measured and printed",
     ),
 ]
 
 
 def _note_json(context: typer.Context, value: bool) -> bool:
-    context.meta["inlay.json"] = value  # shared with the parent context, where errors are printed
+    context.meta["inlay.json"] = value  # in the parent context too, where errors are printed
     return value
 
 
@@ -239,10 +246,10 @@ class RunOptions:
     flags: Mapping[str, Any] = field(default_factory=dict)
     """config key -> value, for the flags that were given"""
     tasks: Sequence[str] = ()
-    """the tasks of a multi-task run, whose rows may have settings of their own"""
+    """the tasks of a multi-task run, whose rows may have their own settings"""
 
     def resolve(self, store: Store | None = None, base: RunConfig = RunConfig()) -> RunConfig:
-        """Return the run's settings, laid over `base`; a task without a name is named after its data.
+        """Return the run's settings, which override `base`; a task without a name is named after its data.
 
         A run that starts from a task of `store` has that task's method, unless other options say otherwise.
         """
@@ -255,7 +262,7 @@ class RunOptions:
         return dataclasses.replace(config, task=task)
 
     def resolve_rows(self, config: RunConfig, task: str) -> RunConfig:
-        """Return the settings of a multi-task run, with those of one task's own rows laid over them."""
+        """Return the settings of a multi-task run, overridden by those of one task's own rows."""
         tables = {} if self.config is None else _take_own(read_tree(self.config))
         given = [pair for item in self.assignments or () if (pair := _split_own(item))]
         for name in (*tables, *(name for name, _ in given)):
@@ -275,7 +282,7 @@ class RunOptions:
         return own
 
     def words(self) -> list[str]:
-        """Return the data and the options as they were given, for a command to use next."""
+        """Return the data and the options as they were given, to print a command that uses them."""
         words = [data.hide_secrets(self.data)] if self.data else []
         for option in ("task", "backbone", "preset", "config"):
             if getattr(self, option) is not None:
@@ -288,7 +295,7 @@ class RunOptions:
         return words + [word for assignment in self.assignments or () for word in ("--set", assignment)]
 
     def _lay(self, config: RunConfig) -> RunConfig:
-        """Lay everything that was given over `config`, from weak to strong."""
+        """Return `config` overridden by everything that was given, from weakest to strongest."""
         if self.config is not None:
             if not self.config.is_file():
                 hint = "see the config.toml of any run folder for an example"
@@ -311,7 +318,7 @@ class RunOptions:
 
 
 def _split_own(assignment: str) -> tuple[str, str] | None:
-    """Split `data.NAME.KEY=VALUE`, a setting of one task's rows, into the task and `KEY=VALUE`; None for all others."""
+    """Split `data.NAME.KEY=VALUE`, a setting of one task's rows, into NAME and `KEY=VALUE`; None for other settings."""
     key, equals, value = assignment.partition("=")
     section, _, rest = key.strip().partition(".")
     task, dot, setting = rest.rpartition(".")
@@ -319,7 +326,7 @@ def _split_own(assignment: str) -> tuple[str, str] | None:
 
 
 def _take_own(tree: dict[str, Any]) -> dict[str, Any]:
-    """Take the tables of single tasks, `[data.NAME]`, out of a file's settings."""
+    """Remove the tables of single tasks, `[data.NAME]`, from a file's settings, and return them."""
     data = tree.get("data")
     own = {name: value for name, value in data.items() if isinstance(value, dict)} if isinstance(data, dict) else {}
     for name in own:
@@ -338,7 +345,7 @@ class RunFlags:
     shared: Sequence[str] = SHARED
     """the options that do not belong to a panel"""
     defaults: Mapping[str, str] = field(default_factory=dict)
-    """config key -> the default to show, where the command's is not the config's"""
+    """config key -> the default to show, if the command's differs from the config's"""
 
     def keys(self) -> dict[str, str]:
         """Return the config key of each flag, by the name of its parameter."""
@@ -351,12 +358,12 @@ class RunFlags:
         for panel in self.panels:
             for key in FLAGS[panel]:
                 if flag_name(key) not in self.without:
-                    kind = _flag_type(key, panel, config_help(key, self.defaults.get(key)))
-                    parameters.append(_parameter(flag_name(key), kind, None))
+                    text = config_help(key, self.defaults.get(key))
+                    parameters.append(_parameter(flag_name(key), _flag_type(key, panel, text), None))
         return parameters
 
     def take(self, values: dict[str, Any]) -> RunOptions:
-        """Take the values of these options out of what typer read."""
+        """Remove the values of these options from what typer read, and return them."""
         given = {}
         for name, key in self.keys().items():
             value = values.pop(name)
@@ -371,8 +378,8 @@ def command_options(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command the options of a run, as its parameter `run`, and flags of `FitSettings`, as its `effort`.
 
-    The command's own parameters follow those of the run; the flags of `fit` come before `--device` and what follows it,
-    which come last in most commands. Settings that cannot be are refused before the command is called.
+    The command's own parameters follow those of the run; the flags of `fit` come just before `--device`, as in most
+    commands it begins the last group. Invalid settings are refused before the command is called.
     """
 
     def add(command: Callable[..., None]) -> Callable[..., None]:
@@ -410,17 +417,12 @@ def option_name(key: str) -> str:
 
 
 def config_help(key: str, default: Any = None) -> str:
-    """Return the help line of a config field, with its default or the one that is given."""
+    """Return the help line of a config field, with its default or the given one."""
     item, _ = _find_field(key)
     text, default = item.metadata["help"] + _MORE_HELP.get(key, ""), default or item.default
     if default in (None, (), "", "auto") or "default" in text:
         return text
     return f"{text}  [default: {default:g}]" if isinstance(default, float) else f"{text}  [default: {default}]"
-
-
-def open_store(folder: Path | None) -> Store:
-    """Return the store that `--store`, $INLAY_HOME or the default names."""
-    return Store(folder)
 
 
 _hints_of = functools.cache(typing.get_type_hints)
@@ -434,7 +436,7 @@ def _find_field(key: str) -> tuple[dataclasses.Field[Any], Any]:
 
 
 def _flag_type(key: str, panel: str, text: str) -> Any:
-    """Return what typer reads for a flag: every flag is optional, and a list is one text with commas."""
+    """Return the annotation of a flag for typer: every flag is optional, and a list is one text with commas."""
     item, hint = _find_field(key)
     kind = next(option for option in (bool, int, float, str) if option in (typing.get_args(hint) or (hint,)))
     metavar = "|".join(item.metadata["choices"]) or _METAVARS.get(key)
@@ -451,7 +453,9 @@ def _read_fit(given: dict[str, Any], command: str) -> FitSettings:
     for name, option in _SIZES.items():
         if given.get(name) is not None:
             if not given["reuse_prefix"]:
-                raise BadConfig(f"`{option} {given[name]}` with `--no-reuse`, which keeps nothing", "leave out one")
+                raise BadConfig(
+                    f"`{option} {given[name]}` with `--no-reuse`, which keeps nothing", "leave out one of them"
+                )
             given[name] = parse_size(given[name], option)
     settings = FitSettings(**given)
     check_shared(settings.spread, command)
@@ -467,6 +471,6 @@ def parse_size(text: str, option: str) -> int:
 
 
 def changes(settings: FitSettings) -> dict[str, Any]:
-    """Return the fields that do not have their default."""
+    """Return the fields whose value is not the default."""
     values = {item.name: getattr(settings, item.name) for item in dataclasses.fields(settings)}
     return {name: value for name, value in values.items() if value != getattr(FitSettings, name)}

@@ -1,4 +1,4 @@
-"""`inlay train --folds K`: the run cross-validated before it is trained, and rows that may be labelled wrongly."""
+"""Printing of cross-validation scores (`inlay train --folds K`) and of rows that may be labelled wrongly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inlay.cli.rooms import data
 from inlay.cli.screen import Column, numbers
 
 _LABEL_ERRORS = "label_errors.csv"
-"""The file in a run's folder with all of these rows."""
+"""the file in a run's folder with all rows that may be labelled wrongly"""
 _MOST_SHOWN = 20
 _WIDTH = 60  # letters of a text in the table
 
@@ -29,7 +29,7 @@ def keep_label_errors(found: data.LabelErrors | None, folder: Path) -> Path | No
 
 
 def describe_report(report: Mapping[str, Any], task: data.Task) -> str:
-    """Describe a cross-validation in a line of the report on the run trained afterwards."""
+    """Describe a cross-validation in one line of the report on the run trained afterwards."""
     scores = f"{describe_mean(report, report['mean'], task.metric)}; {describe_pooled(report, task.metric)}"
     rows = f"{screen.count(len(task.train), 'row')}, with {screen.count(len(task.dev), 'dev row')} to choose its epoch"
     return f"cross-validated ({report['num_folds']} folds): {scores}; the run above was trained on {rows}"
@@ -41,7 +41,7 @@ def describe_mean(about: Mapping[str, Any], means: Mapping[str, float], metric: 
 
 
 def describe_pooled(about: Mapping[str, Any], metric: str) -> str:
-    """Describe the score of all rows left out."""
+    """Describe the score over all left-out rows."""
     found = about["pooled"].get(metric, dict.fromkeys(("value", "low", "high")))
     rows = screen.count(about["num_rows"], "row")
     span = f"{screen.score(found['low'])} to {screen.score(found['high'])}"
@@ -53,25 +53,25 @@ def put_label_errors(found: data.LabelErrors, judge: str, file: Path | None = No
     screen.emit()
     rows = screen.count(found.num_rows, "row")
     if found.silence:
-        screen.emit(f"wrong labels: nothing can be told: {found.silence}")
+        screen.emit(f"wrong labels: not checked: {found.silence}")
         return
     if not found.errors:
         screen.emit(f"wrong labels: none of {rows} looks wrong to {judge}")
         return
     screen.emit(
-        f"{screen.count(len(found.errors))} of {rows} may be labelled wrongly: {judge} surely says something else"
+        f"{screen.count(len(found.errors))} of {rows} may be labelled wrongly: {judge} confidently gives another label"
     )
     has_files = len({error.path for error in found.errors}) > 1
     places = [Column("file")] * has_files + numbers("line")
     cells = []
     for error in found.errors[:_MOST_SHOWN]:
         place = [Path(error.path).name] * has_files + [str(error.line)]
-        said = [screen.shorten(error.given, 24), screen.shorten(error.likely, 24), screen.score(error.probability)]
+        labels = [screen.shorten(error.given, 24), screen.shorten(error.likely, 24), screen.score(error.probability)]
         text = error.text if error.pair is None else f"{error.text} / {error.pair}"
-        cells.append([*place, *said, screen.shorten(text, _WIDTH)])
+        cells.append([*place, *labels, screen.shorten(text, _WIDTH)])
     screen.emit_table([*places, "given", "likely", *numbers("probability"), Column("text", is_flexible=True)], cells)
     left = len(found.errors) - _MOST_SHOWN
     if left > 0:
-        screen.emit(f"and {left:,} more, less suspicious, in {'the output of --json' if file is None else file}")
+        screen.emit(f"and {left:,} less suspicious ones in {'the output of --json' if file is None else file}")
     elif file is not None:
-        screen.emit(f"the same in {file}")
+        screen.emit(f"also written to {file}")

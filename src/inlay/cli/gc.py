@@ -1,4 +1,4 @@
-"""`inlay gc`: the bytes that no version needs are deleted, and the caches if asked for."""
+"""`inlay gc`: deletes the files that no version needs and, on request, the caches."""
 
 from __future__ import annotations
 
@@ -9,33 +9,34 @@ import typer
 
 from inlay.caches import CompiledCache, open_compiled
 from inlay.cli import screen
-from inlay.cli.flags import JsonOption, StoreOption, open_store
+from inlay.cli.flags import JsonOption, StoreOption
 from inlay.cli.rooms import data, reports
+from inlay.store import Store
 
 
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="only tell what would be deleted")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only show what would be deleted")] = False,
     cache: Annotated[
-        bool, typer.Option("--cache", help="empty the caches of tokenised texts and compiled programs too")
+        bool, typer.Option("--cache", help="also empty the caches of tokenised texts and compiled programs")
     ] = False,
     runs: Annotated[
-        bool, typer.Option("--runs", help="delete the folders of runs that no version came of too")
+        bool, typer.Option("--runs", help="also delete the folders of runs that no version was published from")
     ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Delete the bytes that no version needs.
+    """Delete the files that no version needs.
 
-    Tokenised texts and compiled programs lie outside the store, in two caches of $INLAY_CACHE_BYTES each. The cache of
-    texts never exceeds it; the cache of programs is cut to it when a process begins to compile. --cache empties both,
-    except for programs used within the hour: a process may still be writing them.
+    Tokenised texts and compiled programs are kept outside the store, in two caches limited to $INLAY_CACHE_BYTES each.
+    The cache of texts never exceeds its limit; that of programs is cut to it when a process begins to compile. --cache
+    empties both, except for programs used within the last hour, which a process may still be writing.
 
-    --runs deletes the weights, scores and reports of runs that no version came of, such as those of removed tasks and
-    of sweeps. Runs that were stopped and can go on stay: `inlay runs delete` takes those too.
+    --runs deletes the weights, scores and reports of runs that no version was published from, such as those of removed
+    tasks and of sweeps. Stopped runs that can be continued stay; `inlay runs delete` deletes those too.
     """
     caches: dict[str, data.ArrayCache | CompiledCache]
     caches = {"tokenised texts": data.open_tokens(), "compiled programs": open_compiled()}
-    opened = open_store(store)
+    opened = Store(store)
     report = opened.gc(dry_run=dry_run)
     unneeded, resumable = reports.list_unneeded_runs(opened) if runs else ([], [])
     deleted = reports.Deleted(tuple(entry.id for entry in unneeded), sum(entry.num_bytes for entry in unneeded))
@@ -62,15 +63,17 @@ def gc(
     if runs:
         screen.emit(f"{verb} {screen.count(len(deleted.runs), 'run folder')}: {screen.size(deleted.num_bytes)}")
         if resumable:
-            stopped = f"kept {screen.count(len(resumable), 'unfinished run')} that can go on; delete them with"
+            stopped = f"kept {screen.count(len(resumable), 'unfinished run')} that can be continued; delete them with"
             screen.log(screen.repeat_store(f"{stopped} `inlay runs delete`", store), "dim")
     for what, usage in held.items():
         files = screen.count(usage.num_files, "file")
-        told = f"{files} of {what} in {caches[what].folder}: {screen.size(usage.num_bytes)}"
+        text = f"{files} of {what} in {caches[what].folder}: {screen.size(usage.num_bytes)}"
         if cache:
-            screen.emit(f"{verb} {told}")
+            screen.emit(f"{verb} {text}")
             if spared[what]:
                 many = screen.count(spared[what], "file")
-                screen.log(f"spared {many} of {what} used within the hour: a process may still be writing them", "dim")
+                screen.log(
+                    f"kept {many} of {what} used within the last hour: a process may still be writing them", "dim"
+                )
         elif usage.num_files:
-            screen.log(screen.repeat_store(f"kept {told}; delete them with `inlay gc --cache`", store), "dim")
+            screen.log(screen.repeat_store(f"kept {text}; delete them with `inlay gc --cache`", store), "dim")

@@ -1,4 +1,4 @@
-"""`inlay import`: a file that `inlay export` wrote, or another library's folder, comes into the store."""
+"""`inlay import`: adds a file that `inlay export` wrote, or another library's folder, to the store."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from typing import Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.flags import JsonOption, StoreOption, open_store
+from inlay.cli.flags import JsonOption, StoreOption
 from inlay.cli.rooms import exchange, pipeline
 from inlay.errors import BadConfig
 from inlay.settings import split_list
+from inlay.store import Store
 
 
 def import_(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="a file that `inlay export` wrote, or a folder of AdapterHub or PEFT")
     ],
-    name: Annotated[str | None, typer.Option("--name", help="call the task this; default: its own name")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="name for the task here; default: its own name")] = None,
     backbone: Annotated[
         str | None,
         typer.Option(
             "--backbone",
             metavar="NAME",
-            help="what it was trained on; default: the one it names, if known",
+            help="backbone it was trained on; default: the one it names, if known",
         ),
     ] = None,
     labels: Annotated[
-        str | None, typer.Option("--labels", metavar="A,B", help="a folder's labels in order; default: its own")
+        str | None,
+        typer.Option("--labels", metavar="A,B", help="labels of a folder's task, in order; default: those it names"),
     ] = None,
     kind: Annotated[
         str | None, typer.Option("--kind", help="a folder's kind of task: classify, multilabel, regress")
@@ -40,19 +42,19 @@ def import_(
     json: JsonOption = False,
 ) -> None:
     """Add an exported file, or a folder of AdapterHub or PEFT, to the store."""
-    kept = open_store(store)
+    kept = Store(store)
     if not path.is_dir():
         for option, value in (("--max-length", max_length), ("--labels", labels), ("--kind", kind)):
             if value is not None:
-                raise BadConfig(f"`{option}` is for folders; a file has it inside", f"leave `{option}` out")
+                raise BadConfig(f"`{option}` is for folders; a file contains it", f"leave out `{option}`")
         version = exchange.import_file(
             path, name, kept, lambda stored: pipeline.open_stored(backbone, stored, kept, "cpu")
         )
         notes: tuple[str, ...] = ()
     else:
-        wishes = exchange.Wishes(name, None if labels is None else split_list(labels), kind, max_length)
+        options = exchange.Wishes(name, None if labels is None else split_list(labels), kind, max_length)
         opened = pipeline.open_stored(backbone, "" if backbone else exchange.named_backbone(path), kept, "cpu")
-        imported = exchange.import_folder(path, opened, kept, wishes)
+        imported = exchange.import_folder(path, opened, kept, options)
         version, notes = imported.version, (f"made by {imported.library} for {imported.base}", *imported.notes)
     if json:
         screen.emit_json({"version": version.reference, "digest": version.digest, "notes": list(notes)})

@@ -1,4 +1,4 @@
-"""`inlay key make|list|revoke|rotate`: who may ask a service, and for what."""
+"""`inlay key make|list|revoke|rotate`: the keys of a service and what they allow."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from inlay.errors import BadConfig
 if TYPE_CHECKING:
     from inlay.service import Database, Key
 
-app = make_typer(no_args_is_help=True, help="Make, list and end the keys that requests need.")
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="id of the key: what is between its two `_`")]
+app = make_typer(no_args_is_help=True, help="Make, list and revoke the keys that requests need.")
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="id of the key: the part between its two `_`")]
 _DAY_S = 86400.0
 
 
 @contextmanager
 def open_database(store: Path | None) -> Iterator[Database]:
-    """Give the database of the service whose store a user named; it is made if there is none. It may be running."""
+    """Open the database of the service on a store, and make it if there is none. The service may be running."""
     from inlay.service import Database, check_extra, find_place
 
     check_extra()
@@ -39,28 +39,27 @@ def open_database(store: Path | None) -> Iterator[Database]:
 
 @app.command("make")
 def make(
-    tenant: Annotated[
-        str, typer.Argument(metavar="TENANT", help="tenant that the key is for: `local`, or one that was added")
-    ],
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", help="tenant of the key: `local`, or one that was added")],
     scope: Annotated[
         list[str] | None,
         typer.Option(
             "--scope",
             metavar="A,B,…",
-            help="what it is for: predict, train, admin (keys and erasure), operator (all tenants)"
+            help="what the key allows: predict, train, admin (keys and erasure), operator (all tenants)"
             "  [default: predict,train,admin]",
         ),
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="what to remember it by")] = "",
+    name: Annotated[str, typer.Option("--name", help="a note to recognise the key by")] = "",
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="TIME", help="when it ends, such as 90d; default: never")
+        str | None,
+        typer.Option("--expires", metavar="TIME", help="how long the key is valid, such as 90d; default: for ever"),
     ] = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a key and print it: this once, for only its hash is kept.
+    """Make a key and print it. It is shown only once, because only its hash is kept.
 
-    From the first key on every request needs one.
+    Once there is a key, every request needs one.
     """
     from inlay.service import USUAL_SCOPES, Keys
 
@@ -74,12 +73,12 @@ def make(
 @app.command("list")
 def list_(
     tenant: Annotated[
-        str | None, typer.Argument(metavar="TENANT", help="only the keys of this tenant; default: of all")
+        str | None, typer.Argument(metavar="TENANT", help="only the keys of this tenant; default: of all tenants")
     ] = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List keys, newest first: those that have ended too, and never a secret."""
+    """List keys, newest first, also revoked and expired ones. Secrets are never shown."""
     from inlay.service import Keys, Tenants
 
     with open_database(store) as db:
@@ -90,7 +89,7 @@ def list_(
         screen.emit_json({"keys": [key.to_json() for key in keys]})
         return
     if not keys:
-        screen.log("no keys yet: the service answers this machine alone")
+        screen.log("no keys yet: the service answers only this machine")
         screen.log("make the first: inlay key make local", "dim")
         return
     columns = [*map(Column, ("id", "tenant", "name", "scopes", "state", "last used"))]
@@ -99,7 +98,7 @@ def list_(
 
 @app.command("revoke")
 def revoke(key_id: IdArgument, store: StoreOption = None, json: JsonOption = False) -> None:
-    """End a key at once, for ever."""
+    """Revoke a key, at once and for ever."""
     from inlay.service import Keys
 
     with open_database(store) as db:
@@ -119,7 +118,7 @@ def rotate(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a key like another one, which ends, and print the new one: this once."""
+    """Replace a key by a new one like it, and print the new one. It is shown only once."""
     from inlay.service import Keys
 
     with open_database(store) as db:
@@ -128,7 +127,7 @@ def rotate(
 
 
 def _parse_days(text: str, option: str) -> float:
-    """Return the seconds of `90d`, or of what `parse_duration` knows."""
+    """Return the seconds of `90d`, or of any duration that `parse_duration` reads."""
     number = text.strip().removesuffix("d")
     if number == text.strip():
         return parse_duration(text, option)
@@ -143,8 +142,8 @@ def _show_new(key: Key, text: str, *, as_json: bool) -> None:
         screen.emit_json({**key.to_json(), "key": text})
         return
     screen.emit(text)
-    screen.log("copy it now: it is not shown again", "yellow")
-    screen.log(f"end it with: inlay key revoke {key.id}", "dim")
+    screen.log("copy it now: it will not be shown again", "yellow")
+    screen.log(f"revoke it with: inlay key revoke {key.id}", "dim")
 
 
 def _row(key: Key, now: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""`inlay learn-curve`: would more rows help? Runs on shares of the rows, and a law through their scores."""
+"""`inlay learn-curve`: forecasts the gain from more rows, with a power law through the scores of smaller runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inlay.cli.rooms import explore, pipeline, reports
 from inlay.cli.screen import numbers
 from inlay.cli.train import ResumeOption
 from inlay.settings import FitSettings
-from inlay.store import write_atomically
+from inlay.store import Store, write_atomically
 
 
 @flags.command_options(flags.RunFlags(), fit=("max_cohort", *flags.MEMORY))
@@ -22,10 +22,12 @@ def learn_curve(
     run: flags.RunOptions,
     effort: FitSettings,
     sizes: Annotated[
-        int, typer.Option("--sizes", metavar="N", min=4, max=20, help="shares of the training rows to train on")
+        int,
+        typer.Option("--sizes", metavar="N", min=4, max=20, help="number of shares of the training rows to train on"),
     ] = 6,
     draws: Annotated[
-        int, typer.Option("--draws", metavar="N", min=2, max=20, help="draws of each share, and seeds of training")
+        int,
+        typer.Option("--draws", metavar="N", min=2, max=20, help="runs on each share, each with its own rows and seed"),
     ] = 3,
     picture: Annotated[
         Path | None, typer.Option("--picture", metavar="FILE", help="draw the curve as .svg or .png")
@@ -35,22 +37,22 @@ def learn_curve(
     store: flags.StoreOption = None,
     json: flags.JsonOption = False,
 ) -> None:
-    """Forecast what more rows would bring, from runs on shares of the rows.
+    """Forecast the gain from more rows, by training on parts of the rows.
 
-    Trains on six shares of the training rows, three draws of each, together as one cohort, and judges all by the same
-    dev rows. A power law through the scores says what twice and four times as many rows would bring, with an interval.
-    Where the scores say nothing, so does it. Nothing is published. A curve that was stopped goes on where it was.
+    Trains on six shares of the training rows, three runs on each, together as one cohort, and scores all on the same
+    dev rows. A power law through the scores forecasts the score with twice and four times as many rows, with an
+    interval; if the scores allow no forecast, it says so. Nothing is published. A stopped curve continues where it was.
     """
     if picture is not None:
         explore.check_picture(picture)
-    opened = flags.open_store(store)
+    opened = Store(store)
     config = run.resolve(opened)
     pipeline.check_device_name(device)
     task = pipeline.load_task(config)
     listed = ", ".join(f"{size:,}" for size in explore.check_curve(task, sizes))
     backbone = pipeline.open_backbone(config.backbone, device)
     made = explore.make_curve_runs(task, config, backbone, opened, num_sizes=sizes, num_draws=draws)
-    screen.detail(f"learning curve: {listed} rows, {draws} draws of each")
+    screen.detail(f"learning curve: {listed} rows, {draws} runs on each")
     runs = [each for _, _, each in made]
     results = pipeline.fit_runs(runs, backbone, opened.root / "runs", dataclasses.replace(effort, restart=not resume))
     pipeline.write_briefly(runs, results, backbone, opened.root / "runs", reports.OF_A_SHARE)
@@ -79,5 +81,5 @@ def _put(curve: explore.LearningCurve) -> None:
     if curve.forecasts and curve.exponent is not None:
         best = curve.floor if not curve.higher_is_better else 1 - (curve.floor or 0.0)
         screen.emit(
-            f"The law goes to {screen.score(best)} with rows^-{curve.exponent:.2f}, on {curve.num_dev:,} dev rows."
+            f"The power law tends to {screen.score(best)} as rows^-{curve.exponent:.2f}, on {curve.num_dev:,} dev rows."
         )

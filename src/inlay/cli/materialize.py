@@ -1,4 +1,4 @@
-"""`inlay materialize`: tasks of a finished multi-task run, published as ordinary ones."""
+"""`inlay materialize`: publishes tasks of a finished multi-task run as ordinary ones."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption, open_store
+from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption
 from inlay.cli.multitask import finish_task, put_report
 from inlay.cli.rooms import data, model, pipeline, training
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.settings import RunConfig
+from inlay.store import Store
 
-_RUN = typer.Argument(metavar="RUN", help="id of a run that `inlay multitask` trained, or its task (`cola`, `cola@1`)")
-_PARTS = typer.Argument(
-    metavar="[TASK…]", help="its tasks, or TASK=DATA where the rows lie elsewhere now; default: all"
+_RUN = typer.Argument(
+    metavar="RUN", help="id of a run of `inlay multitask`, or a task that it published (`cola`, `cola@1`)"
 )
+_PARTS = typer.Argument(metavar="[TASK…]", help="tasks of the run, or TASK=DATA if the rows have moved; default: all")
 
 
 def materialize(
     run: Annotated[str, _RUN],
     tasks: Annotated[list[str] | None, _PARTS] = None,
-    name: Annotated[str | None, typer.Option("--name", help="publish under this name; for one task")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="publish under this name; only with one TASK")] = None,
     backbone: BackboneOption = None,
     device: DeviceOption = "auto",
     store: StoreOption = None,
@@ -32,11 +33,11 @@ def materialize(
 ) -> None:
     """Turn the tasks of a run that shares parameters into ordinary ones, and publish them.
 
-    The weights that a hypernetwork writes for a task become the task's own. The rows of these tasks are read again, for
-    the probes and the test scores; those of the run's other tasks need not be there any more.
+    The weights that a hypernetwork generates for a task become the task's own. The rows of these tasks are read again,
+    for the probes and the test scores; the rows of the run's other tasks are not needed.
     """
     pipeline.check_device_name(device)
-    opened = open_store(store)
+    opened = Store(store)
     folder = training.find_run(run, opened)
     chosen = _choose_parts(training.read_parts(folder), tasks or ())
     if name is not None:
@@ -56,7 +57,7 @@ def materialize(
 
 
 def _choose_parts(configs: Sequence[RunConfig], wanted: Sequence[str]) -> list[RunConfig]:
-    """Return the settings of these tasks of a run, each once, with the data named for it: `TASK=DATA`."""
+    """Return the settings of the wanted tasks of a run, each once, with its new data if `TASK=DATA` names it."""
     known = {config.task: config for config in configs}
     found = {} if wanted else known
     for item in wanted:
@@ -74,11 +75,11 @@ def _load_part(config: RunConfig, run_id: str) -> data.Task:
         return pipeline.load_task(config)
     except InlayError as error:
         same = error.of(config.task)
-        # Which rows are left out was decided in training: rows read with other settings would not be the run's.
+        # Training decided which rows to leave out; read with other settings, the rows would not be the run's.
         if "--on-bad-row" in (error.hint or ""):
             same.hint = (
-                "the run was trained on rows without that fault: put the data back as it was, or say where it is now, "
-                f"as `inlay materialize {run_id} {config.task}=DATA`"
+                "the run was trained on rows without this fault: restore the data, or say where it is now with "
+                f"`inlay materialize {run_id} {config.task}=DATA`"
             )
         raise same from None
 
@@ -89,5 +90,5 @@ def _open_backbone(asked: str | None, known: str, device: str) -> model.Backbone
         return pipeline.open_backbone(asked or known, device)
     except Missing as error:
         if asked is None and "--device" not in error.message:
-            error.hint = f"if it lies elsewhere now, say where: `--backbone FOLDER`; else {error.hint}"
+            error.hint = f"if it has moved, say where with `--backbone FOLDER`; otherwise {error.hint}"
         raise

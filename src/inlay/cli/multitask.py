@@ -1,4 +1,4 @@
-"""`inlay multitask`: several tasks trained as one run, and each published as an ordinary one."""
+"""`inlay multitask`: trains several tasks as one run, and publishes each as an ordinary task."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from inlay.settings import FitSettings, MethodConfig, RunConfig, find_preset, re
 from inlay.store import Store
 
 _METHOD = "hyperformer++"
-_TASKS = typer.Argument(metavar="DATA…", help="data of every task, as `inlay train` takes it, or NAME=DATA")
+_TASKS = typer.Argument(metavar="DATA…", help="data of each task, as for `inlay train`, or NAME=DATA")
 _OF_ONE_TASK = {"dev": "FILE", "test": "FILE", "labels": "A,B"}
-"""settings of rows that have no flag here, as they are one task's, and what they take: hints say how to give them"""
-_DRY = typer.Option("--dry-run", help="tell what it would take, and train nothing")
+"""settings of one task's rows, which have no flag here, and their values: hints say how to give them"""
+_DRY = typer.Option("--dry-run", help="show the cost, and train nothing")
 
 
 @flags.command_options(
@@ -39,10 +39,15 @@ def multitask(
     run: flags.RunOptions,
     effort: FitSettings,
     data: Annotated[list[str] | None, _TASKS] = None,
-    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="runs, seeds counted up, as a cohort")] = 1,
+    seeds: Annotated[
+        int,
+        typer.Option(
+            "--seeds", metavar="N", min=1, help="runs to train as a cohort, with seeds counted up from --seed"
+        ),
+    ] = 1,
     dry_run: Annotated[bool, _DRY] = False,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="with --dry-run: time a step or two, or only count")
+        bool, typer.Option("--measure/--no-measure", help="with --dry-run: time a few steps, or only count")
     ] = True,
     on: flags.OnOption = None,
     ray_cpus: flags.RayCpusOption = 1,
@@ -56,17 +61,17 @@ def multitask(
 ) -> None:
     """Train several tasks as one run that shares parameters, and publish each.
 
-    With hyperformer++, the default, a hypernetwork writes the adapters of all tasks; other methods are hyperformer,
-    mahabadi-multi (an adapter for every task, norms shared), full-multi (one fine-tuned backbone) and pal-published
-    (projected attention for every task beside it). The best epoch is that of the best mean over the tasks. Every task
-    is published as an ordinary one.
+    With hyperformer++, the default, a hypernetwork generates the adapters of all tasks. Other methods are hyperformer,
+    mahabadi-multi (an adapter for each task, shared norms), full-multi (one fine-tuned backbone) and pal-published (a
+    fine-tuned backbone with projected attention for each task). The best epoch is the one with the best mean dev score
+    over the tasks. Every task is published as an ordinary one.
 
-    Settings of rows are those of all tasks; `--set data.NAME.KEY=VALUE`, or `[data.NAME]` of --config, are those of
-    one. A new task goes on from a run with --from-run: `--trained task` trains nothing but its embedding (and its head)
-    on the hypernetwork as it is, and has a learning rate of its own.
+    Settings of rows apply to all tasks; `--set data.NAME.KEY=VALUE`, or `[data.NAME]` in the file of --config, applies
+    to one. With --from-run, a new task starts from a finished run: `--trained task` then trains only its embedding and
+    head, with the hypernetwork as it is and a default learning rate of its own.
     """
     cluster = None if on is None else pipeline.parse_cluster(on, ray_cpus, ray_gpus)
-    ready = _prepare(run, data or (), flags.open_store(store), device, seeds)
+    ready = _prepare(run, data or (), Store(store), device, seeds)
     if dry_run:
         _forecast(ready, effort, measured=measure, as_json=json)
         return
@@ -101,7 +106,7 @@ class _Ready:
 
 
 def _find_config(run: flags.RunOptions, store: Store) -> RunConfig:
-    """Return the settings, laid over the method and backbone of the run that this one starts from, if any."""
+    """Return the settings; if the run starts from another, they override that run's method and backbone."""
     named = dataclasses.replace(run, task="multitask")
     config = named.resolve(base=RunConfig(method=MethodConfig(_METHOD)))
     if config.joint.start is None:
@@ -113,7 +118,7 @@ def _find_config(run: flags.RunOptions, store: Store) -> RunConfig:
 
 
 def _prepare(run: flags.RunOptions, data: Sequence[str], store: Store, device: str, seeds: int) -> _Ready:
-    # 1. settle whose rows are read, and how: nothing is read before all of it can be
+    # 1. check the settings of all tasks before any rows are read
     pipeline.check_device_name(device)
     named = [_read_name(item) for item in data]
     run = dataclasses.replace(run, tasks=[name for name, _ in named])
@@ -153,15 +158,15 @@ def _prepare(run: flags.RunOptions, data: Sequence[str], store: Store, device: s
 
 
 def _check_preset(run: flags.RunOptions, config: RunConfig, backbone: model.Backbone) -> None:
-    """Refuse a preset of encoders on a seq2seq backbone: it sets a pooling that the user did not give."""
+    """Refuse a preset for encoders on a seq2seq backbone, if the preset chose the pooling and not the user."""
     if run.preset is None or not backbone.is_seq2seq:
         return
     pooling = find_preset(run.preset).settings.get("train.pooling")
     if pooling is not None and pooling == config.train.pooling and "train.pooling" not in run.flags:
         raise Unsupported(
-            f"preset `{run.preset}` on the backbone `{backbone.name}`, which writes its answers: the preset is of "
-            f"encoders (its pooling is `{pooling}`)",
-            "leave out `--preset`, or give an encoder, such as `--backbone minilm`",
+            f"preset `{run.preset}` is for encoders (its pooling is `{pooling}`), but the backbone "
+            f"`{backbone.name}` generates text",
+            "leave out `--preset`, or use an encoder, such as `--backbone minilm`",
         )
 
 
@@ -177,7 +182,7 @@ def _load_part(config: RunConfig) -> data.Task:
 
 
 def _read_name(item: str) -> tuple[str, str]:
-    """Split `NAME=DATA`; data without a name is named after itself."""
+    """Split `NAME=DATA` into the task's name and its data; without NAME the task is named after the data."""
     name, equals, source = item.partition("=")
     is_named = bool(equals) and "/" not in name and not Path(item).exists()
     return (name, source) if is_named else (pipeline.name_of(item), item)
@@ -189,12 +194,12 @@ def _describe(run: training.JointRun, backbone: model.Backbone, seeds: int) -> N
     items, method, joint = run.layout(backbone.anatomy), run.config.method, run.config.joint
     shared = sum(item.num_parameters for item in items if item.is_shared)
     trained = sum(item.num_parameters for item in items)
-    beside = f"{screen.count(shared)} of them shared by {screen.count(len(run.parts), 'task')}"
+    shared_text = f"{screen.count(shared)} of them shared by {screen.count(len(run.parts), 'task')}"
     if joint.trained == "task":
-        trained, beside = trained - shared, f"on {screen.count(shared)} that stay as they are"
+        trained, shared_text = trained - shared, f"with {screen.count(shared)} shared ones frozen"
     screen.detail(
         f"method: {screen.name_method(method.name, method.size)} trains {screen.count(trained)} parameters, "
-        f"{screen.share(trained, backbone.num_parameters)} of the backbone's, {beside}"
+        f"{screen.share(trained, backbone.num_parameters)} of the backbone's, {shared_text}"
     )
     drawn = f"temperature {joint.temperature:g}" if joint.sampling == "temperature" else joint.sampling
     screen.detail(
@@ -204,7 +209,7 @@ def _describe(run: training.JointRun, backbone: model.Backbone, seeds: int) -> N
 
 
 def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bool) -> None:
-    """Print the cost of a run: its tasks, their shares of the steps and parameters; then time and memory."""
+    """Print the cost of a run: its tasks with their shares of steps and parameters, then time and memory."""
     made, num_seeds = training.count_joint(ready.runs[0], ready.backbone), len(ready.runs)
     if not as_json:
         _put_counts(made)
@@ -266,7 +271,7 @@ def _put_down(
         "status": result.status,
         "best_epoch": result.best_epoch,
         "mean": next(line["dev"]["mean"] for line in result.history if line["epoch"] == result.best_epoch),
-        # Each task by its own metric; none unless all have one.
+        # The mean over the tasks, each by its own metric; None unless all tasks have a test score.
         "test_mean": sum(known) / len(known) if known and len(known) == len(tested) else None,
         "seconds": result.seconds,
         "folder": str(ready.runs_folder / run.id),
@@ -281,7 +286,7 @@ def _write_report(
     ready: _Ready,
     finished: Sequence[tuple[training.Trained, dict[str, Any]]],
 ) -> Path | None:
-    """Write the report on the run and on each of its tasks; what it cannot be written of is said."""
+    """Write the report on the run and on each of its tasks; if that fails, print why."""
     parts = []
     for item, task in finished:
         version = None if task["reference"] is None else ready.store.resolve(task["reference"])
@@ -296,7 +301,7 @@ def _write_report(
 
 
 def finish_task(item: training.Trained, backbone: model.Backbone, store: Store, *, publish: bool) -> dict[str, Any]:
-    """Publish one task of a trained run, if asked for, and return its report as data."""
+    """Publish one task of a trained run if `publish`, and return its report as data."""
     rows = item.run.task.test
     has_test = rows is not None and rows.targets is not None
     if publish:
@@ -309,7 +314,7 @@ def finish_task(item: training.Trained, backbone: model.Backbone, store: Store, 
 
 
 def put_report(report: dict[str, Any]) -> None:
-    """Print the scores of the tasks of a run, and where the run is."""
+    """Print the scores of the tasks of a run, and the run's folder."""
     screen.log()
     splits = ["dev", "test"] if any(item["test"] for item in report["tasks"]) else ["dev"]
     rows = [

@@ -1,10 +1,10 @@
 """Answers as rows of a file: the input's own columns, then what the task says. CSV, TSV, JSONL, Parquet or .xlsx.
 
-A file is written to a draft beside it and gets its name when it is whole. If the user stops the program, the windows
-that were written whole stay, under a name that says so. In a table, one column holds what the task found: the label,
-the labels (joined with `|`), the number, the entities or the text. JSONL keeps these apart and has every probability.
+A file is written as a draft beside its target and renamed when it is complete. If the user stops the program, the
+completed windows are kept as `NAME.partial.SUFFIX`. In a table, one column holds the answer: the label, the labels
+(joined with `|`), the number, the entities or the text. JSONL keeps these apart and has every probability.
 
-A spreadsheet runs a cell that begins like a formula, whoever wrote it. In CSV and TSV such a cell begins with `'`.
+A spreadsheet runs a cell that begins like a formula, whoever wrote it. So in CSV and TSV such a cell gets a `'` first.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from inlay.serving import Answer, answer_cell, describe_answer
 from inlay.store import telling_full_disk
 
 Record = Mapping[str, Any]
-# The beginning of a formula, wide letters too: some spreadsheets skip blanks before it. A TSV has no quotes of its own,
-# so a spreadsheet takes off those of a cell.
+# The beginning of a formula, in wide characters too; some spreadsheets skip blanks before it. In our TSV quotes are
+# plain characters, but a spreadsheet would remove them from a cell.
 _FORMULA = {
     ".csv": re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]"),
     ".tsv": re.compile(r'["\s]*[=+\-@＝＋－＠]|"*[\t\r\n]'),
@@ -40,8 +40,8 @@ SUFFIXES = (".csv", ".tsv", ".jsonl", *CONVERTERS)
 class Writer:
     """Writes answers to one stream, in the format of a suffix.
 
-    A table's columns are those of its first window; `left_out` names columns that came later (JSON lines may differ).
-    `settled` has the number of rows in windows that were written whole, and the byte where they end.
+    A table's columns are those of its first window; `left_out` names later ones (the lines of JSONL may differ).
+    `settled` has the number of rows in complete windows, and the byte where these end.
     """
 
     def __init__(self, stream: TextIO, suffix: str, *, abstains: bool = False, keep_formulas: bool = False) -> None:
@@ -70,13 +70,13 @@ class Writer:
             self._columns = tuple(dict.fromkeys(name for record in records for name in record))
             self._put([*self._columns, *rename_added(self._columns, self._added)])
         for record, answer in zip(records, answers, strict=True):
-            cells = _cells(answer) if self._suffix not in CONVERTERS else _typed_cells(answer)
+            cells = _cells(answer, is_typed=self._suffix in CONVERTERS)
             self._put([*(record.get(name) for name in self._columns), *cells[: len(self._added)]])
             if not record.keys() <= set(self._columns):
                 self.left_out |= dict.fromkeys(name for name in record if name not in self._columns)
 
     def write_plain(self, records: Sequence[Record]) -> None:
-        """Write records as they are, all at once."""
+        """Write all records, without answers."""
         if self._suffix == ".jsonl":
             for record in records:
                 self._put_line(record)
@@ -113,10 +113,10 @@ class Writer:
 
 
 def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:
-    """Return the names of added columns; a name that the input has too becomes `predicted_…`, so nothing is lost."""
+    """Return the names of added columns; a name that the input has already becomes `predicted_…`."""
     names = []
     for name in added:
-        while name in columns:  # the input may be answers of an earlier time
+        while name in columns:  # the input may be the output of an earlier call
             name = f"predicted_{name}"
         names.append(name)
     return names
@@ -124,15 +124,15 @@ def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:
 
 @contextmanager
 def open_rows(target: Path, *, abstains: bool = False, keep_formulas: bool = False) -> Iterator[Writer]:
-    """Open a writer to a file that appears when the block ends without an error, and not otherwise.
+    """Open a writer to a file that appears only if the block ends without an error.
 
     After Ctrl-C the rows answered so far are kept as `NAME.partial.SUFFIX`. `abstains` adds a column that says which
-    rows were not sure enough to be answered; `keep_formulas` leaves cells as they are. Half a character is written out.
+    answers were withheld; `keep_formulas` leaves cells as they are. Half characters are written as escapes.
     """
     suffix = target.suffix.lower()
     if suffix not in SUFFIXES:
         known = ", ".join(SUFFIXES)
-        raise BadConfig(f"`{target}` does not end in one of {known}", "name the output by its format")
+        raise BadConfig(f"`{target}` does not end in one of {known}", "give the output file one of these endings")
     if suffix in CONVERTERS:
         check_converter(suffix)
     draft = target.with_name(f".draft-{os.getpid()}-{target.name}")
@@ -153,10 +153,10 @@ def open_rows(target: Path, *, abstains: bool = False, keep_formulas: bool = Fal
 
 
 def _keep_partial(writer: Writer, draft: Path, target: Path) -> str:
-    """Rename a draft, cut to its whole windows, so that its name says it is partial; return words for what was kept."""
+    """Keep the complete windows of a draft under a name that says it is partial; return a message about it."""
     num_rows, end_bytes = writer.settled
     if not num_rows:
-        return f"stopped before any row was answered: {target} was not written"
+        return f"stopped before any row was answered; {target} was not written"
     partial = target.with_suffix(f".partial{target.suffix}")
     os.truncate(draft, end_bytes)
     _give_name(draft, partial, target.suffix.lower())
@@ -164,7 +164,7 @@ def _keep_partial(writer: Writer, draft: Path, target: Path) -> str:
 
 
 def _give_name(draft: Path, target: Path, suffix: str) -> None:
-    """Give a draft its name; one of a typed format becomes such a file first, beside it."""
+    """Rename a draft to its target; for Parquet and .xlsx, convert it first."""
     if suffix not in CONVERTERS:
         os.replace(draft, target)
         return
@@ -187,23 +187,17 @@ def standard_rows() -> Iterator[Writer]:
 
 
 def _beside(record: Record, about: Record) -> dict[str, Any]:
-    """Return a record with its answer beside it. `task` is not renamed: both mean the task that was asked."""
+    """Return a record with its answer added. `task` is not renamed: in both it is the task that was asked."""
     names = dict(zip(about, rename_added([name for name in record if name != "task"], list(about)), strict=True))
     return {**record, **{names[name]: value for name, value in about.items()}}
 
 
-def _cells(answer: Answer) -> list[str]:
-    if answer.error is not None:
-        return ["", "", str(answer.error.message), ""]
-    about = describe_answer(answer)
-    probability = f"{about['probability']:.6f}" if "probability" in about else ""
-    return [answer_cell(about), probability, "", str(bool(about.get("abstained"))).lower()]
-
-
-def _typed_cells(answer: Answer) -> list[Any]:
-    """Return what `_cells` says, with numbers and truth values as such, and None for nothing."""
+def _cells(answer: Answer, *, is_typed: bool) -> list[Any]:
+    """Return the added cells: answer, probability, error, abstained. Unless `is_typed`, they are texts."""
     if answer.error is not None:
         return [None, None, str(answer.error.message), None]
     about = describe_answer(answer)
-    found = about["value"] if "value" in about else answer_cell(about)
-    return [found, about.get("probability"), None, bool(about.get("abstained"))]
+    probability, abstained = about.get("probability"), bool(about.get("abstained"))
+    if is_typed:
+        return [about["value"] if "value" in about else answer_cell(about), probability, None, abstained]
+    return [answer_cell(about), None if probability is None else f"{probability:.6f}", None, str(abstained).lower()]

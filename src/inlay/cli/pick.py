@@ -1,4 +1,4 @@
-"""`inlay pick`: rows of an unlabelled file that are worth labelling."""
+"""`inlay pick`: picks rows of an unlabelled file that are worth labelling."""
 
 from __future__ import annotations
 
@@ -23,14 +23,25 @@ def pick(
     task: Annotated[str, typer.Option("--task", metavar="TASK", help="the task: NAME, NAME@3 or NAME@best")],
     count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="rows to pick")] = 20,
     by: Annotated[
-        str, typer.Option("--by", metavar="margin|entropy", help="what is unsure: two labels nearly equal, or all")
+        str,
+        typer.Option(
+            "--by",
+            metavar="margin|entropy",
+            help="measure of doubt: margin between the two best labels, or entropy of all",
+        ),
     ] = "margin",
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="CSV, TSV, JSONL, Parquet or .xlsx file to write"),
     ] = None,
     most: Annotated[
-        int, typer.Option("--most", metavar="N", min=1, help="rows of the file to look at, drawn evenly")
+        int,
+        typer.Option(
+            "--most",
+            metavar="N",
+            min=1,
+            help="most rows of the file to look at; of a longer file they are drawn evenly",
+        ),
     ] = _MOST_READ,
     format: flags.FormatOption = "auto",
     header: flags.HeaderOption = None,
@@ -45,14 +56,14 @@ def pick(
 ) -> None:
     """Pick rows of an unlabelled file that are worth labelling.
 
-    A row is worth it if the task is unsure of its answer, and if it is unlike the other rows that are picked and unlike
-    those the task was trained on. So near duplicates are not picked twice. Where answers have no probability, such as
-    numbers, rows are picked for being different alone. Of a long file, --most rows are looked at.
+    A row is worth labelling if the task is unsure of its answer, and if it differs from the other picked rows and from
+    the training rows. So near duplicates are not picked twice. If answers have no probability, such as numbers, only
+    the difference counts.
     """
     columns = DataConfig(format=format, header=header, text=text, pair=pair)
     rows, num_rows = explore.draw_rows(pool, columns, most=most)
     kept, reader = open_version(task, store, backbone, device)
-    trained, _ = try_training_rows(reader, kept, data, "picked rows may be like training rows")
+    trained, _ = try_training_rows(reader, kept, data, "picked rows may resemble training rows")
     with screen.Meter("reading") as meter:
         settings = explore.PickSettings(count, by, lambda number: meter.advance(number, "rows"))
         found = explore.pick_rows(reader, rows, settings, None if trained is None else trained.train)
@@ -74,7 +85,7 @@ def pick(
 
 
 def _record(row: explore.Pick) -> dict[str, object]:
-    """Return a row's own columns, with what was found beside them."""
+    """Return a row's own columns and the added ones."""
     own = dict(row.record)
     values = (row.answer, "" if row.doubt is None else f"{row.doubt:.6f}", f"{row.distance:.6f}")
     return own | dict(zip(rename_added(list(own), _ADDED), values, strict=True))
@@ -84,9 +95,9 @@ def _describe(found: explore.Picked, num_rows: int, count: int) -> dict[str, str
     drawn = "" if found.num_pool == num_rows else f" of {num_rows:,}, drawn evenly"
     pairs = {"looked at": f"{screen.count(found.num_pool, 'row')}{drawn}"}
     if found.num_known:
-        pairs["left out"] = f"{screen.count(found.num_known, 'row')} with a text that stands twice or has a label"
+        pairs["left out"] = f"{screen.count(found.num_known, 'row')} whose text occurs twice or is labelled already"
     if found.measure is None:
-        pairs["picked by"] = "being different alone: these answers have no probability"
+        pairs["picked by"] = "difference alone: these answers have no probability"
     if len(found.rows) < count:
         pairs["fewer"] = f"only {len(found.rows)} rows differ from each other and from the training rows"
     return pairs

@@ -1,4 +1,4 @@
-"""`inlay plan`: the cost of a run, in parameters as the papers count them, and in measured time and memory."""
+"""`inlay plan`: the cost of a run, in parameters counted as in the papers, and in measured time and memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 from inlay.cli import screen
-from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options, open_store
+from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options
 from inlay.cli.rooms import data, pipeline, training
 from inlay.cli.screen import numbers
 from inlay.settings import FitSettings
+from inlay.store import Store
 
 
 @command_options(RunFlags(), fit=("checkpointing",))
@@ -18,25 +19,25 @@ def plan(
     run: RunOptions,
     effort: FitSettings,
     tasks: Annotated[
-        int, typer.Option("--tasks", metavar="N", min=1, help="tell what N such tasks take beside one backbone")
+        int, typer.Option("--tasks", metavar="N", min=1, help="also show the size of N such tasks on one backbone")
     ] = 1,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="time a few steps, or only count, which takes a moment")
+        bool, typer.Option("--measure/--no-measure", help="time a few steps, or only count, which is quick")
     ] = True,
     device: DeviceOption = "auto",
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Estimate what a run would cost, beside full fine-tuning.
+    """Estimate the cost of a run, compared with full fine-tuning.
 
-    Parameters by part, as the papers count them, and bytes on disk come first, from the shapes; then time and memory,
-    from a few measured steps.
+    First come parameters by part, counted as in the papers, and bytes on disk; then time and memory, from a few
+    measured steps.
     """
-    kept = open_store(store)
+    kept = Store(store)
     ready = pipeline.prepare(run.resolve(kept), kept, device)
     pipeline.describe_run(ready.run, ready.backbone)
     if ready.is_finished:
-        screen.detail(f"run {ready.run.id} was finished before: training it would cost nothing")
+        screen.detail(f"run {ready.run.id} is finished already: training it would cost nothing")
     made = training.count_plan(ready.run, ready.backbone)
     if not json:
         _put_counts(made, ready.run, tasks)
@@ -51,7 +52,7 @@ def plan(
 
 
 def _put_counts(made: training.RunPlan, run: training.Run, num_tasks: int) -> None:
-    """Print what is known from the shapes alone."""
+    """Print what follows from the shapes alone."""
     screen.log()
     parts = ", ".join(f"{screen.count(number)} {part}" for part, number in made.parameters_by_part.items())
     costs = (made.inlay, made.full)
@@ -63,7 +64,9 @@ def _put_counts(made: training.RunPlan, run: training.Run, num_tasks: int) -> No
     ]
     screen.emit_table(["", *numbers(run.config.method.name, "full fine-tuning")], rows)
     screen.emit()
-    at_least = "at least " if data.find_layout(run.reading.kind).overlaps else ""  # a long context is several windows
+    at_least = (
+        "at least " if data.find_layout(run.reading.kind).overlaps else ""
+    )  # a long context makes several windows
     screen.emit_pairs(
         {
             "parameters": parts,
@@ -71,7 +74,7 @@ def _put_counts(made: training.RunPlan, run: training.Run, num_tasks: int) -> No
             **describe_times(made.totals.repeat(num_tasks)),
             "rows": f"{screen.count(made.num_train)} to train, {screen.count(made.num_dev)} dev",
             "steps": f"{at_least}{screen.count(made.num_steps)}",
-            "together": f"up to {screen.count(made.max_together, 'run')} like it at a time",
+            "together": f"up to {screen.count(made.max_together, 'run')} like it fit in memory at a time",
             "run": made.run_id,
         }
     )
@@ -80,7 +83,7 @@ def _put_counts(made: training.RunPlan, run: training.Run, num_tasks: int) -> No
 
 
 def describe_totals(totals: training.Totals) -> dict[str, str]:
-    """Return the parameters by each way the papers count them, as named lines."""
+    """Return the parameters, counted in each way that papers use, as named lines."""
     found = {}
     if totals.adapters:
         found["adapters alone"] = screen.count(totals.adapters)
@@ -91,7 +94,7 @@ def describe_totals(totals: training.Totals) -> dict[str, str]:
 
 
 def describe_times(totals: training.Totals) -> dict[str, str]:
-    """Return the size of the tasks as a multiple of the backbone, and of each task as a share of it."""
+    """Return the size of all tasks as a multiple of the backbone, and of each task as a share of it."""
     each = f"{100 * totals.share_per_task:.2f}% of it for each task"
     full = f"full fine-tuning of each: {totals.times_full:g}×"
     return {screen.count(totals.num_tasks, "task"): f"{totals.times_backbone:.2f}× the backbone, {each}; {full}"}

@@ -1,4 +1,4 @@
-"""`inlay predict`: published versions answer texts, lines and files."""
+"""`inlay predict`: answers texts, lines and files with published versions."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from inlay.cli.rooms import data, pipeline
 from inlay.cli.screen import Rate
 from inlay.errors import BadConfig, BadData, InlayError
 from inlay.settings import DataConfig
+from inlay.store import Store
 
 CHUNK_ROWS = 512
 WINDOW_ROWS = 4096
-"""rows of a file in memory at a time: enough to fill batches with rows of one length"""
+"""most rows of a file in memory at a time: enough to fill batches with rows of one length"""
 WINDOW_LETTERS = 4_000_000
-"""letters of a file in memory at a time, where rows are long"""
+"""most letters of a file in memory at a time, if rows are long"""
 
 
 def predict(
     task: Annotated[
-        str | None, typer.Argument(metavar="TASK[,TASK…]", help="NAME, NAME@3 or NAME@best, or several with commas")
+        str | None,
+        typer.Argument(metavar="TASK[,TASK…]", help="NAME, NAME@3 or NAME@best; several with commas"),
     ] = None,
     texts: Annotated[list[str] | None, typer.Argument(metavar="TEXT", help="texts to answer")] = None,
     pair: Annotated[
         list[str] | None,
-        typer.Option("--pair", metavar="TEXT|COLUMN", help="second text, once per TEXT; with --input its column"),
+        typer.Option("--pair", metavar="TEXT|COLUMN", help="second text, once for each TEXT; with --input its column"),
     ] = None,
     text: flags.TextOption = None,
     file: Annotated[
@@ -57,7 +59,7 @@ def predict(
     min_confidence: flags.ConfidenceOption = None,
     keep_formulas: flags.FormulasOption = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="fail if any row could not be answered, not only if none could")
+        bool, typer.Option("--strict", help="fail if any row cannot be answered, not only if none can")
     ] = False,
     backbone: flags.BackboneOption = None,
     device: flags.DeviceOption = "auto",
@@ -67,19 +69,19 @@ def predict(
 ) -> None:
     """Answer texts, lines from stdin, or a file of any length.
 
-    Several tasks, as in `inlay predict mood,topic "a text"`, each answer every text, and what they share is computed
+    Several tasks, as in `inlay predict mood,topic "a text"`, each answer every text, and the layers they share run only
     once. A file with a `task` column is answered in mixed batches, each row by its own task; TASK is for rows that name
     none.
 
-    A file is read and written a few thousand rows at a time, and an output file gets its name when it is whole. A row
-    that cannot be answered says so in its `error` column. With --min-confidence an answer below that probability is
-    withheld.
+    A file is read and written a few thousand rows at a time, and an output file gets its name when it is complete. A
+    row that cannot be answered says why in its `error` column. With --min-confidence, answers below that probability
+    are withheld.
 
-    A task that finds answers in a context reads the question as TEXT and the context as --pair. On a GPU Inlay compiles
-    for a long input. It says so, needs some seconds, and keeps what it compiled. With --json, a line of JSON for every
-    text.
+    A task that finds answers in a context takes the question as TEXT and the context as --pair. For a long input on a
+    GPU, Inlay compiles its forward pass, which takes some seconds, and keeps the compiled program for the next time.
+    With --json, it prints a line of JSON for every text.
     """
-    # 1. refuse what cannot be answered, before anything is loaded
+    # 1. check the input, before anything is loaded
     pipeline.check_device_name(device)
     pipeline.check_backbone_name(backbone)
     serving.check_confidence(min_confidence)
@@ -87,8 +89,8 @@ def predict(
     asked = PredictInput(task, texts or [], pair or [], file, columns)
     asked.check()
     device = pipeline.check_precision(precision, device)
-    # 2. find the task's version: it says whether lines of stdin are pairs
-    kept = flags.open_store(store)
+    # 2. find the tasks' versions: they say whether lines of stdin are pairs
+    kept = Store(store)
     pool = serving.EnginePool(
         kept,
         lambda name: pipeline.open_stored(backbone, name, kept, device),
@@ -99,7 +101,7 @@ def predict(
     )
     has_pairs = any(bool(pool.find_version(name).manifest.extra.get("pairs")) for name in asked.tasks)
     windows = asked.read(has_pairs=has_pairs)
-    # 3. answer window by window, to the screen or to a file
+    # 3. answer window by window, on the screen or into a file
     to_file = output is not None and str(output) != "-"
     try:
         if json or asked.is_file or output is not None:
@@ -112,7 +114,7 @@ def predict(
             tally = _write_answers(windows, pool, target)
         else:
             tally = _show_answers(windows, pool, names_tasks=len(asked.tasks) > 1)
-    finally:  # a user who stops half-way has half of the answers, and must know their drift too
+    finally:  # after Ctrl-C too: the answers given so far have drifted
         if pool.num_tokens and precision == "int8":
             _log_drift(pool.drifts)
     if to_file and json:
@@ -124,7 +126,7 @@ def predict(
 
 @dataclass(frozen=True)
 class PredictInput:
-    """The rows a user wants answered: texts, a file with its columns, or the lines of stdin."""
+    """The rows to answer: texts, a file with its columns, or the lines of stdin."""
 
     task: str | None
     texts: Sequence[str] = ()
@@ -134,16 +136,16 @@ class PredictInput:
 
     @property
     def is_file(self) -> bool:
-        """Whether the rows are a file's. Stdin is plain lines, unless a format is said."""
+        """Whether the rows come from a file, or from stdin in a format; otherwise stdin has plain lines."""
         return self.file is not None and (self.file != "-" or self.columns.format != "auto")
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks that answer the rows that name none."""
+        """The tasks for rows that name none."""
         return [name.strip() for name in (self.task or "").split(",") if name.strip()]
 
     def check(self) -> None:
-        """Refuse what cannot be answered, before anything is loaded."""
+        """Refuse an input that cannot be answered."""
         if self.file is not None and self.texts:
             raise BadConfig("texts and `--input` exclude each other", "give one of them")
         if self.is_file:
@@ -151,24 +153,29 @@ class PredictInput:
         if not self.tasks:
             raise BadConfig("no task to ask", "name one: `inlay predict TASK TEXT`; `inlay tasks` lists them")
         if self.pairs and not self.texts:
-            raise BadConfig("`--pair` without a text", "on stdin, write both into a line: text<TAB>pair")
+            raise BadConfig("`--pair` without a text", "on stdin, write both texts on one line: text<TAB>pair")
         if self.pairs and len(self.pairs) != len(self.texts):
             counts = f"{len(self.texts)} texts, but {len(self.pairs)} second texts"
-            raise BadConfig(counts, "give `--pair` once per text")
+            raise BadConfig(counts, "give `--pair` once for each text")
         if not self.texts and self.file is None and sys.stdin.isatty():
             hint = f'write `inlay predict {self.task} "a text"`, pipe lines in, or use `--input FILE`'
             raise BadConfig("no text to answer", hint)
 
     def read(self, *, has_pairs: bool) -> Iterator[list[data.InputRow]]:
-        """Read the rows a window at a time. `has_pairs`: a line of stdin is two texts with a tab between them."""
+        """Yield the rows a window at a time. With `has_pairs`, a line of stdin is two texts separated by a tab."""
         if self.is_file:
             chunks = data.stream_rows(str(self.file), self.columns, chunk_size=CHUNK_ROWS // 2, isolate=True)
             return _join_chunks(self._name_tasks(chunk) for chunk in chunks)
-        rows = _read_texts(self.texts, self.pairs) if self.texts else _read_lines(has_pairs=has_pairs)
+        rows: Iterator[data.InputRow]
+        if self.texts:
+            given = enumerate(itertools.zip_longest(self.texts, self.pairs), start=1)
+            rows = (_make_row(line, text, pair) for line, (text, pair) in given)
+        else:
+            rows = _read_lines(has_pairs=has_pairs)
         return map(self._name_tasks, iter(lambda: list(itertools.islice(rows, CHUNK_ROWS)), []))
 
     def _name_tasks(self, rows: Sequence[data.InputRow]) -> list[data.InputRow]:
-        """Repeat each row that names no task for every task asked; where there are several, its record says which."""
+        """Repeat each row that names no task for every given task; if there are several, its record says which."""
         named = []
         for row in rows:
             if row.task or not self.tasks:
@@ -180,26 +187,24 @@ class PredictInput:
         return named
 
 
-def _read_texts(texts: Sequence[str], pairs: Sequence[str]) -> Iterator[data.InputRow]:
-    for line, (text, pair) in enumerate(itertools.zip_longest(texts, pairs), start=1):
-        record = {"text": text} if pair is None else {"text": text, "pair": pair}
-        yield data.InputRow(line, text, pair, record=record)
+def _make_row(line: int, text: str, pair: str | None) -> data.InputRow:
+    record = {"text": text} if pair is None else {"text": text, "pair": pair}
+    return data.InputRow(line, text, pair, record=record)
 
 
 def _read_lines(*, has_pairs: bool) -> Iterator[data.InputRow]:
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")  # a byte that is no text is the error of its line
+        sys.stdin.reconfigure(errors="surrogateescape")  # an invalid byte is an error of its line alone
     for number, line in enumerate(sys.stdin, start=1):
         line = line.rstrip("\r\n")
         if not line.strip():
             continue
         text, tab, pair = line.partition("\t") if has_pairs else (line, "", "")
-        record = {"text": text, "pair": pair} if tab else {"text": text}
-        yield data.InputRow(number, text, pair if tab else None, record=record)
+        yield _make_row(number, text, pair if tab else None)
 
 
 def _join_chunks(chunks: Iterator[list[data.InputRow]]) -> Iterator[list[data.InputRow]]:
-    """Join chunks to windows, which are as large as their rows allow."""
+    """Join chunks into windows of at most about `WINDOW_ROWS` rows and `WINDOW_LETTERS` letters."""
     window: list[data.InputRow] = []
     num_letters = 0
     for chunk in chunks:
@@ -220,10 +225,10 @@ class Tally:
     num_failed: int = 0
     first: InlayError | None = None
     rate: Rate | None = None
-    """how fast they were answered, where that was measured"""
+    """how fast they were answered, if that was measured"""
 
     def add(self, answers: Sequence[serving.Answer]) -> None:
-        """Count a window."""
+        """Count the answers of a window."""
         errors = [answer.error for answer in answers if answer.error is not None]
         self.num_rows += len(answers)
         self.num_failed += len(errors)
@@ -246,7 +251,7 @@ class Tally:
 def _show_answers(
     windows: Iterator[list[data.InputRow]], pool: serving.EnginePool, *, names_tasks: bool = False
 ) -> Tally:
-    """Print a line for every text: the answer, its probability, and the text; with `names_tasks` the task before."""
+    """Print a line for every text: the answer, its probability, and the text; with `names_tasks` first the task."""
     tally = Tally()
     for rows in windows:
         answers = pool.answer(rows)
@@ -280,17 +285,17 @@ def _write_answers(
         screen.log(f"{tally.rate.describe()}{failed}")
     if writer.left_out:
         names = ", ".join(f"`{name}`" for name in writer.left_out)
-        screen.log(f"left out, as the first rows do not have them: {names}; a .jsonl output keeps all", "yellow")
+        screen.log(f"left out columns that the first rows do not have: {names}; a .jsonl output keeps them", "yellow")
     if tally.first is not None:
         screen.log(f"first failure: {tally.first.message}", "yellow")
     return tally
 
 
 def _log_drift(drifts: Mapping[str, serving.Drift]) -> None:
-    """Log what int8 changed, measured on the probes that every version keeps."""
+    """Log what int8 changed in the answers to the versions' probes."""
     found = serving.Drift.total(drifts.values())
     if not found.num_probes:
-        screen.log("int8: no version has probes to measure its drift on; use `inlay evaluate --precision int8`")
+        screen.log("int8: no version has probes on which to measure the drift; use `inlay evaluate --precision int8`")
         return
     of = f"{screen.count(found.num_probes, 'probe')} of {screen.count(len(drifts), 'version')}"
     changed = f"{screen.share(found.num_changed, found.num_probes)} changed their answer"

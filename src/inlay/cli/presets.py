@@ -1,4 +1,4 @@
-"""`inlay presets`: the published recipes by name."""
+"""`inlay presets`: lists the published recipes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from inlay.settings import PRESETS, find_preset
 
 
 def presets(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="show this preset whole")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="show all settings of this preset")] = None,
     json: JsonOption = False,
 ) -> None:
     """List the presets and what each sets.
 
-    `inlay train DATA --preset NAME` uses one; options that are given besides override it.
+    `inlay train DATA --preset NAME` uses one; other options override its settings.
     """
     if json:
         chosen = PRESETS if name is None else {name: find_preset(name)}

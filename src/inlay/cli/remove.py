@@ -1,15 +1,15 @@
-"""`inlay remove`: a version, or a task with all its versions, leaves the store."""
+"""`inlay remove`: removes a version, or a task with all its versions, from the store."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from inlay.cli import screen
-from inlay.cli.flags import JsonOption, StoreOption, open_store
+from inlay.cli.flags import JsonOption, StoreOption
 from inlay.cli.rooms import reports
+from inlay.store import Store
 
 
 def remove(
@@ -17,33 +17,34 @@ def remove(
     forget: Annotated[
         bool,
         typer.Option(
-            "--forget", help="delete its weights, runs, reports and tokenised texts too, at once and for good"
+            "--forget", help="also delete its weights, runs, reports and tokenised texts, at once and for good"
         ),
     ] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Drop a version, or a task with all its versions.
+    """Remove a version, or a task with all its versions.
 
-    The bytes stay until `inlay gc`, and the run folders until `inlay gc --runs`. With --forget nothing of a task's
-    texts and weights stays: its versions' contents, its run folders with their reports and resume states (those of runs
-    on the same file too), and the cache of tokenised texts are deleted. It works for tasks that were removed before.
-    Your own files, exports and copies are yours to delete.
+    The files stay until `inlay gc`, and the run folders until `inlay gc --runs`. With --forget, all texts and weights
+    of a task are deleted: its versions' contents, its run folders with reports and resume states (also those of other
+    runs on the same file), and the cache of tokenised texts. This works for tasks that were removed before, too. Your
+    own files, exports and copies are not deleted.
     """
+    kept = Store(store)
     if forget:
-        _forget(reference, store, as_json=json)
+        _put_forgotten(reports.forget_task(kept, reference), as_json=json)
         return
-    removed = open_store(store).remove(reference)
+    removed = kept.remove(reference)
     if json:
         screen.emit_json({"removed": [version.reference for version in removed]})
         return
     for version in removed:
         screen.emit(f"removed {version.reference}")
-    screen.log(screen.repeat_store("the bytes stay until `inlay gc`, its runs until `inlay gc --runs`", store), "dim")
+    screen.log(screen.repeat_store("the files stay until `inlay gc`, its runs until `inlay gc --runs`", store), "dim")
 
 
-def _forget(name: str, store: Path | None, *, as_json: bool) -> None:
-    found = reports.forget_task(open_store(store), name)
+def _put_forgotten(found: reports.Forgotten, *, as_json: bool) -> None:
+    """Print what was deleted of a task."""
     if as_json:
         screen.emit_json(found.to_json())
         return
@@ -55,4 +56,4 @@ def _forget(name: str, store: Path | None, *, as_json: bool) -> None:
     screen.emit(f"deleted {runs}, {states}, and {texts} of tokenised texts")
     if found.shared:
         shown = ", ".join(found.shared)
-        screen.log(f"of the same content, or from the same run, and still there: {shown}", "yellow")
+        screen.log(f"with the same content, or from the same run, and still there: {shown}", "yellow")

@@ -1,4 +1,4 @@
-"""`inlay report`: a page and a model card on a task."""
+"""`inlay report`: writes an HTML report and a model card on a task."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from inlay.settings import DataConfig
 def report(
     task: flags.TaskArgument,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="where to write the page; default: TASK-report.html")
+        Path | None, typer.Option("--html", metavar="FILE", help="where to write the report; default: TASK-report.html")
     ] = None,
     card: Annotated[
         Path | None, typer.Option("--card", metavar="FILE", help="where to write the model card; default: TASK-card.md")
     ] = None,
     rows: Annotated[
-        bool, typer.Option("--rows/--no-rows", help="show the rows it got wrong, and the least sure")
+        bool, typer.Option("--rows/--no-rows", help="show the rows it got wrong, and the least certain ones")
     ] = True,
     data: TrainedOnOption = None,
     format: DataFormatOption = "auto",
@@ -39,12 +39,12 @@ def report(
     store: flags.StoreOption = None,
     json: flags.JsonOption = False,
 ) -> None:
-    """Write a page and a model card on a task: scores, mistakes, cost, how to use it.
+    """Write a report and a model card on a task: scores, mistakes, cost, how to use it.
 
-    The dev rows, and the test rows where there are some, are answered again: scores with 95% intervals, the confusion
-    matrix, scores of each label, calibration, the learning curve, the rows it got wrong, the least sure. The page is
-    one file that needs no other; the card is Markdown and never has rows. With --json only files that are named are
-    written. `inlay train` writes both into the run's folder.
+    The dev rows, and the test rows if there are any, are answered again. The report has scores with 95% intervals, the
+    confusion matrix, scores of each label, calibration, the learning curve, the rows it got wrong and the least certain
+    ones. It is one self-contained HTML page; the card is Markdown and never has rows. With --json only the files that
+    are named are written. `inlay train` writes both into the run's folder.
     """
     columns = DataConfig(format=format, header=header)
     kept, reader = open_version(task, store, backbone, device)
@@ -53,7 +53,7 @@ def report(
     except InlayError as error:
         written = kept.run_folder(reader.manifest.run_id) / "report.html"
         if data is None and written.is_file():
-            raise Missing(error.message, f"{error.hint}; the report of the training is `{written}`") from None
+            raise Missing(error.message, f"{error.hint}; the report written after training is `{written}`") from None
         raise
     with screen.working("answering the dev and test rows"):
         found = reports.report_version(kept, reader.version, trained_on, reader.backbone, shows_rows=rows)

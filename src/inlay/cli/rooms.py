@@ -1,6 +1,6 @@
-"""The rooms that import torch or numpy: each is imported when a command first uses one of its names.
+"""The packages of Inlay that import torch or numpy, imported lazily: when a command first uses one of their names.
 
-Commands name these rooms at their top and still print their `--help` at once.
+So commands can import them from here at the top of the file and still print their `--help` at once.
 """
 
 from __future__ import annotations

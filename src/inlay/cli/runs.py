@@ -1,4 +1,4 @@
-"""`inlay runs list|compare|delete`: the runs of a store, whether a version came of them or not."""
+"""`inlay runs list|compare|delete`: the runs of a store, published or not."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.app import make_typer
-from inlay.cli.flags import JsonOption, StoreOption, open_store
+from inlay.cli.flags import JsonOption, StoreOption
 from inlay.cli.rooms import reports
 from inlay.cli.screen import Column, numbers
 from inlay.errors import BadConfig
+from inlay.store import Store
 
 app = make_typer(no_args_is_help=True, help="List, compare and delete runs.")
-IdsArgument = Annotated[list[str], typer.Argument(metavar="RUN…", help="ids of runs, or how they begin")]
+IdsArgument = Annotated[list[str], typer.Argument(metavar="RUN…", help="ids of runs, or their first letters")]
 
 
 @app.command("list")
@@ -24,13 +25,13 @@ def list_(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the runs, the newest first: task, settings, dev score, status, size, and the versions that came of them."""
-    found = [entry for entry in reports.list_runs(open_store(store)) if task is None or task in entry.tasks]
+    """List the runs, newest first: task, settings, dev score, status, size, and the versions published from them."""
+    found = [entry for entry in reports.list_runs(Store(store)) if task is None or task in entry.tasks]
     if json:
         screen.emit_json({"runs": [entry.to_json() for entry in found]})
         return
     if not found:
-        screen.log("no runs yet" if task is None else f"no runs of a task `{task}`", "dim")
+        screen.log("no runs yet" if task is None else f"no runs of the task `{task}`", "dim")
         return
     rows = [_describe(entry) for entry in found]
     heads: list[Column | str] = [
@@ -41,7 +42,7 @@ def list_(
     ]
     screen.emit_table([*heads, "changed", "status", Column("version", is_flexible=True)], rows)
     total = screen.size(sum(entry.num_bytes for entry in found))
-    screen.log(f"{screen.count(len(found), 'run')}, {total} in {open_store(store).root}", "dim")
+    screen.log(f"{screen.count(len(found), 'run')}, {total} in {Store(store).root}", "dim")
 
 
 def _describe(entry: reports.RunEntry) -> list[str]:
@@ -59,9 +60,9 @@ def _describe(entry: reports.RunEntry) -> list[str]:
 @app.command("compare")
 def compare(ids: IdsArgument, store: StoreOption = None, json: JsonOption = False) -> None:
     """Show runs side by side: their scores, and the settings in which they differ."""
-    found = reports.find_runs(reports.list_runs(open_store(store)), ids)
+    found = reports.find_runs(reports.list_runs(Store(store)), ids)
     if len(found) < 2:
-        raise BadConfig("one run has nothing to be compared with", "give the ids of two or more")
+        raise BadConfig("one run cannot be compared", "give the ids of two or more")
     differences = reports.compare_runs(found)
     if json:
         screen.emit_json({"runs": [entry.to_json() for entry in found], "differences": differences})
@@ -82,21 +83,21 @@ def compare(ids: IdsArgument, store: StoreOption = None, json: JsonOption = Fals
 @app.command("delete")
 def delete(
     ids: IdsArgument,
-    force: Annotated[bool, typer.Option("--force", help="delete runs that versions came of too")] = False,
+    force: Annotated[bool, typer.Option("--force", help="also delete runs that versions were published from")] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Delete runs: weights, scores, reports and resume states.
 
-    Versions need no run to answer, but `explain`, `pick`, `drift` and `report` find the training rows by it, and
-    without it the same command trains again. So runs that versions came of are refused, unless forced; and so are runs
-    that may be training now.
+    Versions need no run to answer, but `explain`, `pick`, `drift` and `report` find the training rows through it, and
+    without it the same command trains again. So runs that versions were published from are only deleted with --force.
+    Runs that may be training now are never deleted.
     """
-    kept = open_store(store)
+    kept = Store(store)
     found = reports.find_runs(reports.list_runs(kept), ids)
     used = next((entry for entry in found if entry.versions), None)
     if used is not None and not force:
-        raise BadConfig(f"run `{used.id}` is what {', '.join(used.versions)} came of", "delete it with `--force`")
+        raise BadConfig(f"run `{used.id}` was published as {', '.join(used.versions)}", "delete it with `--force`")
     deleted = reports.delete_runs(kept, found)
     if json:
         screen.emit_json({"runs": list(deleted.runs), "num_bytes": deleted.num_bytes})

@@ -1,4 +1,4 @@
-"""Output of the commands: data to stdout, everything else to stderr (`inlay.terminal`), the same words everywhere.
+"""Output of the commands: data goes to stdout, everything else to stderr (`inlay.terminal`).
 
 Tables are laid out here and not by rich, which needs a second for a thousand rows.
 """
@@ -78,7 +78,7 @@ __all__ = [
 
 
 class Column(NamedTuple):
-    """A column of a table; a flexible one is cut where the terminal is too narrow."""
+    """A column of a table; a flexible one is cut if the terminal is too narrow."""
 
     title: str
     is_number: bool = False
@@ -86,18 +86,14 @@ class Column(NamedTuple):
 
 
 def numbers(*titles: str) -> list[Column]:
-    """Return columns of numbers, which stand on the right."""
+    """Return columns of numbers, which are aligned on the right."""
     return [Column(title, is_number=True) for title in titles]
 
 
 def emit(text: str = "", style: str = "") -> None:
     """Print a line of data to stdout."""
-    _put(paint(printable(text), style, sys.stdout))
-
-
-def _put(text: str) -> None:
     if is_main_process():
-        print(text, file=sys.stdout)
+        print(paint(printable(text), style, sys.stdout))
 
 
 def emit_json(value: Any, *, indent: int | None = 2) -> None:
@@ -110,7 +106,7 @@ _COMMAND = re.compile(r"`inlay (?!presets|baseline|backbone list|study|[a-z]+ --
 
 
 def repeat_store(text: str, store: Path | None) -> str:
-    """Return a text whose commands, such as `inlay verify mail`, name the store that was given."""
+    """Add `--store`, if it was given, to the commands in a text, such as `inlay verify mail`."""
     if store is None:
         return text
     given = f" --store {shlex.quote(str(store))}"
@@ -118,14 +114,14 @@ def repeat_store(text: str, store: Path | None) -> str:
 
 
 def print_error(error: InlayError, *, as_json: bool = False) -> None:
-    """Print an error and its hint to stderr; as one JSON line if data is printed as JSON.
+    """Print an error and its hint to stderr, with `as_json` as one line of JSON.
 
-    Every process prints its errors: one of several may be the only one that knows why it ended.
+    Every process prints its errors: with several, only one may know why the run ended.
     """
     if as_json:
         print(json.dumps({"error": error.to_json()}), file=sys.stderr)
         return
-    rank = os.environ.get("RANK", "0")  # not parsed: the error may be that it is not a number
+    rank = os.environ.get("RANK", "0")  # kept as text: the error may be that it is not a number
     who = "" if rank == "0" or "WORLD_SIZE" not in os.environ else f"process {rank}: "
     print(f"{who}{paint('error:', 'red', sys.stderr)} {printable(error.message)}", file=sys.stderr)
     if error.hint:
@@ -133,7 +129,7 @@ def print_error(error: InlayError, *, as_json: bool = False) -> None:
 
 
 def emit_table(titles: Sequence[Column | str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table to stdout: at most as wide as the terminal, or whole if there is none."""
+    """Print a table to stdout, at most as wide as the terminal; without a terminal nothing is cut."""
     columns = [Column(title) if isinstance(title, str) else title for title in titles]
     columns = [column._replace(title=in_line(column.title)) for column in columns]
     rows = [[in_line(cell) for cell in row] for row in rows]
@@ -149,16 +145,18 @@ def emit_table(titles: Sequence[Column | str], rows: Sequence[Sequence[str]]) ->
 
 
 def emit_pairs(pairs: Mapping[str, Any]) -> None:
-    """Print names and values, one pair a line, with the values aligned."""
+    """Print names and values, one pair on each line, with the values aligned."""
+    if not is_main_process():
+        return
     width = max(map(len, pairs), default=0)
     for name, value in pairs.items():
         indent = f"{name.ljust(width)}  "
         lines = hang(indent, in_line(str(value)), sys.stdout)
-        _put(paint(indent, "dim", sys.stdout) + lines.removeprefix(indent))
+        print(paint(indent, "dim", sys.stdout) + lines.removeprefix(indent))
 
 
 def own_version() -> str:
-    """Return the version of Inlay, or words for a checkout that was never installed."""
+    """Return the version of Inlay, or a phrase for a checkout that was never installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -177,7 +175,7 @@ def _line(columns: Sequence[Column], widths: Sequence[int], cells: Sequence[str]
 
 
 def _fit(columns: Sequence[Column], widths: list[int], available: int) -> list[int]:
-    """Return widths that fit: the widest flexible columns are narrowed first, down to eight cells."""
+    """Return widths that fit: the widest flexible columns are narrowed first, but not below eight characters."""
     widths = list(widths)
     flexible = [i for i, column in enumerate(columns) if column.is_flexible]
     excess = sum(widths) + 2 * (len(widths) - 1) - available
@@ -191,7 +189,7 @@ def _fit(columns: Sequence[Column], widths: list[int], available: int) -> list[i
 
 
 def _plain(value: Any) -> Any:
-    """Return data that JSON can hold: NaN and infinity become None, tuples lists."""
+    """Return data that JSON can hold: NaN and infinity become None, tuples become lists."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

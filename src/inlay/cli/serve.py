@@ -1,4 +1,4 @@
-"""`inlay serve`: the service on this machine; its backup and restore."""
+"""`inlay serve`: runs the service on this machine; backs it up and restores it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inlay.cli.app import STOPPED, make_typer
 from inlay.cli.flags import DeviceOption, JsonOption, PrecisionOption, StoreOption, parse_size
 
 if TYPE_CHECKING:
-    from inlay.service import BackupReport, ClusterSettings, Readiness
+    from inlay.service import BackupReport, Readiness
 
 app = make_typer(invoke_without_command=True)
 
@@ -21,41 +21,39 @@ app = make_typer(invoke_without_command=True)
 @app.callback()
 def serve(
     context: typer.Context,
-    host: Annotated[str, typer.Option("--host", help="address to listen on; others than this machine need keys")] = (
+    host: Annotated[str, typer.Option("--host", help="address to listen on; any but this machine's own needs keys")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option("--port", help="port to listen on; 0 takes a free one")] = 8642,
     backbone: Annotated[
         str, typer.Option("--backbone", metavar="NAME", help="built-in name, folder or hub name that was fetched")
     ] = "minilm",
-    slots: Annotated[int, typer.Option("--slots", help="tasks that are ready to answer at the same time")] = 64,
-    web: Annotated[int, typer.Option("--web", help="processes that take requests")] = 1,
+    slots: Annotated[int, typer.Option("--slots", help="tasks kept ready to answer")] = 64,
+    web: Annotated[int, typer.Option("--web", help="web processes, which take requests")] = 1,
     engine_threads: Annotated[
         int | None,
-        typer.Option("--engine-threads", metavar="N", help="threads that answer; default: all cores but one"),
+        typer.Option("--engine-threads", metavar="N", help="threads for answering; default: all cores but one"),
     ] = None,
     trainer_threads: Annotated[
         int | None,
-        typer.Option("--trainer-threads", metavar="N", help="threads that train; default: half of the cores"),
+        typer.Option("--trainer-threads", metavar="N", help="threads for training; default: half of the cores"),
     ] = None,
-    train: Annotated[
-        bool, typer.Option("--train/--no-train", help="train what customers bring, or only answer")
-    ] = True,
+    train: Annotated[bool, typer.Option("--train/--no-train", help="train new tasks, or only answer")] = True,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="name under which a proxy asks; may be repeated"),
+        typer.Option("--allow-host", metavar="NAME", help="host name that a proxy uses; may be repeated"),
     ] = None,
     max_body: Annotated[
-        str, typer.Option("--max-body", metavar="SIZE", help="longest request, uploads of data aside")
+        str, typer.Option("--max-body", metavar="SIZE", help="largest request, except uploads of data")
     ] = "8MiB",
     drain: Annotated[
-        str, typer.Option("--drain", metavar="TIME", help="how long to finish what is under way when stopped")
+        str, typer.Option("--drain", metavar="TIME", help="time to finish requests under way when stopped")
     ] = "20s",
     open_page: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
     device: DeviceOption = "auto",
     precision: PrecisionOption = "auto",
     store: StoreOption = None,
-    log_json: Annotated[bool, typer.Option("--log-json", help="log one JSON object a line")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="log one JSON object per line")] = False,
     on: Annotated[
         str | None,
         typer.Option(
@@ -71,7 +69,7 @@ def serve(
             "--engines",
             metavar="N[-M]",
             rich_help_panel="Cluster",
-            help="engines; with `1-4` as many as queueing time asks for",
+            help="number of engines; `1-4`: as many as the queueing time requires",
         ),
     ] = "1",
     trainers: Annotated[
@@ -80,13 +78,13 @@ def serve(
             "--trainers",
             metavar="N[-M]",
             rich_help_panel="Cluster",
-            help="trainers; with `1-4` as many as queued work asks for",
+            help="number of trainers; `1-4`: as many as the queue requires",
         ),
     ] = "1",
     ray_cpus: Annotated[
         float,
         typer.Option(
-            "--ray-cpus", metavar="N", rich_help_panel="Cluster", help="processors of each engine and trainer"
+            "--ray-cpus", metavar="N", rich_help_panel="Cluster", help="CPU cores for each engine and trainer"
         ),
     ] = 1,
     ray_gpus: Annotated[
@@ -95,34 +93,43 @@ def serve(
             "--ray-gpus",
             metavar="N",
             rich_help_panel="Cluster",
-            help="GPUs of each engine and trainer; 0.5 lets two share one",
+            help="GPUs for each engine and trainer; with 0.5 two share one",
         ),
     ] = 0,
 ) -> None:
-    """Serve the tasks of a store over HTTP, and train new ones that are brought by page, curl or Python.
+    """Serve the tasks of a store over HTTP, and train new ones that are sent by web page, curl or Python.
 
     Everything runs on this machine: SQLite, a folder, one frozen backbone. It listens on 127.0.0.1, where no key is
-    needed until the first one is made (`inlay key make`). Ctrl-C ends it when what is under way is finished; a second
-    Ctrl-C ends it at once. Nothing that was acknowledged is lost either way.
+    needed until the first one is made (`inlay key make`). After Ctrl-C it finishes what is under way and exits; a
+    second Ctrl-C stops it at once. Either way, nothing that was acknowledged is lost.
 
-    With `--on ray` engines and trainers run on the machines of a Ray cluster, as many as asked for; this machine takes
-    requests. Several machines need Postgres ($INLAY_DATABASE), and a store on object storage (`--store s3://…`) or in
-    one folder that all of them see.
+    With `--on ray` the engines and trainers run on the machines of a Ray cluster, and this machine takes the requests.
+    Several machines need Postgres ($INLAY_DATABASE), and a store on object storage (`--store s3://…`) or in a folder
+    that all of them share.
     """
     if context.invoked_subcommand is not None:
         return
     from inlay.cli.stream import parse_duration
-    from inlay.service import Announcer, ServeSettings, check_extra, find_home, find_place
+    from inlay.service import Announcer, ClusterSettings, ServeSettings, check_extra, find_home, find_place, parse_range
     from inlay.service import serve as run_service
 
     check_extra()
     home, place = find_home(store), find_place(store)
+    folder = Path(backbone).expanduser()
+    if folder.is_dir() and backbone != ServeSettings.backbone:
+        backbone = str(folder.resolve())
+    cluster = None
+    if on is not None:
+        from inlay.cluster import parse_address
+
+        num_engines, num_trainers = parse_range("--engines", engines), parse_range("--trainers", trainers)
+        cluster = ClusterSettings(parse_address(on), num_engines, num_trainers, ray_cpus, ray_gpus)
     settings = ServeSettings(
         home=home,
         store=None if place == str(home) else place,
         host=host,
         port=port,
-        backbone=_full_name(backbone),
+        backbone=backbone,
         device=device,
         precision=precision,
         web_processes=web,
@@ -135,13 +142,14 @@ def serve(
         open_page=open_page,
         log_json=log_json,
         drain_s=parse_duration(drain, "--drain"),
-        cluster=None if on is None else _parse_cluster(on, (engines, trainers), ray_cpus, ray_gpus),
+        cluster=cluster,
     )
     settings.check()
-    screen.log(f"starting, with all files in {settings.place}", "dim")
-    if not run_service(settings, Announcer(_show_ready, _show_progress)):
+    screen.log(f"starting; all files are in {settings.place}", "dim")
+    announcer = Announcer(_show_ready, lambda name, message: screen.log(f"{name}: {message}", "dim"))
+    if not run_service(settings, announcer):
         raise typer.Exit(STOPPED)
-    screen.log("stopped; what was under way is finished", "dim")
+    screen.log("stopped, after finishing what was under way", "dim")
 
 
 @app.command("backup")
@@ -150,10 +158,10 @@ def backup(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy the whole service into a new folder, as of one moment. It may run meanwhile.
+    """Copy the whole service into a new folder, as a snapshot of one moment. The service may be running.
 
-    Database, versions, datasets and answers are in it; trainings that are under way are not, and begin again after a
-    restore.
+    The copy has the database, versions, datasets and answers. Trainings under way are not in it, and start again after
+    a restore.
     """
     from inlay.service import back_up, check_extra, find_home
 
@@ -169,7 +177,7 @@ def restore(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a new store folder from a backup. Every file is checked; a damaged one is refused, and nothing is left."""
+    """Make a new store folder from a backup. Every file is checked; if one is damaged, nothing is restored."""
     from inlay.service import check_extra, find_home
     from inlay.service import restore as restore_service
 
@@ -184,7 +192,7 @@ def restore(
 def move(store: StoreOption = None, json: JsonOption = False) -> None:
     """Move a service's state from SQLite into the empty Postgres database that $INLAY_DATABASE names.
 
-    The service must be stopped. Versions and files stay in the folder; from then on it is started with the variable.
+    The service must be stopped. Versions and files stay in the folder. From then on, start it with the variable set.
     """
     from inlay.service import check_extra, find_home, move_to_postgres
 
@@ -207,34 +215,14 @@ def _show_report(what: str, report: BackupReport, *, as_json: bool) -> None:
     screen.emit(f"{what} {report.folder}: {files}, in {screen.duration(report.seconds)}")
 
 
-def _full_name(name: str) -> str:
-    """Return a backbone's name, with the path of a folder made absolute. (`backbone.full_name` needs torch.)"""
-    from inlay.service import ServeSettings
-
-    folder = Path(name).expanduser()
-    return str(folder.resolve()) if folder.is_dir() and name != ServeSettings.backbone else name
-
-
-def _parse_cluster(on: str, numbers: tuple[str, str], num_cpus: float, num_gpus: float) -> ClusterSettings:
-    from inlay.cluster import parse_address
-    from inlay.service import ClusterSettings, parse_range
-
-    engines, trainers = map(parse_range, ("--engines", "--trainers"), numbers)
-    return ClusterSettings(parse_address(on), engines, trainers, num_cpus, num_gpus)
-
-
-def _show_progress(name: str, message: str) -> None:
-    screen.log(f"{name}: {message}", "dim")
-
-
 def _show_ready(ready: Readiness) -> None:
-    """Print where the service answers, and what is on."""
+    """Print the service's address and its main settings."""
     settings, engine = ready.settings, ready.facts.get("engine") or ready.facts["cluster"]
     screen.emit(f"Inlay answers at {settings.address}")
     sys.stdout.flush()  # a reader of the pipe must not wait for a full buffer
     slots = screen.count(settings.num_slots, "slot")
     threads = screen.count(settings.threads_of("engine"), "thread")
-    local = "`local` alone, without keys, for this machine only (`inlay key make` changes that)"
+    local = "only `local`, without keys, from this machine only (`inlay key make` changes that)"
     if settings.cluster is not None:
         threads = f"{screen.count(engine['engines'], 'engine')} on {screen.count(engine['machines'], 'machine')}"
     about = {

@@ -1,4 +1,4 @@
-"""`inlay show`: everything the store knows of a version."""
+"""`inlay show`: shows everything the store knows about a version."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.cli import screen
-from inlay.cli.flags import JsonOption, StoreOption, TaskArgument, open_store
+from inlay.cli.flags import JsonOption, StoreOption, TaskArgument
 from inlay.cli.folds import describe_mean, describe_pooled
 from inlay.cli.rooms import data
 from inlay.cli.screen import numbers
 from inlay.errors import InlayError
 from inlay.settings import MethodConfig
-from inlay.store import HASHED, Manifest, Version, VersionInfo
+from inlay.store import HASHED, Manifest, Store, Version, VersionInfo
 
 # Settings of a head that change its answers -> their usual values.
 _USUAL_HEAD = {"features": "last", "hidden": "none", "pairs": "joined", "temperature": 1.0, "null_threshold": None}
@@ -24,8 +24,8 @@ def show(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show all there is to know of a version."""
-    kept = open_store(store)
+    """Show everything that is known about a version."""
+    kept = Store(store)
     version = kept.resolve(task)
     manifest = kept.manifest(version)
     damaged: list[tuple[str, InlayError]] = []
@@ -60,17 +60,17 @@ def _describe_version(info: VersionInfo) -> dict[str, Any]:
 
 
 def _describe_thresholds(labels: Sequence[str], thresholds: Sequence[float] | None) -> str:
-    """Describe the thresholds of labels; nothing if they are the usual one half."""
+    """Describe the thresholds of labels; empty if they are the usual probability of one half."""
     if thresholds is None:
         return ""
     if len(thresholds) < len(labels):
-        return f"{labels[1]} from a logit {thresholds[0]:+.3g} above that of {labels[0]} on, tuned on dev"
+        return f"{labels[1]} if its logit exceeds that of {labels[0]} by {thresholds[0]:+.3g} or more, tuned on dev"
     cuts = (f"{label} {cut:+.3g}" for label, cut in zip(labels, thresholds, strict=True))
-    return f"logits from {', '.join(cuts)} on, tuned on dev"
+    return f"a label is given if its logit is at least: {', '.join(cuts)}; tuned on dev"
 
 
 def _describe_folds(manifest: Manifest) -> dict[str, str]:
-    """Describe its cross-validation: every metric's mean over folds with its error, and all rows together."""
+    """Describe its cross-validation: each metric's mean over folds with its error, and the score over all rows."""
     about = manifest.extra.get("folds")
     means = manifest.metrics.get("folds", {})
     if not about:
@@ -78,15 +78,6 @@ def _describe_folds(manifest: Manifest) -> dict[str, str]:
     names = sorted(means, key=lambda name: name != manifest.metric)
     scores = "  ".join(describe_mean(about, means, name) for name in names)
     return {f"{about['num_folds']} folds": scores, "left out": describe_pooled(about, manifest.metric)}
-
-
-def _describe_origin(manifest: Manifest) -> dict[str, str]:
-    """Describe the multi-task run that the version comes from; its own method is another."""
-    joint = manifest.extra.get("joint")
-    if not joint:
-        return {}
-    many = screen.count(len(joint["tasks"]), "task")
-    return {"came from": f"a run of {many} with {joint['method']}: {screen.shorten(', '.join(joint['tasks']), 200)}"}
 
 
 def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) -> dict[str, str]:
@@ -97,10 +88,18 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         for split, values in manifest.metrics.items()
         if split != "folds"
     }
-    # The versions it was started from, by reference and the first digits of the digest.
+    # the versions it started from, by reference and the first digits of the digest
     sources = [f"{item['reference']} ({item['digest'][:12]})" for item in manifest.extra.get("from", ())]
     part = screen.share(manifest.num_parameters, backbone["num_parameters"])
-    origin = manifest.extra.get("origin") or {}  # of an imported version, which has no settings and no data
+    origin = manifest.extra.get("origin") or {}  # of an imported version, which has no settings and no data digest
+    joint, came_from = manifest.extra.get("joint"), ""  # the multi-task run it comes from, which has another method
+    if joint:
+        names = screen.shorten(", ".join(joint["tasks"]), 200)
+        came_from = f"a run of {screen.count(len(joint['tasks']), 'task')} with {joint['method']}: {names}"
+    hashed = manifest.extra.get(HASHED)
+    probes = screen.count(len(manifest.probes), "row")
+    if isinstance(hashed, list):
+        probes = f"{screen.count(len(hashed), 'row')}, as hashes"
     described = {
         "version": version.reference,
         "made by": origin.get("library", ""),
@@ -110,7 +109,7 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         **scores,
         **_describe_folds(manifest),
         "method": screen.describe_method(manifest.method, dataclasses.asdict(MethodConfig())),
-        **_describe_origin(manifest),
+        "came from": came_from,
         "parameters": f"{screen.count(manifest.num_parameters)}, {part} of the backbone",
         "backbone": f"{backbone['name']} ({backbone['family']}, {screen.count(backbone['num_parameters'])} parameters)",
         "fingerprint": backbone["fingerprint"],
@@ -126,16 +125,9 @@ def _describe_manifest(version: Version, manifest: Manifest, info: VersionInfo) 
         "data": manifest.data_digest,
         "digest": version.digest,
         "size": screen.size(info.size_bytes),
-        "probes": _describe_probes(manifest),
+        "probes": probes,
     }
     return {title: text for title, text in described.items() if text}
-
-
-def _describe_probes(manifest: Manifest) -> str:
-    hashed = manifest.extra.get(HASHED)
-    if isinstance(hashed, list):
-        return f"{screen.count(len(hashed), 'row')}, as hashes"
-    return screen.count(len(manifest.probes), "row")
 
 
 def _describe_sidecar(sidecar: dict[str, Any]) -> dict[str, str]:

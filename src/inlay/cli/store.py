@@ -1,4 +1,4 @@
-"""`inlay store copy`: all versions of a store into another, folders or object storage."""
+"""`inlay store copy`: copies all versions of a store into another, in folders or object storage."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ app = make_typer(no_args_is_help=True, help="Copy stores, also to and from objec
 
 @app.callback()
 def store() -> None:
-    """Keep this a group, though it has one command."""
+    """Make `inlay store` a group, although it has only one command."""
 
 
 @app.command("copy")
 def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help="a folder, or s3://BUCKET/PREFIX, gs://…, az://…")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="where to; what is there already stays")],
-    task: Annotated[list[str] | None, typer.Option("--task", help="only this task; may be given again")] = None,
+    target: Annotated[str, typer.Argument(metavar="TO", help="where to copy to; what is there already stays")],
+    task: Annotated[
+        list[str] | None, typer.Option("--task", metavar="NAME", help="only this task; may be repeated")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Copy every version of a store into another, and prove each copy.
+    """Copy every version of a store into another, and verify each copy.
 
-    Names, numbers and bytes stay the same. Runs are not copied. A copy that was stopped goes on where it was.
+    Names, numbers and bytes stay the same. Runs are not copied. A stopped copy continues where it was.
     """
     opened = Store(target)
     with screen.working(f"copying to {opened.place}"):
@@ -42,5 +44,6 @@ def copy(
         screen.emit(f"copied {screen.count(report.num_versions, 'version')} ({size}); {report.num_there} there already")
     if report.damaged:
         raise StoreDamaged(
-            f"not copied: {'; '.join(report.damaged)}", "restore them from a copy, or `inlay remove` them, and go on"
+            f"not copied: {'; '.join(report.damaged)}",
+            "restore them from a copy, or `inlay remove` them, and copy again",
         )

@@ -1,4 +1,4 @@
-"""`inlay study NAME|all|list`: a published table or figure from one command, finished runs never repeated."""
+"""`inlay study NAME|all|list|report`: reproduces published tables and figures; finished runs are never repeated."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from inlay.cli.flags import (
     StoreOption,
     changes,
     command_options,
-    open_store,
 )
 from inlay.cli.rooms import pipeline
 from inlay.cli.screen import Column
 from inlay.cli.study_dry_run import describe, describe_others, forecast
 from inlay.errors import BadConfig, Missing, UnknownName
 from inlay.settings import FitSettings
+from inlay.store import Store
 
 if TYPE_CHECKING:
     from inlay.cluster import RaySettings
@@ -43,7 +43,7 @@ NamesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="NAME…",
-        help="studies (or files of your own), or `all`; `list`: what there is; `report`: draw what was measured",
+        help="studies (or your own files), or `all`; `list` lists them; `report` draws what was measured",
     ),
 ]
 ProfileOption = Annotated[
@@ -51,57 +51,59 @@ ProfileOption = Annotated[
     typer.Option(
         "--profile",
         metavar="paper|long|device|laptop|tiny",
-        help="the published grid, a short one for a GPU (of several tasks as one run also `long`, and of"
-        " `multitask` alone `longer`: more steps), of some studies one for two CPU cores, or a trial",
+        help="paper: the published grid; device: a short one for a GPU; laptop: one for two CPU cores (some studies);"
+        " tiny: a trial; long: more steps (multi-task studies; `multitask` also has `longer`)",
     ),
 ]
 BackboneOption = Annotated[
     str | None,
-    typer.Option("--backbone", metavar="NAME", help="another than the profile's; of a report: this one only"),
+    typer.Option(
+        "--backbone", metavar="NAME", help="use this backbone, not the profile's; with `report`: only this one"
+    ),
 ]
 ArmsOption = Annotated[
-    str | None, typer.Option("--arms", metavar="A,B,…", help="these arms only; `top-*` stands for all such")
+    str | None, typer.Option("--arms", metavar="A,B,…", help="only these arms; patterns such as `top-*` work")
 ]
-TasksOption = Annotated[str | None, typer.Option("--tasks", metavar="A,B,…", help="these tasks only")]
+TasksOption = Annotated[str | None, typer.Option("--tasks", metavar="A,B,…", help="only these tasks")]
 BudgetOption = Annotated[
     str | None,
-    typer.Option("--budget", metavar="10m", help="stop after this long: the most valuable part is done first"),
+    typer.Option("--budget", metavar="10m", help="stop after this time; the most valuable runs come first"),
 ]
 JobsOption = Annotated[
     int,
-    typer.Option("--jobs", metavar="N", min=1, help="processes that share the device: for GPUs, and fine-tuning"),
+    typer.Option("--jobs", metavar="N", min=1, help="processes that share the device; for GPUs and for fine-tuning"),
 ]
 MemoryOption = Annotated[
     float,
-    typer.Option("--memory-share", metavar="0.5", help="of a GPU's memory, if others are on it: take this much"),
+    typer.Option("--memory-share", metavar="0.5", help="share of a GPU's memory to use, if others use it too"),
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="show runs, cohorts, time and memory, and train nothing")]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", help="show the runs, cohorts, time and memory, and train nothing")
+]
 MeasureOption = Annotated[
     bool, typer.Option("--measure/--no-measure", help="with --dry-run: time a step of each kind, or only count")
 ]
 ReportOption = Annotated[
     bool,
-    typer.Option("--report/--no-report", help="draw the report, and answer GLUE's test sets, at the end"),
+    typer.Option("--report/--no-report", help="at the end, draw the report and answer GLUE's test sets"),
 ]
 RetrainOption = Annotated[
     bool,
     typer.Option(
         "--retrain",
-        help="train the best runs again whose weights are gone, to answer GLUE's test sets; no budget holds it",
+        help="to answer GLUE's test sets, train the best runs again if their weights are gone; ignores --budget",
     ),
 ]
-SkipOption = Annotated[
-    bool, typer.Option("--skip-missing", help="leave out the columns of data sets that are not there")
-]
+SkipOption = Annotated[bool, typer.Option("--skip-missing", help="leave out data sets that are not there")]
 RootOption = Annotated[
     str | None, typer.Option("--data-root", metavar="DIR", help="folder of the data sets; default: $INLAY_DATA")
 ]
 OutOption = Annotated[
     Path | None,
-    typer.Option("--out", metavar="DIR", help="folder of results; default: ./results, of tiny in the store"),
+    typer.Option("--out", metavar="DIR", help="folder of results; default: ./results (for tiny, in the store)"),
 ]
 CommitOption = Annotated[
-    str | None, typer.Option("--commit", metavar="ID", help="what records say, where the checkout has no .git")
+    str | None, typer.Option("--commit", metavar="ID", help="commit to write into records, if the checkout has no .git")
 ]
 
 
@@ -133,13 +135,17 @@ def study(
 ) -> None:
     """Reproduce published tables and figures.
 
-    Trains what has no record yet, in cohorts, and appends it to DIR/STUDY/BACKBONE-PROFILE.jsonl. Several studies
-    (`glue,extra` or `all`) are one list of work: a run that several ask for is trained once, and the most valuable part
-    of each comes first. It can be stopped at any moment: the same command goes on from there, and another machine's
-    results may be put beside them. The same command in several terminals, or on machines that share the folders, does
-    each run once; with `--on ray` it is done on the machines of a cluster. At the end it draws tables, figures and what
-    they say of the published claims: report.html and report.md. `inlay study report` draws them anew, of all studies or
-    of those named after it, on all backbones or on that of `--backbone`, and trains nothing.
+    Trains the runs that have no record yet, in cohorts, and appends their records to DIR/STUDY/BACKBONE-PROFILE.jsonl.
+    Several studies (`glue,extra` or `all`) are one list of work: a run that several of them need is trained once, and
+    the most valuable runs of each come first.
+
+    It can be stopped at any moment, and the same command continues. Results of other machines can be copied into the
+    same folder. Started in several terminals, or on machines that share the folders, it does each run once; with `--on
+    ray` the machines of a Ray cluster do the work.
+
+    At the end it draws tables and figures, and compares them with the published claims, in report.html and report.md.
+    `inlay study report` only draws them again: for all studies or those named after it, on all backbones or on that of
+    `--backbone`.
     """
     from inlay.studies import find_study, list_studies, read_study, study_folders
 
@@ -150,30 +156,35 @@ def study(
     if names == ["list"]:
         _put_list(_having(known.values(), profile), profile, as_json=json)
         return
-    kept = open_store(store).root / "studies"
-    results = out or (kept / "results" if profile == "tiny" else Path("results"))  # tiny ones are not to be committed
+    kept = Store(store).root / "studies"
+    results = out or (
+        kept / "results" if profile == "tiny" else Path("results")
+    )  # results of `tiny` are not for committing
     if names[:1] == ["report"]:
         chosen = [find_study(name, folders) for name in names[1:] if name != "all"] or list(known.values())
-        _refuse_for_report(
-            {"--arms": arms, "--tasks": tasks, "--budget": budget, "--dry-run": dry_run or None, "--on": on}
-        )
+        of_runs = {"--arms": arms, "--tasks": tasks, "--budget": budget, "--dry-run": dry_run or None, "--on": on}
+        for option, value in of_runs.items():
+            if value is not None:  # a report shows whole studies
+                hint = "name the studies after `report`, and choose a backbone with `--backbone`"
+                raise BadConfig(f"`study report` has no `{option}`", hint)
         _put_report(chosen, results, backbone, as_json=json)
         return
-    # Everything is read and checked before the first run of the first study.
+    # Everything is read and checked before the first run is trained.
     pipeline.check_device_name(device)
     if not 0 < memory_share <= 1:
-        raise BadConfig(f"`--memory-share {memory_share:g}` is no share", "give more than 0 and at most 1")
+        raise BadConfig(f"`--memory-share {memory_share:g}` is not a share", "give more than 0 and at most 1")
     cluster = None if on is None else pipeline.parse_cluster(on, ray_cpus, ray_gpus)
     if cluster is not None and (jobs, memory_share) != (1, 1.0):
         raise BadConfig(
-            "`--on` has no `--jobs` and no `--memory-share`", "`--ray-cpus` and `--ray-gpus` share a machine"
+            "`--on` does not go with `--jobs` or `--memory-share`",
+            "use `--ray-cpus` and `--ray-gpus` to share a machine",
         )
     deadline = None if budget is None else began + pipeline.parse_budget(budget)
     chosen = _having(known.values(), profile) if names == ["all"] else [find_study(name, folders) for name in names]
     if cluster is not None and not dry_run:
         from inlay.cluster import connect
 
-        connect(cluster.address)  # refused before any data is read
+        connect(cluster.address)  # fails before any data is read
     paths = list({path.stem: path for path in chosen}.values())
     studies = [narrow(read_study(path, profile, backbone), arms, tasks) for path in paths]
     studies = [dataclasses.replace(item, fit={**item.fit, **changes(effort)}) for item in studies]
@@ -188,8 +199,8 @@ def study(
     reports = [_describe_result(plan, result, command.dirs) for plan in plans]
     drawn = {}
     if report:
-        for plan, said in zip(plans, reports, strict=True):
-            command.answer(plan, result, said)
+        for plan, described in zip(plans, reports, strict=True):
+            command.answer(plan, result, described)
         drawn = {"report": str(_draw(paths, results))}
     _put_results(reports, result, drawn, as_json=json)
 
@@ -203,20 +214,20 @@ def _put_results(
         totals = {"trained": result.total_trained, "left": num_left, "seconds": seconds}
         screen.emit_json({"studies": reports, **totals, **drawn})
         return
-    for said in reports:
-        _put_result(said, is_alone=len(reports) == 1)
+    for described in reports:
+        _put_result(described, is_alone=len(reports) == 1)
     if len(reports) > 1:
         missing = f", {num_left} missing" if num_left else ""
         trained = f"{screen.count(result.total_trained, 'run')} trained in {screen.duration(seconds)}{missing}"
-        screen.emit_pairs({"together": f"{trained}; what several studies ask for is counted once"})
+        screen.emit_pairs({"together": f"{trained}; runs of several studies are counted once"})
     if drawn:
         screen.emit_pairs(drawn)
 
 
 def _put_report(paths: Sequence[Path], results: Path, backbone: str | None, *, as_json: bool) -> None:
-    """Draw the report of these studies and print its path; refuse if there is nothing to report."""
+    """Draw the report of these studies and print its path; refuse if there are no results."""
     if not any(path.suffix in (".json", ".jsonl") for path in results.glob("*/*.json*")):
-        raise Missing(f"no results in `{results}`", "run a study first, or say where they are with `--out DIR`")
+        raise Missing(f"no results in `{results}`", "run a study first, or say where its results are with `--out DIR`")
     page = _draw(paths, results, backbone)
     if as_json:
         screen.emit_json({"report": str(page), "markdown": str(page.with_suffix(".md"))})
@@ -225,23 +236,15 @@ def _put_report(paths: Sequence[Path], results: Path, backbone: str | None, *, a
 
 
 def _draw(paths: Sequence[Path], results: Path, backbone: str | None = None) -> Path:
-    """Draw the report of these studies, of one backbone or of all with results; return its page."""
+    """Draw the report of these studies, on one backbone or on all with results; return the path of its page."""
     from inlay.studies import draw_report
 
     with screen.working("drawing tables and figures"):
         return draw_report(paths, results, backbone)
 
 
-def _refuse_for_report(given: dict[str, object]) -> None:
-    """Refuse options that choose among runs: a report shows whole studies."""
-    for name, value in given.items():
-        if value is not None:
-            hint = "name the studies after `report`, and choose a backbone with `--backbone`"
-            raise BadConfig(f"`study report` has no `{name}`", hint)
-
-
 def _having(paths: Iterable[Path], profile: str) -> list[Path]:
-    """List the studies that have a profile; if none has it, all of them, to be refused by name."""
+    """List the studies that have a profile; if none has, all of them, so that they are refused by name."""
     from inlay.studies import has_profile
 
     all_paths = list(paths)
@@ -249,7 +252,7 @@ def _having(paths: Iterable[Path], profile: str) -> list[Path]:
 
 
 def narrow(study: Study, arms: str | None, tasks: str | None) -> Study:
-    """Return a study with some of its arms and tasks only."""
+    """Return a study with only some of its arms and tasks."""
     chosen, where = dict(study.arms), f"of `{study.name}` ({study.profile})"
     if arms is not None:
         chosen = {name: study.arms[name] for name in _choose(arms, list(study.arms), f"arm {where}")}
@@ -270,12 +273,12 @@ def _resumable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("stopped, and saved: the same command goes on from there") from None
+        raise KeyboardInterrupt("stopped and saved: the same command continues from there") from None
 
 
 @dataclass
 class _StudyCommand:
-    """The steps of `inlay study`, and the settings its studies share."""
+    """The steps of `inlay study`, with the settings that all its studies share."""
 
     kept: Path
     dirs: StudyDirs
@@ -288,7 +291,7 @@ class _StudyCommand:
     _tasks: dict[Any, Task] = field(default_factory=dict)
 
     def prepare(self, study: Study) -> StudyPlan:
-        """Read a study's data and make its runs; report what is left out."""
+        """Read a study's data and plan its runs; print what is left out."""
         from inlay.studies import load_tasks, plan_study
 
         screen.log(f"study {study.name}: {study.title}", "bold")
@@ -311,8 +314,8 @@ class _StudyCommand:
                 found = str(make_tiny_folder(self.kept / "tiny", WORDS)) if name == "tiny" else name
                 self._backbones[name] = pipeline.open_backbone(found, self.device)
             except Missing as error:
-                reason = f"{error.message}, which study `{study.name}` is to run on"
-                raise Missing(reason, f"{error.hint}; name one with `--backbone`") from None
+                reason = f"{error.message}, which study `{study.name}` runs on"
+                raise Missing(reason, f"{error.hint}; or use another with `--backbone`") from None
         return self._backbones[name]
 
     def train(
@@ -348,7 +351,7 @@ class _StudyCommand:
                 return conduct_in_jobs(plans, self.dirs, settings, deadline=deadline, progress=progress)
 
     def answer(self, plan: StudyPlan, result: SessionResult, report: dict[str, Any]) -> None:
-        """Answer the test sets of a study that has a server for them, and put the paths into its report."""
+        """Answer the test sets of a study that are scored by a server, and add the files to its report."""
         if not plan.study.submission or plan.study.is_toy:
             return
         from inlay.studies import choose_entries, list_gone, train_again, write_entries
@@ -357,7 +360,7 @@ class _StudyCommand:
         entries = choose_entries(plan, own, self.dirs, self.data_root)
         if self.retrain and (gone := list_gone(entries)):
             number = screen.count(len(gone), "run")
-            screen.log(f"training again, to answer the test sets: {number} without weights")
+            screen.log(f"training again to answer the test sets: {number} without weights")
             with _resumable(), screen.Meter("training") as meter:
                 train_again(plan, gone, self.dirs, pipeline.TrainingProgress(meter, num_runs=len(gone)))
         missing = [item for item in result.missing if item.study == plan.study.name]
@@ -380,7 +383,7 @@ def _describe_result(plan: StudyPlan, result: SessionResult, dirs: StudyDirs) ->
         "left": len({item.id for item in own}),
         "missing": missing,
         "failed": [
-            f"{item.arm.name} on {item.task}: {said}" for item, said in result.failed if item.study == study.name
+            f"{item.arm.name} on {item.task}: {message}" for item, message in result.failed if item.study == study.name
         ],
         "file": str(results_file(dirs.results, study.name, plan.backbone.name, study.profile)),
     }

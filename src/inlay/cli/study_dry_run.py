@@ -1,4 +1,4 @@
-"""`inlay study --dry-run`: the work left of studies, its order, and its cost. Nothing is trained."""
+"""`inlay study --dry-run`: prints the work that is left, its order, and its cost. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def forecast(plans: Sequence[StudyPlan], dirs: StudyDirs, *, measured: bool, as_json: bool) -> None:
-    """Print the work that is left of several studies, each run once, and the rows of every arm."""
+    """Print the work left in several studies, counting each run once, and the rows of every arm."""
     from inlay.studies import StudyRecords, count_other_poolings, estimate_units, make_agenda
 
     known = StudyRecords(plans, dirs)
@@ -61,12 +61,12 @@ def describe(plan: StudyPlan) -> dict[str, Any]:
 
 
 def describe_others(plan: StudyPlan, dirs: StudyDirs) -> list[str]:
-    """Describe records of the same study on the same backbone with another pooling."""
+    """Describe the records of the same study and backbone with another pooling."""
     from inlay.studies import count_other_poolings
 
     return [
         f"{screen.count(number, 'run')} of {plan.study.name} in {dirs.results} with the pooling `{pooling}`, and all "
-        "else as here: another experiment, and no part of this one"
+        "else as here: another experiment, which does not count for this one"
         for pooling, number in count_other_poolings(plan, dirs.results).items()
     ]
 
@@ -74,9 +74,9 @@ def describe_others(plan: StudyPlan, dirs: StudyDirs) -> list[str]:
 def _describe_left(
     plan: StudyPlan, units: Sequence[Unit], rows: Sequence[dict[str, Any]], num_left: int
 ) -> dict[str, Any]:
-    """Return a plan's units that are left, with its own runs in each; time and memory are the whole unit's.
+    """Return a plan's remaining units as data, each with the plan's own runs; time and memory are the whole unit's.
 
-    The rows of a run that several studies ask for are counted for the first of them.
+    The rows of a run that several studies need are counted for the first of them.
     """
     name = plan.study.name
     samples: dict[str, int] = {}
@@ -90,9 +90,9 @@ def _describe_left(
 def _join_alone(
     units: Sequence[Unit], estimates: Sequence[Estimate], left: Mapping[str, set[str]]
 ) -> list[dict[str, Any]]:
-    """Make a row for each unit of work; neighbours of one arm and seed that train alone share one.
+    """Make a row for each unit of work; successive fine-tuned ones of the same arm and seed share a row.
 
-    `left` has the runs that each study lacks: a unit is of all that ask for one of its runs.
+    `left` has the missing runs of each study: a unit belongs to all studies that need one of its runs.
     """
     groups: list[tuple[Unit, list[Estimate]]] = []
     for unit, found in zip(units, estimates, strict=True):
@@ -144,13 +144,13 @@ def _put(
     screen.emit()
     devices = ", ".join(dict.fromkeys(str(plan.backbone.device) for plan in plans))
     samples = totals["samples"]
-    several = {said["study"]: f"{said['left']} to train of {said['runs']}" for said in studies}
-    is_shared = sum(said["left"] for said in studies) > totals["left"]
+    several = {study["study"]: f"{study['left']} to train of {study['runs']}" for study in studies}
+    is_shared = sum(study["left"] for study in studies) > totals["left"]
     screen.emit_pairs(
         {
             **(several if len(studies) > 1 else {}),
             "runs": f"{totals['left']} to train, {totals['done']} done"
-            + (": what several studies ask for is counted once" if is_shared else ""),
+            + (": runs of several studies are counted once" if is_shared else ""),
             "rows": f"{samples['cohorts']:,} in cohorts, {samples['copies']:,} for copies of the backbone",
             "time": "not measured"
             if totals["seconds"] is None

@@ -1,4 +1,4 @@
-"""Progress of studies on the screen. Imported only to conduct a study, since it imports torch."""
+"""Progress of studies on the screen. Imported only when a study is run, because it imports torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from inlay.cli.rooms import pipeline
 from inlay.studies import StudyProgress, Unit
 from inlay.training import Emit
 
-_SMOOTHED_SECONDS = 10.0  # seconds over which the shown rate is averaged
+_SMOOTHED_SECONDS = 10.0  # time over which the shown rate is averaged
 
 
 class ScreenProgress(StudyProgress):
-    """Progress of a study in this process: a line for every unit of work, with a bar while it is trained."""
+    """Progress of a study in this process: a line for every unit of work, and a bar while it is trained."""
 
     def __init__(self) -> None:
         self._meter: screen.Meter | None = None
@@ -42,7 +42,7 @@ class ScreenProgress(StudyProgress):
 
 
 class JobsProgress(StudyProgress):
-    """Progress of a study in several processes: one bar for all, a line for every unit that begins or fails."""
+    """Progress of a study in several processes: one bar for all, and a line for every unit that begins or ends."""
 
     def __init__(self) -> None:
         self._meter = screen.Meter("runs")

@@ -1,4 +1,4 @@
-"""`inlay suggest`: the store's tasks ranked as starting points for new data."""
+"""`inlay suggest`: ranks the store's tasks as starting points for new data."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options, open_store
+from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options
 from inlay.cli.rooms import explore, pipeline
 from inlay.cli.screen import Column, numbers
 from inlay.errors import Missing
 from inlay.settings import split_list
+from inlay.store import Store
 
 _FEW_ROWS = 50
-"""with fewer rows than this, the score is mostly chance"""
+"""With fewer rows than this, the score is mostly chance."""
 
 
 @command_options(RunFlags(panels=("Data",), shared=("data", "task", "backbone", "config", "assignments")))
 def suggest(
     run: RunOptions,
-    rows: Annotated[int, typer.Option("--rows", metavar="N", min=8, help="rows of the data to look at, at most")] = 256,
+    rows: Annotated[int, typer.Option("--rows", metavar="N", min=8, help="most rows of the data to use")] = 256,
     among: Annotated[
-        str | None, typer.Option("--among", metavar="TASK,…", help="rank these; default: every task on the backbone")
+        str | None,
+        typer.Option("--among", metavar="TASK,…", help="rank only these; default: every task on the backbone"),
     ] = None,
     device: DeviceOption = "auto",
     store: StoreOption = None,
@@ -33,13 +35,13 @@ def suggest(
 ) -> None:
     """Rank the store's tasks as starting points for new data.
 
-    A sample of the rows goes through every task's adapters and through the plain backbone; nothing is trained. The
-    score is that of a ridge regression on the outputs, on rows it has not seen. Use the first with `train --from`.
+    Sends a sample of the rows through every task's adapters and through the plain backbone; nothing is trained. The
+    score is that of a ridge regression on the outputs, on held-out rows. Start from the best with `inlay train --from`.
     """
     pipeline.check_device_name(device)
-    kept, config = open_store(store), run.resolve()
+    kept, config = Store(store), run.resolve()
     if not kept.ledger(lambda version, error: None):
-        raise Missing(f"no tasks in {kept.place} yet", "train some first: `inlay train mail.csv --task mail`")
+        raise Missing(f"no tasks in {kept.place} yet", "train one first: `inlay train mail.csv --task mail`")
     pipeline.check_backbone_name(config.backbone)
     task = pipeline.load_task(config)
     backbone = pipeline.open_backbone(config.backbone, device)
@@ -66,9 +68,9 @@ def _put_suggestions(found: explore.Suggestions, run: RunOptions, store: Path | 
         screen.log(f"{reference} cannot be a start: {why}", "yellow")
     if found.num_rows < _FEW_ROWS:
         few = screen.count(found.num_rows, "row")
-        screen.log(f"{few} can hardly tell starts apart: compare with a run without `--from`", "yellow")
+        screen.log(f"{few} are too few to rank starts reliably: compare with a run without `--from`", "yellow")
     screen.emit()
-    screen.emit_pairs({"rows": f"{screen.count(found.num_rows)} looked at", "next": _next_command(found, run, store)})
+    screen.emit_pairs({"rows": f"{screen.count(found.num_rows)} used", "next": _next_command(found, run, store)})
 
 
 def _cells(item: explore.Suggestion, name: str) -> list[str]:
@@ -77,7 +79,7 @@ def _cells(item: explore.Suggestion, name: str) -> list[str]:
 
 
 def _next_command(found: explore.Suggestions, run: RunOptions, store: Path | None) -> str:
-    """Return the command to train next: from the best task, or fresh if none beats the plain backbone."""
+    """Return the command to train next: from the best task, or from scratch if none beats the plain backbone."""
     words: list[Any] = ["inlay", "train", *run.words()]
     if found.ranked and found.ranked[0].fit > found.plain.fit:
         words += ["--from", found.ranked[0].reference]

@@ -1,4 +1,4 @@
-"""`inlay sweep`: a grid of settings trained as one cohort, ranked, and the best published."""
+"""`inlay sweep`: trains a grid of settings as one cohort, ranks the runs, and publishes the best."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from inlay.cli.rooms import explore, pipeline
 from inlay.cli.screen import numbers
 from inlay.cli.train import NameOption, PublishOption, ReportOption, ResumeOption, put_report
 from inlay.settings import FitSettings
+from inlay.store import Store
 
 _AXES = ("method", "size", "lr", "epochs", "batch_size")
 
@@ -31,7 +32,14 @@ def sweep(
     batch_size: Annotated[str | None, _grid("--batch-size", "train.batch_size")] = None,
     method: Annotated[str | None, _grid("--method", "method.name")] = None,
     seeds: Annotated[
-        int, typer.Option("--seeds", metavar="N", rich_help_panel="Grid", min=1, help="runs of each, seeds counted up")
+        int,
+        typer.Option(
+            "--seeds",
+            metavar="N",
+            rich_help_panel="Grid",
+            min=1,
+            help="runs of each combination, with seeds counted up from --seed",
+        ),
     ] = 1,
     on: flags.OnOption = None,
     ray_cpus: flags.RayCpusOption = 1,
@@ -47,19 +55,19 @@ def sweep(
 ) -> None:
     """Train a grid of settings as one cohort and publish the best.
 
-    Options that take A,B,… take one value or several; every combination is trained, with every seed, all together or,
-    where memory is small, as many at a time as fit. With `--on ray` the runs are dealt over the machines of a cluster.
+    Options that take A,B,… take one value or several; every combination is trained with every seed, all of them
+    together or as many at a time as fit in memory. With `--on ray` the runs are spread over the machines of a cluster.
     """
     pipeline.check_trackers(log or (), on_cluster=on is not None)
     given = {"method.name": method, "method.size": size, "train.lr": lr, "train.epochs": epochs}
     axes = explore.parse_axes(given | {"train.batch_size": batch_size})
-    opened = flags.open_store(store)
+    opened = Store(store)
     grid = explore.make_grid(run.resolve(opened), axes, seeds)  # impossible values are refused before anything is read
     cluster = None if on is None else pipeline.parse_cluster(on, ray_cpus, ray_gpus)
     fit = dataclasses.replace(effort, restart=not resume)
     how: dict[str, Any] = {"cluster": cluster, "trackers": tuple(log or ()), "writes_report": report}
-    wishes = pipeline.TrainWishes(name, publish, fit=fit, **how)
-    found = pipeline.sweep_and_publish(axes, grid, wishes, lambda first: pipeline.prepare(first, opened, device, name))
+    options = pipeline.TrainWishes(name, publish, fit=fit, **how)
+    found = pipeline.sweep_and_publish(axes, grid, options, lambda first: pipeline.prepare(first, opened, device, name))
     if found is None:  # the first process has the last word
         return
     if json:
@@ -72,7 +80,7 @@ def sweep(
 
 
 def _put_ranking(ranking: explore.Ranking) -> None:
-    """Print runs from best to worst, and settings by their mean if there are several seeds."""
+    """Print the runs from best to worst, and with several seeds also the settings by their mean score."""
     several = [key for key in ranking.axes if len({str(item.values[key]) for item in ranking.runs}) > 1]
     keys = several or list(ranking.axes)
     heads = numbers(*(flags.flag_name(key).replace("_", " ") for key in keys))

@@ -1,4 +1,4 @@
-"""`inlay tasks`: the tasks of the store and the parameters each adds."""
+"""`inlay tasks`: lists the tasks of the store and the parameters each adds."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.cli import screen
-from inlay.cli.flags import JsonOption, StoreOption, open_store
+from inlay.cli.flags import JsonOption, StoreOption
 from inlay.cli.screen import Column, numbers
-from inlay.store import TaskInfo
+from inlay.store import Store, TaskInfo
 
 
 def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
     """List the tasks and the parameters each adds.
 
-    The last line is the total as a multiple of the backbone, beside what full fine-tuning would need.
+    The last line gives the total as a multiple of the backbone, and what full fine-tuning would need.
     """
-    kept = open_store(store)
+    kept = Store(store)
     damaged: list[dict[str, str | None]] = []
     ledger = kept.ledger(lambda version, error: damaged.append({"version": version.reference, **error.to_json()}))
     entries, totals = [_describe_task(task) for task in ledger], _total(ledger)
@@ -27,7 +27,7 @@ def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
         screen.log(f"{item['version']} cannot be read: {item['message']}; {item['hint']}", "yellow")
     if not ledger:
         screen.log(f"no tasks in {kept.place} yet")
-        screen.log(screen.repeat_store("train the first: `inlay train mail.csv --task mail`", store), "dim")
+        screen.log(screen.repeat_store("train the first one: `inlay train mail.csv --task mail`", store), "dim")
         return
     columns = [Column("task", is_flexible=True), Column("kind", is_flexible=True), *numbers("labels", "versions")]
     screen.emit_table([*columns, "dev score", "method", *numbers("adds", "share")], [_row(entry) for entry in entries])
@@ -40,7 +40,7 @@ def tasks(store: StoreOption = None, json: JsonOption = False) -> None:
 
 
 def _describe_task(task: TaskInfo) -> dict[str, Any]:
-    """Return a task of the ledger as data: its latest version, and its best."""
+    """Return a task as data: its latest version, and its best."""
     latest = task.latest.summary
     best = task.best
     whole = latest.backbone.get("num_parameters", 0)

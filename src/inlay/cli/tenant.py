@@ -1,4 +1,4 @@
-"""`inlay tenant add|list|limit|remove`: who may bring tasks to a service, and how much they may use."""
+"""`inlay tenant add|list|limit|remove`: the tenants of a service and their limits."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ app = make_typer(no_args_is_help=True, help="Add, list, limit and remove the ten
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="lower-case letters, digits and `-`")]
 _NO_LIMIT = "none"
 _IN_BYTES = ("dataset_bytes", "stored_bytes")
-
-
 _NONE_TOO = f"; `{_NO_LIMIT}`: no limit"
 Tokens = Annotated[
-    str | None, typer.Option("--tokens-per-minute", metavar="N", help=f"tokens answered in a minute{_NONE_TOO}")
+    str | None, typer.Option("--tokens-per-minute", metavar="N", help=f"tokens answered per minute{_NONE_TOO}")
 ]
-Jobs = Annotated[str | None, typer.Option("--queued-jobs", metavar="N", help=f"jobs that wait{_NONE_TOO}")]
+Jobs = Annotated[str | None, typer.Option("--queued-jobs", metavar="N", help=f"jobs in the queue{_NONE_TOO}")]
 Rows = Annotated[str | None, typer.Option("--dataset-rows", metavar="N", help=f"rows of a dataset{_NONE_TOO}")]
 Bytes = Annotated[
     str | None, typer.Option("--dataset-bytes", metavar="SIZE", help=f"size of a dataset, such as 1GB{_NONE_TOO}")
@@ -42,7 +40,8 @@ RequestRows = Annotated[
     str | None, typer.Option("--rows-per-request", metavar="N", help=f"rows of a request{_NONE_TOO}")
 ]
 Weight = Annotated[
-    float | None, typer.Option("--weight", metavar="W", help="share where tenants compete  [default: 1 for a new one]")
+    float | None,
+    typer.Option("--weight", metavar="W", help="share of the service when tenants compete  [default: 1 for a new one]"),
 ]
 
 
@@ -60,7 +59,7 @@ def add(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Add a tenant. Its tasks have names of their own, and nobody else sees them."""
+    """Add a tenant. Its tasks have names of their own, and no other tenant sees them."""
     from inlay.service import TenantLimits, Tenants
 
     given = (
@@ -89,7 +88,7 @@ def limit(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show a tenant's limits, and change those that are given. A running service keeps to them at once."""
+    """Show a tenant's limits, and change those that are given. A running service applies them at once."""
     from inlay.service import Tenants
 
     given = (
@@ -107,7 +106,7 @@ def limit(
 
 @app.command("list")
 def list_(store: StoreOption = None, json: JsonOption = False) -> None:
-    """List the tenants with what they use."""
+    """List the tenants and what they use."""
     from inlay.service import Tenants
 
     with open_database(store) as db:
@@ -117,7 +116,7 @@ def list_(store: StoreOption = None, json: JsonOption = False) -> None:
         return
     columns = [
         Column("tenant", is_flexible=True),
-        *numbers("keys", "queued jobs", "stored", "tokens a minute", "weight"),
+        *numbers("keys", "queued jobs", "stored", "tokens per minute", "weight"),
         Column("since"),
     ]
     screen.emit_table(columns, [_row(entry) for entry in entries])
@@ -126,13 +125,13 @@ def list_(store: StoreOption = None, json: JsonOption = False) -> None:
 @app.command("remove")
 def remove(
     name: NameArgument,
-    yes: Annotated[bool, typer.Option("--yes", help="erase it: nothing of it can be brought back")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="confirm: what is erased cannot be restored")] = False,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
     """Erase a tenant: its keys, tasks, versions, datasets, answers and rows in the database.
 
-    Its keys end at once. What a trainer still works on is waited for; a running service finishes what is left.
+    Its keys stop working at once. If a trainer is still working for it, a running service erases the rest afterwards.
     """
     from inlay.service import Tenants, remove_tenant
 
@@ -140,8 +139,8 @@ def remove(
         tenant = next((each for each in Tenants(db).list() if each.name == name), None)
         if tenant is not None and not yes:
             raise BadConfig(
-                f"all that `{name}` has would be erased, for ever",
-                f"if that is meant: `inlay tenant remove {name} --yes`",
+                f"this would erase everything of `{name}` for ever",
+                f"to confirm: `inlay tenant remove {name} --yes`",
             )
         with screen.working(f"erasing {name}"):
             erased = remove_tenant(db, name)
@@ -150,29 +149,31 @@ def remove(
         screen.emit_json({"tenant": name, "state": "removing" if done is None else "removed", "erased": done})
     elif erased is None:
         screen.emit(f"{name} is locked out and will be erased")
-        screen.log("a trainer still works for it: the running service goes on, or the same command, later", "yellow")
+        screen.log(
+            "a trainer is still working for it: the running service will finish, or run this again later", "yellow"
+        )
     else:
         versions, sets = screen.count(erased.num_versions, "version"), screen.count(erased.num_datasets, "dataset")
         screen.emit(f"removed {name}: {versions}, {sets}, {screen.count(erased.num_files, 'file')}")
 
 
 def _changed(limits: TenantLimits, given: Sequence[str | None]) -> TenantLimits:
-    """Return limits with those replaced that options gave; `given` has an entry for each, in their order."""
-    names = [item.name for item in dataclasses.fields(limits)]
-    said = {name: text for name, text in zip(names, given, strict=True) if text is not None}
-    return dataclasses.replace(limits, **{name: _parse(name, text) for name, text in said.items()})
-
-
-def _parse(name: str, text: str) -> int | None:
-    option = f"--{name.replace('_', '-')}"
-    if text == _NO_LIMIT:
-        return None
-    if name in _IN_BYTES:
-        return parse_size(text, option)
-    digits = text.replace(",", "").replace("_", "")
-    if not digits.isascii() or not digits.isdigit():
-        raise BadConfig(f"`{option} {text}` is not a limit", f"write a whole number, or `{option} {_NO_LIMIT}`")
-    return int(digits)
+    """Return limits with the given ones replaced; `given` has an entry for each field, in order."""
+    changed: dict[str, int | None] = {}
+    for item, text in zip(dataclasses.fields(limits), given, strict=True):
+        option = f"--{item.name.replace('_', '-')}"
+        if text is None:
+            continue
+        if text == _NO_LIMIT:
+            changed[item.name] = None
+        elif item.name in _IN_BYTES:
+            changed[item.name] = parse_size(text, option)
+        else:
+            digits = text.replace(",", "").replace("_", "")
+            if not digits.isascii() or not digits.isdigit():
+                raise BadConfig(f"`{option} {text}` is not a limit", f"write a whole number, or `{option} {_NO_LIMIT}`")
+            changed[item.name] = int(digits)
+    return dataclasses.replace(limits, **changed)
 
 
 def _show(tenant: Tenant, *, as_json: bool) -> None:
@@ -186,7 +187,7 @@ def _show(tenant: Tenant, *, as_json: bool) -> None:
 
 
 def _describe(db: Database, tenant: Tenant) -> dict[str, Any]:
-    """Return a tenant as data, with what it uses; one that is being removed uses nothing any more."""
+    """Return a tenant as data, with what it uses (None if it is being removed)."""
     from inlay.service import Keys, Workspace
 
     used = None if tenant.is_removing else Workspace(db, tenant.name).limits().to_json()["used"]

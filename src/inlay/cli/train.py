@@ -1,4 +1,4 @@
-"""`inlay train`: data and settings in, a published version out."""
+"""`inlay train`: trains a task on data and publishes a version."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from inlay.cli.folds import describe_report, keep_label_errors, put_label_errors
 from inlay.cli.rooms import data, pipeline, training
 from inlay.cli.screen import numbers
 from inlay.settings import FitSettings
+from inlay.store import Store
 
-NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's")]
-PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="put the result in the store")]
+NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's name")]
+PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="publish the result in the store")]
 ProbesOption = Annotated[
     str,
     typer.Option(
         "--probes",
         metavar="rows|hashed|none",
-        help="keep a few dev rows in the version to prove it, only hashes of them, or nothing",
+        help="what the version keeps for `inlay verify`: a few dev rows, only their hashes, or nothing",
     ),
 ]
-ResumeOption = Annotated[
-    bool, typer.Option("--resume/--restart", help="go on where a stopped run left off, or begin it anew")
-]
+ResumeOption = Annotated[bool, typer.Option("--resume/--restart", help="continue a stopped run, or start it again")]
 ReportOption = Annotated[
     bool, typer.Option("--report/--no-report", help="write a report and a model card into the run's folder")
 ]
 FoldsOption = Annotated[
     int | None,
-    typer.Option("--folds", metavar="K", min=2, help="cross-validate too: train K times, score the rows left out"),
+    typer.Option(
+        "--folds", metavar="K", min=2, help="cross-validate first: train K times, each time scoring the rows left out"
+    ),
 ]
 BudgetOption = Annotated[
     str | None,
     typer.Option(
         "--budget",
         metavar="5m",
-        help="spend this long: settings that were left open are tried beside the usual ones, and the best goes on",
+        help="time to spend: values for settings left open are tried beside the usual ones, and the best continues",
     ),
 ]
 
@@ -65,24 +66,27 @@ def train(
 ) -> None:
     """Train a task on a frozen backbone and publish it.
 
-    Shows what was inferred from the data, trains, and prints the score. A run that was finished before is not trained
-    again; one that was stopped goes on where it was. With --folds the same training is first cross-validated on all
-    rows that are no test rows, which tells more than a few dev rows. With --budget several candidates train together,
-    the worst are halved away, and the best goes on alone.
+    Shows what was inferred from the data, trains, and prints the scores. A finished run is not trained again; a stopped
+    one continues where it was. With --folds the same training is first cross-validated on all rows except test rows,
+    which estimates the score better than a few dev rows. With --budget several candidates train together, the worse
+    half is dropped again and again, and the best one is trained to the end.
     """
     training.check_probes(probes)
     pipeline.check_trackers(log or ())
     spend = pipeline.read_budget(budget, folds)
-    opened = flags.open_store(store)
+    opened = Store(store)
     asked = run.resolve(opened)
     ready = pipeline.prepare(asked, opened, device, name)
     pipeline.describe_run(ready.run, ready.backbone)
     examples = _show_examples(ready, show_examples, as_json=json)
     fit = dataclasses.replace(effort, restart=not resume)
-    wishes = pipeline.TrainWishes(
-        name, publish, probes, folds, fit, _name_lister(run), writes_report=report, trackers=tuple(log or ())
+    # the command that lists rows that may be labelled wrongly: `inlay baseline` with the options about the data
+    of_data = {key: value for key, value in run.flags.items() if key.startswith("data.")}
+    lister = shlex.join(["inlay", "baseline", *dataclasses.replace(run, preset=None, flags=of_data).words()])
+    options = pipeline.TrainWishes(
+        name, publish, probes, folds, fit, lister, writes_report=report, trackers=tuple(log or ())
     )
-    finished = pipeline.train_and_publish(ready, asked, wishes, spend)
+    finished = pipeline.train_and_publish(ready, asked, options, spend)
     if finished is None:  # the first process reports
         return
     errors = None if finished.validated is None else finished.validated.label_errors
@@ -99,12 +103,6 @@ def train(
             put_label_errors(errors, "the fold that left the row out", file)
 
 
-def _name_lister(given: flags.RunOptions) -> str:
-    """Return the command that lists rows which may be labelled wrongly."""
-    of_rows = {key: value for key, value in given.flags.items() if key.startswith("data.")}
-    return shlex.join(["inlay", "baseline", *dataclasses.replace(given, preset=None, flags=of_rows).words()])
-
-
 def _put_budget(spent: pipeline.Budget) -> None:
     """Print the result of each candidate, and the time spent."""
     rows = []
@@ -114,18 +112,18 @@ def _put_budget(spent: pipeline.Budget) -> None:
         ends = (screen.score(item["dev_metric"]), str(item["best_epoch"]), f"{end} *" if index == 0 else end)
         rows.append([*values, *ends])
     screen.emit_table([*numbers(*pipeline.COLUMNS.values(), f"dev {spent.metric}", "epoch"), "end"], rows)
-    said = f"{screen.duration(spent.spent)} of {screen.duration(spent.seconds)}"
+    text = f"{screen.duration(spent.spent)} of {screen.duration(spent.seconds)}"
     if spent.seconds_before:
-        said += f", {screen.duration(spent.seconds_before)} of them before it was stopped"
+        text += f", of which {screen.duration(spent.seconds_before)} before it was stopped"
     if spent.was_finished:
-        said = f"{screen.duration(spent.seconds)}, spent before"
+        text = f"{screen.duration(spent.seconds)}, spent before"
     screen.emit()
-    screen.emit_pairs({"budget": f"{said}; * is the candidate below"})
+    screen.emit_pairs({"budget": f"{text}; * is the candidate below"})
     screen.emit()
 
 
 def _show_examples(ready: training.PreparedRun, num_rows: int, *, as_json: bool) -> list[dict[str, Any]]:
-    """Show the first encoded training rows, so that people can check their data; return them as data."""
+    """Print the first encoded training rows, to check the data by eye; return them as data."""
     if num_rows <= 0:
         return []
     task, tokenizer = ready.run.task, ready.backbone.tokenizer
@@ -142,25 +140,27 @@ def _show_examples(ready: training.PreparedRun, num_rows: int, *, as_json: bool)
 
 
 def put_report(finished: pipeline.TrainReport, store: Path | None) -> None:
-    """Print the report on a trained run, with the command to use it next."""
+    """Print the report on a trained run, and the command that uses it."""
     ready, report = finished.ready, finished.about
     put_metrics(report["metrics"], report["metric"])
     screen.emit()
     pairs = {}
     if report["probe"] is not None and (ready.run.num_steps or ready.run.config.train.contrast):
         scores = ", ".join(f"{split} {screen.score(value)}" for split, value in report["probe"].items())
-        pairs["probe"] = f"{scores}: {report['metric']} of a linear model on the frozen backbone, where it began"
+        pairs["probe"] = (
+            f"{scores}: {report['metric']} of a linear model on the frozen backbone, where training started"
+        )
     pairs["trained"] = f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"
     if "folds" in report:
         pairs["folds"] = describe_report(report["folds"], ready.run.task)
     if (rising := report["still_rising"]) is not None:
         took = screen.duration(rising["seconds"])
-        pairs["rising"] = f"dev was still rising: `--epochs {rising['epochs']}` would take about {took}"
+        pairs["rising"] = f"the dev score was still rising: `--epochs {rising['epochs']}` would take about {took}"
     if report["reference"] is not None:
         name = report["reference"].partition("@")[0]
         pairs["published"] = f"{report['reference']} ({screen.size(report['size_bytes'])})"
         if report["best"] not in (None, report["reference"]):
-            pairs["better"] = f"{report['best']}, on the same dev rows: `{name}@best` means it, `{name}` the new one"
+            pairs["better"] = f"{report['best']}, on the same dev rows: `{name}@best` is that one, `{name}` the new one"
     pairs["run"] = report["folder"]
     pairs |= {name: report[name] for name in ("curve", "report") if report[name] is not None}
     if report["reference"] is not None:

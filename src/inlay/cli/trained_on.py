@@ -1,4 +1,4 @@
-"""What `explain`, `pick` and `drift` share: a version that is asked about rows, and the rows it was trained on."""
+"""What `explain`, `pick`, `drift` and `report` share: opening a version, and finding the rows it was trained on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.cli import flags, screen
+from inlay.cli import screen
 from inlay.cli.rooms import data, explore, pipeline
 from inlay.errors import BadConfig, InlayError
 from inlay.settings import DATA_FORMATS, DataConfig
@@ -15,12 +15,14 @@ from inlay.store import Store
 
 TrainedOnOption = Annotated[
     str | None,
-    typer.Option("--data", metavar="FILE", help="the rows the task was trained on; default: where they lay then"),
+    typer.Option(
+        "--data", metavar="FILE", help="the rows the task was trained on; default: the file they were read from"
+    ),
 ]
 DataFormatOption = Annotated[
     str,
     typer.Option(
-        "--format", metavar="|".join(DATA_FORMATS), help="format of --data; auto: as in training, or by suffix"
+        "--format", metavar="|".join(DATA_FORMATS), help="format of --data; auto: as in training, or from its suffix"
     ),
 ]
 DataHeaderOption = Annotated[
@@ -39,9 +41,9 @@ PairColumnOption = Annotated[
 def open_version(
     task: str, store: Path | None, backbone: str | None, device: str
 ) -> tuple[Store, explore.VersionReader]:
-    """Return the store, and a version of it that can be asked about rows."""
+    """Return the store, and a reader for a version in it."""
     pipeline.check_device_name(device)
-    kept = flags.open_store(store)
+    kept = Store(store)
     version = kept.resolve(task)
     frozen = pipeline.open_stored(backbone, kept.manifest(version).backbone["name"], kept, device)
     return kept, explore.VersionReader(version, frozen, kept)
@@ -50,20 +52,20 @@ def open_version(
 def read_training_rows(
     reader: explore.VersionReader, store: Store, source: str | None, columns: DataConfig = DataConfig()
 ) -> data.Task:
-    """Return the task that a version was trained on; refuse rows that are not those.
+    """Return the task that a version was trained on; refuse rows that differ from those.
 
-    `columns` says the format of `source`, and whether it has a header, where it is not as in training.
+    `columns` says the format of `source` and whether it has a header, if these are not as in training.
     """
     known: dict[str, Any] = {"format": columns.format, "header": columns.header}
     if source is None and known != {"format": "auto", "header": None}:
-        raise BadConfig("`--format` or `--header` without `--data`", "they say how the file of `--data` is read")
+        raise BadConfig("`--format` or `--header` without `--data`", "they say how the file given by `--data` is read")
     return explore.find_training_rows(reader.version, reader.manifest, store, source, **known)
 
 
 def try_training_rows(
     reader: explore.VersionReader, store: Store, source: str | None, without: str, columns: DataConfig = DataConfig()
 ) -> tuple[data.Task | None, str | None]:
-    """Return the task that a version was trained on, or None and why it goes on `without` those rows."""
+    """Return the task that a version was trained on, or None and the reason; `without` says what is then missing."""
     try:
         return read_training_rows(reader, store, source, columns), None
     except BadConfig:

@@ -1,7 +1,7 @@
-"""Rows of answers as Parquet or .xlsx, whose columns have types. They are made when all rows are there.
+"""Conversion of answers to Parquet and .xlsx, whose cells have types, once all rows are there.
 
-Until then rows are lines of JSON in a draft, the first of which has the columns. So a column gets the type that all of
-its cells have; one with mixed types becomes text.
+Until then the rows are lines of JSON in a draft, whose first line has the column names. So a column gets the type that
+all of its cells have; a column with mixed types becomes text.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from inlay.terminal import log
 
 _ROWS_AT_ONCE = 10_000
 MOST_SHEET_ROWS = 1_048_575
-"""rows under the header of a sheet"""
+"""most rows under the header of a sheet"""
 MOST_CELL_LETTERS = 32_767
 _LARGEST_INTEGER = 2**63
 
 
 def check_converter(suffix: str) -> None:
-    """Refuse a format whose library is not there, before any work."""
+    """Refuse a format whose library is not installed, before any work is done."""
     if suffix == ".xlsx" and importlib.util.find_spec("openpyxl") is None:
-        hint = "pip install 'inlay[xlsx]', or name the output .csv or .parquet"
+        hint = "pip install 'inlay[xlsx]', or write .csv or .parquet instead"
         raise Missing("the library `openpyxl` is not installed", hint)
 
 
 def check_length(suffix: str, num_rows: int) -> None:
-    """Refuse more rows than a file of this format may have, before the next one costs anything."""
+    """Refuse more rows than a file of this format can have, before the next row costs work."""
     if suffix == ".xlsx" and num_rows > MOST_SHEET_ROWS:
         reason = f"a sheet has at most {MOST_SHEET_ROWS:,} rows under its header"
-        raise BadData(reason, "name the output .csv or .parquet")
+        raise BadData(reason, "write .csv or .parquet instead")
 
 
 def text_cell(value: Any) -> str:
@@ -69,8 +69,8 @@ def write_parquet(draft: Path, target: Path) -> None:
     }
     names, rows = _read_draft(draft)
     if len(set(names)) < len(names):
-        raise BadConfig("two columns have one name", "name the output .csv")
-    kinds = [_join_kinds(seen) for seen in _find_kinds(rows, len(names))]
+        raise BadConfig("two columns have the same name", "write .csv instead")
+    kinds = _find_kinds(rows, len(names))
     schema = pyarrow.schema([(name, types[kind]) for name, kind in zip(names, kinds, strict=True)])
     _, rows = _read_draft(draft)
     with parquet.ParquetWriter(target, schema) as writer:
@@ -82,13 +82,20 @@ def write_parquet(draft: Path, target: Path) -> None:
             writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
 
-def _find_kinds(rows: Iterator[list[Any]], num_columns: int) -> list[set[str]]:
+def _find_kinds(rows: Iterator[list[Any]], num_columns: int) -> list[str]:
+    """Return the kind of each column: that of all its cells, float for integers and floats, string for other mixes."""
     seen: list[set[str]] = [set() for _ in range(num_columns)]
     for row in rows:
         for kinds, cell in zip(seen, row, strict=True):
             if cell is not None:
                 kinds.add(_kind_of(cell))
-    return seen
+    found = []
+    for kinds in seen:
+        if len(kinds) == 1:
+            found.append(next(iter(kinds)))
+        else:
+            found.append("float" if kinds == {"int", "float"} else "string")
+    return found
 
 
 def _kind_of(cell: Any) -> str:
@@ -101,12 +108,6 @@ def _kind_of(cell: Any) -> str:
     return "strings" if isinstance(cell, list) and all(isinstance(item, str) for item in cell) else "string"
 
 
-def _join_kinds(seen: set[str]) -> str:
-    if len(seen) == 1:
-        return next(iter(seen))
-    return "float" if seen == {"int", "float"} else "string"
-
-
 def _convert(cell: Any, kind: str) -> Any:
     if cell is None:
         return None
@@ -116,7 +117,7 @@ def _convert(cell: Any, kind: str) -> Any:
 
 
 def write_workbook(draft: Path, target: Path) -> None:
-    """Write a draft as the one sheet of a workbook. Texts are texts: none is run as a formula."""
+    """Write a draft as a workbook with one sheet. Every text stays a text: none is run as a formula."""
     import openpyxl
     from openpyxl.cell import WriteOnlyCell
     from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
@@ -134,7 +135,7 @@ def write_workbook(draft: Path, target: Path) -> None:
             text = ILLEGAL_CHARACTERS_RE.sub("", text_cell(value))
             num_cut += len(text) > MOST_CELL_LETTERS
             cell = WriteOnlyCell(sheet, value=text[:MOST_CELL_LETTERS])
-            cell.data_type = "s"  # not "f", as what begins with = would be
+            cell.data_type = "s"  # a text that begins with = would otherwise become a formula
             yield cell
 
     names, rows = _read_draft(draft)
@@ -144,10 +145,10 @@ def write_workbook(draft: Path, target: Path) -> None:
     book.save(target)
     if num_cut:
         log(
-            f"{num_cut:,} texts were cut to the {MOST_CELL_LETTERS:,} letters of a cell; .csv keeps them whole",
+            f"{num_cut:,} texts were cut to {MOST_CELL_LETTERS:,} letters, the limit of a cell; .csv keeps them whole",
             "yellow",
         )
 
 
 CONVERTERS: dict[str, Callable[[Path, Path], None]] = {".parquet": write_parquet, ".xlsx": write_workbook}
-"""suffix -> what makes such a file of a draft"""
+"""suffix -> the function that converts a draft to this format"""

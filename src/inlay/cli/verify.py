@@ -1,4 +1,4 @@
-"""`inlay verify`: the proof, version by version, that published versions still answer as they did."""
+"""`inlay verify`: proves, version by version, that published versions still answer as they did."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from inlay.cli.flags import (
     HeaderOption,
     JsonOption,
     StoreOption,
-    open_store,
 )
-from inlay.cli.rooms import model, pipeline
+from inlay.cli.rooms import pipeline
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, StoreDamaged
 from inlay.settings import DataConfig
@@ -31,7 +30,7 @@ def verify(
     ] = None,
     rows: Annotated[
         str | None,
-        typer.Option("--rows", metavar="FILE", help="the data a task was trained on, where its probes are hashed"),
+        typer.Option("--rows", metavar="FILE", help="the data a task was trained on, if its probes are hashed"),
     ] = None,
     format: FormatOption = "auto",
     header: HeaderOption = None,
@@ -45,15 +44,15 @@ def verify(
 ) -> None:
     """Prove that published versions still answer as they did.
 
-    Their bytes, their backbone and their probes are checked. A version answers its probes alone and in a batch mixed
-    with all the others. The answers alone are compared bit for bit on the machine and libraries it was published with.
-    With --rows a version that was published with hashed probes finds the rows among those of a file.
+    Checks their bytes, their backbone and their probes. A version answers its probes alone and in a batch mixed with
+    all the others. The answers alone are compared bit for bit if the machine and the libraries are those it was
+    published with. For a version with hashed probes, --rows names a file in which their rows are found.
     """
     pipeline.check_device_name(device)
     pipeline.check_backbone_name(backbone)
-    kept = open_store(store)
+    kept = Store(store)
     versions: list[Version] = []
-    checks: list[serving.Check] = []  # a reference that cannot be read costs only its own version
+    checks: list[serving.Check] = []  # with those of versions that cannot be read
 
     def hear(version: Version, error: InlayError) -> None:
         checks.append(serving.Check(version, problem=str(error)))
@@ -67,7 +66,7 @@ def verify(
     columns = DataConfig(format=format, header=header, text=text, pair=pair, label=label)
     given = [] if rows is None else pipeline.read_probe_rows(kept, versions, rows, columns)
     checks += [] if not versions else _check_all(kept, versions, backbone, device, given)
-    fallen = [check for check in checks if not check.stands]
+    failed = [check for check in checks if not check.stands]
     if json:
         described = [
             {
@@ -80,22 +79,22 @@ def verify(
             }
             for check in checks
         ]
-        screen.emit_json({"stands": not fallen, "checks": described})
+        screen.emit_json({"stands": not failed, "checks": described})
     elif checks:
         _put_checks(checks)
     else:
         screen.log(f"no versions in {kept.place} yet")
-    if fallen:
+    if failed:
         raise StoreDamaged(
-            f"{len(fallen)} of {screen.count(len(checks), 'version')} failed the proof, "
-            f"such as `{fallen[0].version.reference}`: {fallen[0].problem}"
+            f"{len(failed)} of {screen.count(len(checks), 'version')} failed, "
+            f"such as `{failed[0].version.reference}`: {failed[0].problem}"
         )
 
 
 def _check_all(
     store: Store, versions: Sequence[Version], backbone: str | None, device: str, rows: Sequence[serving.ProbeRow]
 ) -> list[serving.Check]:
-    """Check all versions and return the findings in order; a missing backbone is a problem of its versions only."""
+    """Check all versions and return the results in order; a missing backbone is a problem of its versions only."""
     checks: dict[Version, serving.Check] = {}
     groups: dict[str, list[Version]] = {}
     for version in versions:
@@ -106,18 +105,14 @@ def _check_all(
     for name, members in groups.items():
         try:
             frozen = pipeline.open_stored(backbone, name, store, device)
-            checks |= {check.version: check for check in _check_on(frozen, store, members, rows)}
+            with screen.Meter(f"verifying on {frozen.name}", len(members)) as meter:
+                found = serving.verify(
+                    members, frozen, store, lambda check: meter.advance(1, check.version.reference), rows=rows
+                )
+            checks |= {check.version: check for check in found}
         except InlayError as error:
             checks |= {version: serving.Check(version, problem=str(error)) for version in members}
     return [checks[version] for version in versions]
-
-
-def _check_on(
-    frozen: model.Backbone, store: Store, versions: Sequence[Version], rows: Sequence[serving.ProbeRow]
-) -> list[serving.Check]:
-    with screen.Meter(f"verifying on {frozen.name}", len(versions)) as meter:
-        tell = lambda check: meter.advance(1, check.version.reference)  # noqa: E731
-        return serving.verify(versions, frozen, store, tell, rows=rows)
 
 
 def _put_checks(checks: Sequence[serving.Check]) -> None:
@@ -130,16 +125,16 @@ def _put_checks(checks: Sequence[serving.Check]) -> None:
         if not check.num_probes:
             rows.append([check.version.reference, "yes", "no rows to answer", "", ""])
             continue
-        alone = "bit for bit" if check.is_exact else f"off by {check.canonical_difference:.1g}, tolerated"
+        alone = "bit for bit" if check.is_exact else f"off by {check.canonical_difference:.1g}, within tolerance"
         mixed = f"off by {check.engine_difference:.1g}" if check.engine_difference else "the same"
         rows.append([check.version.reference, "yes", alone, mixed, ""])
     if all(check.stands for check in checks):
         screen.emit_table(columns, [row[:-1] for row in rows])
         num_exact = sum(check.is_exact for check in checks)
         num_bare = sum(not check.num_probes for check in checks)
-        others = "others by their bytes and their backbone alone" if num_bare else "others to a tolerance"
+        others = "others by their bytes and their backbone alone" if num_bare else "others within a tolerance"
         how = "bit for bit" if num_exact == len(checks) else f"{num_exact} of them bit for bit, {others}"
-        subject = "it answers" if len(checks) == 1 else f"all {len(checks)} versions answer"
+        subject = "the version answers" if len(checks) == 1 else f"all {len(checks)} versions answer"
         screen.emit(f"\n{subject} as published, {how}")
     else:
         screen.emit_table([*columns, Column("problem", is_flexible=True)], rows)

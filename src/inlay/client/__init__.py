@@ -1,4 +1,4 @@
-"""The client room: a service over HTTP, with the library's names. It imports nothing that computes."""
+"""The client of Inlay's service, over HTTP and with the library's names. It imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Problems of a service (RFC 9457) as errors of ours, with the same code, hint and exit status as on this machine."""
+"""Problem documents of a service (RFC 9457) as `InlayError`s, with the code, hint and exit status they have locally."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from inlay import errors
 from inlay.errors import InlayError
 
-# Code -> exit status of a command line, as the same error has here.
+# Code -> exit status of the local error with this code.
 _EXITS = {
     kind.code: kind.exit_status
     for kind in vars(errors).values()
@@ -17,7 +17,7 @@ _EXITS = {
 
 
 class ServiceProblem(InlayError):
-    """A thing that a service refused or failed to do. `faults` names the fields at fault, if it is fields."""
+    """A request that a service refused or could not answer. `faults` names the fields at fault, if any."""
 
     code = "service-problem"
 
@@ -31,7 +31,7 @@ class ServiceProblem(InlayError):
 
 
 def read_problem(body: Mapping[str, Any], *, status: int = 500) -> ServiceProblem:
-    """Return a problem document, the error of a row, or that of a job, as an error."""
+    """Return the error that a problem document, a row's `error` or a job's `error` describes."""
     message = body.get("detail") or body.get("message") or f"the service answered {status}"
     error = ServiceProblem(
         str(message), body.get("hint"), code=str(body.get("code", "service-problem")), status=body.get("status", status)
@@ -42,8 +42,8 @@ def read_problem(body: Mapping[str, Any], *, status: int = 500) -> ServiceProble
 
 
 def unreachable(url: str, reason: str) -> ServiceProblem:
-    """Return the error of a service that does not answer at all."""
-    hint = "start one by `inlay serve`, or see that the address is right"
+    """Return the error for a service that does not answer at all."""
+    hint = "start one with `inlay serve`, or check the address"
     error = ServiceProblem(f"no service answers at {url}: {reason}", hint, code="unreachable", status=503)
     error.exit_status = 9
     return error

@@ -4,7 +4,7 @@
     version = client.train("mail", "mail.csv")
     client.predict("mail", "Where is my parcel?").label
 
-Whatever goes wrong is an `InlayError` with a code and a hint, as on this machine.
+Every failure is an `InlayError` with a code and a hint, as in local use.
 """
 
 from __future__ import annotations
@@ -56,11 +56,9 @@ Progress = Callable[[RemoteEvent], None]
 
 
 class Client:
-    """A service at an address. `key` is that of a tenant, by default `$INLAY_KEY`.
+    """A service at an address `url`. `key` is a tenant's key, by default `$INLAY_KEY`.
 
-    A service that is busy is asked again for up to `patience_s` seconds.
-
-    `url` is its address. A request is given up after `timeout_s` seconds.
+    A busy service is asked again for up to `patience_s` seconds. A request times out after `timeout_s` seconds.
 
     >>> client = inlay.Client("https://inlay.example", key="inl_0123")
     >>> client.close()
@@ -71,7 +69,7 @@ class Client:
     ) -> None:
         key = key or os.environ.get(KEY_VARIABLE) or None
         if not url.startswith(("http://", "https://")):
-            raise BadConfig(f"`{url[:200]}` is no address of a service", f"write it as {DEFAULT_URL}")
+            raise BadConfig(f"`{url[:200]}` is not the address of a service", f"write it as {DEFAULT_URL}")
         self._http = Transport(url, key, timeout_s=timeout_s, patience_s=patience_s)
 
     def __enter__(self) -> Client:
@@ -86,7 +84,7 @@ class Client:
         """Close the connections."""
         self._http.close()
 
-    # asking
+    # predictions
 
     @overload
     def predict(  # type: ignore[overload-overlap]
@@ -97,9 +95,9 @@ class Client:
         self, task: str | None, rows: Sequence[Row], *, min_confidence: float | None = None
     ) -> list[RemoteAnswer]: ...
     def predict(self, task: Any, rows: Any, *, min_confidence: float | None = None) -> Any:
-        """Answer a text, or rows in order: texts, (text, pair), or requests that name their own task.
+        """Answer one text, or rows in order: texts, pairs (text, pair), or requests that name their own task.
 
-        A row that cannot be answered has its `error`; the others are answered.
+        A row that cannot be answered has an `error` in its answer; the others are answered. With one text it is raised.
         """
         is_one = isinstance(rows, str | tuple)
         asked = {"task": task, "min_confidence": min_confidence}
@@ -113,7 +111,7 @@ class Client:
     def predict_tasks(
         self, tasks: Sequence[str] | Literal["*"], rows: str | Sequence[Row], *, min_confidence: float | None = None
     ) -> list[list[RemoteAnswer]]:
-        """Answer each row by several tasks (`"*"`: all), which read it together: a list for each row, by task."""
+        """Answer each row with several tasks (`"*"`: all) at once; return a list of answers for each row."""
         asked = {"tasks": tasks if isinstance(tasks, str) else list(tasks), "min_confidence": min_confidence}
         given = [rows] if isinstance(rows, str) else rows
         return [[make_answer(answer) for answer in answers] for answers in self._ask(given, asked)]
@@ -129,7 +127,7 @@ class Client:
     def upload(
         self, data: str | Path | bytes, *, name: str | None = None, columns: Mapping[str, str] = {}
     ) -> RemoteDataset:
-        """Send a CSV, TSV, JSON-lines, Parquet or Excel file. `columns` may have text, pair, label and kind."""
+        """Upload a CSV, TSV, JSON-lines, Parquet or Excel file. `columns` may name text, pair, label and kind."""
         if isinstance(data, bytes):
             content = data
             read: Callable[[], Iterator[bytes]] = lambda: iter((content,))  # noqa: E731
@@ -193,10 +191,10 @@ class Client:
         wait: bool = True,
         on_progress: Progress | None = None,
     ) -> RemoteVersion | RemoteJob:
-        """Train a version of a task on a file or a dataset; without either, on its rows with the corrections.
+        """Train a version of a task on a file or a dataset; without either, on its earlier rows and the corrections.
 
         `settings` are those of the library by name: `{"size": 64, "lr": 5e-4, "epochs": 3}`. `on_progress` is called
-        with every event. Without `wait`, the job is returned as it is queued.
+        with every event. Without `wait`, the queued job is returned at once.
         """
         body: dict[str, Any] = {"task": task, "settings": dict(settings)}
         body |= {"corrections": True} if data is None else {"dataset": self._find_dataset(data)}
@@ -220,7 +218,7 @@ class Client:
         return [make_result(RemoteJob, item) for item in found]
 
     def job(self, job: str) -> RemoteJob:
-        """Return a job as it stands."""
+        """Return a job in its present state."""
         return make_result(RemoteJob, self._http.get(f"/v1/jobs/{in_path(job)}"))
 
     def cancel(self, job: str | RemoteJob) -> RemoteJob:
@@ -228,7 +226,7 @@ class Client:
         return make_result(RemoteJob, self._http.post(f"/v1/jobs/{in_path(_id_of(job))}/cancel", {}))
 
     def events(self, job: str | RemoteJob) -> Iterator[RemoteEvent]:
-        """Yield what happens to a job, from its beginning until it has ended."""
+        """Yield the events of a job, from its beginning until it has ended."""
         for kind, data in self._http.events(f"/v1/jobs/{in_path(_id_of(job))}/events"):
             if kind != "end":
                 yield make_result(RemoteEvent, data)
@@ -241,16 +239,11 @@ class Client:
         return self.job(_id_of(job)).check()
 
     def predict_file(self, task: str, data: Data, *, min_confidence: float | None = None) -> Iterator[dict[str, Any]]:
-        """Have a file or dataset answered in the background, and yield a JSON object for each of its rows, in order."""
+        """Answer a file or dataset in a background job, wait for it, and yield a JSON object for each row, in order."""
         body: dict[str, Any] = {"task": task, "dataset": self._find_dataset(data)}
         body |= {} if min_confidence is None else {"min_confidence": min_confidence}
         job = self.wait(self._http.post("/v1/batches", body)["id"])
-        return self._read_output(job.id)
-
-    def _read_output(self, job_id: str) -> Iterator[dict[str, Any]]:
-
-        for line in self._http.lines(f"/v1/batches/{in_path(job_id)}/output"):
-            yield json.loads(line)
+        return map(json.loads, self._http.lines(f"/v1/batches/{in_path(job.id)}/output"))
 
     # tasks
 
@@ -271,14 +264,14 @@ class Client:
         return make_result(RemoteVersion, self._http.get(f"/v1/tasks/{in_path(task)}/versions/{version}"))
 
     def report(self, task: str, version: int | None = None) -> dict[str, Any]:
-        """Return how good a version (the live one) is: intervals, scores of labels, confusion and calibration."""
+        """Return the quality of a version (default: the live one): intervals, label scores, confusion, calibration."""
         found: dict[str, Any] = self._http.get(f"{self._path_of(task, version)}/report")
         return found
 
     def errors(
         self, task: str, version: int | None = None, *, expected: str | None = None, answer: str | None = None
     ) -> Iterator[dict[str, Any]]:
-        """Yield the dev rows that a version (the live one) got wrong, the surest first."""
+        """Yield the dev rows that a version (default: the live one) got wrong, the most confident first."""
         return self._http.pages(f"{self._path_of(task, version)}/errors", {"expected": expected, "answer": answer})
 
     def _path_of(self, task: str, version: int | None) -> str:
@@ -286,38 +279,38 @@ class Client:
         return f"/v1/tasks/{in_path(task)}/versions/{number}"
 
     def compare(self, task: str, a: int, b: int) -> dict[str, Any]:
-        """Compare two versions on the same rows: the paired difference, its interval, a test, and what changed."""
+        """Compare two versions on the same rows: the paired difference, its interval, a test, and changed answers."""
         found: dict[str, Any] = self._http.get(f"/v1/tasks/{in_path(task)}/compare", {"a": a, "b": b})
         return found
 
     def live(self, task: str) -> RemoteAlias:
-        """Return which version answers."""
+        """Return the live version, which answers requests."""
         return make_result(RemoteAlias, self._http.get(f"/v1/tasks/{in_path(task)}/aliases/live"))
 
     def history(self, task: str) -> list[dict[str, Any]]:
-        """List which versions were live, newest move first."""
+        """List the changes of the live version, newest first."""
         return list(self._http.pages(f"/v1/tasks/{in_path(task)}/aliases/live/history"))
 
     def go_live(self, task: str, version: int, *, reason: str = "", etag: str | None = None) -> RemoteAlias:
-        """Make a version the one that answers; with the `etag` of `live`, only if nobody moved it since."""
+        """Make a version live; with the `etag` of `live`, only if nobody changed it since."""
         path = f"/v1/tasks/{in_path(task)}/aliases/live"
         return make_result(RemoteAlias, self._http.change("PUT", path, {"version": version, "reason": reason}, etag))
 
     def rollback(self, task: str, *, reason: str = "rolled back") -> RemoteAlias:
-        """Make the version that was live before the one that is live now answer again."""
+        """Make the version live again that was live before the present one."""
         now = self.live(task)
         for move in self.history(task):
             if move["to"] == now.version and move["from"] is not None:
                 return self.go_live(task, move["from"], reason=reason, etag=now.etag)
         raise ServiceProblem(
             f"no version of `{task}` was live before version {now.version}",
-            "`client.versions` lists those there are, and `client.go_live` takes one",
+            "`client.versions` lists the versions, and `client.go_live` makes one live",
             code="conflict",
             status=409,
         )
 
     def set_policy(self, task: str, policy: str) -> RemoteTask:
-        """Say when new versions go live: always, if-better or never."""
+        """Set when new versions go live: always, if-better or never."""
         return make_result(RemoteTask, self._http.change("PATCH", f"/v1/tasks/{in_path(task)}", {"policy": policy}))
 
     def erase(self, task: str, *, wait: bool = True) -> RemoteJob:
@@ -348,11 +341,11 @@ class Client:
     # the tenant
 
     def usage(self, days: int = 30) -> list[dict[str, Any]]:
-        """List what was answered, by day and task, newest first."""
+        """List what was answered for each day and task, newest first."""
         return list(self._http.pages("/v1/usage", {"days": days}))
 
     def limits(self) -> dict[str, Any]:
-        """Return what may be used, and what is."""
+        """Return the tenant's limits, and what it uses of them."""
         found: dict[str, Any] = self._http.get("/v1/limits")
         return found
 
@@ -366,7 +359,7 @@ class Client:
         return list(self._http.pages("/v1/keys"))
 
     def revoke_key(self, key: str) -> None:
-        """End a key at once."""
+        """Revoke a key at once."""
         self._http.change("DELETE", f"/v1/keys/{in_path(key)}")
 
 

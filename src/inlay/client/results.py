@@ -1,4 +1,4 @@
-"""A service's answers as values: each has the fields of the API's JSON, and all of it in `about`."""
+"""The results of a service's API as dataclasses, with the whole JSON in `about`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RemoteAnswer:
-    """A task's answer to a row, or the error that took its place. `about` has all that it says."""
+    """A task's answer to a row, or the error if it could not be answered. `about` has the whole JSON."""
 
     task: str
     version: str | None = None
@@ -32,9 +32,9 @@ class RemoteAnswer:
     about: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
-        said = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.repr}
+        values = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.repr}
         shown = ", ".join(
-            f"{name}={value!r}" for name, value in said.items() if value is not None and value is not False
+            f"{name}={value!r}" for name, value in values.items() if value is not None and value is not False
         )
         return f"RemoteAnswer({shown})"
 
@@ -47,7 +47,7 @@ class RemoteAnswer:
 
 @dataclass(frozen=True)
 class RemoteDataset:
-    """An upload. `problem` says why it cannot be trained on, if so."""
+    """An uploaded dataset. `problem` says why it cannot be trained on, if it cannot."""
 
     id: str
     name: str
@@ -65,7 +65,7 @@ class RemoteDataset:
 
 @dataclass(frozen=True)
 class RemoteJob:
-    """A job as it was when it was asked about."""
+    """The state of a job at the time of the request."""
 
     id: str
     kind: str
@@ -85,7 +85,7 @@ class RemoteJob:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing will happen to it any more."""
+        """Whether the job has ended."""
         return self.state in ("succeeded", "failed", "cancelled")
 
     def check(self) -> RemoteJob:
@@ -93,13 +93,13 @@ class RemoteJob:
         if self.state == "failed":
             raise read_problem(self.error or {})
         if self.state == "cancelled":
-            raise ServiceProblem(f"job `{self.id}` was cancelled", "ask for it again", code="cancelled")
+            raise ServiceProblem(f"job `{self.id}` was cancelled", "start it again", code="cancelled")
         return self
 
 
 @dataclass(frozen=True)
 class RemoteEvent:
-    """Something that happened to a job."""
+    """An event of a job."""
 
     id: int
     at: str
@@ -155,13 +155,13 @@ class RemoteAlias:
 
 
 def make_result(kind: type[T], found: Mapping[str, Any]) -> T:
-    """Return JSON as a value; fields that a later service adds are in `about` alone."""
+    """Return JSON as a dataclass; fields that a newer service adds are only in `about`."""
     names = [item.name for item in dataclasses.fields(kind) if item.name != "about"]  # type: ignore[arg-type]
     return kind(**{name: found.get(name) for name in names} | {"about": found})
 
 
 def make_answer(found: Mapping[str, Any]) -> RemoteAnswer:
-    """Return one answer of many."""
+    """Return the JSON of an answer as a `RemoteAnswer`."""
     if "error" in found:
         return RemoteAnswer(found["task"], error=read_problem(found["error"]), about=found)
     answer = make_result(RemoteAnswer, {"abstained": False, **found})

@@ -1,4 +1,4 @@
-"""Requests to a service, repeated where that is safe: a POST carries a name of its own, so that it is done once."""
+"""HTTP requests to a service, repeated if that is safe: a POST has an idempotency key, so that it is done only once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOST = (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProt
 
 
 class Transport:
-    """One service, one key. `patience_s` is how long a busy service (429, 503) is asked again."""
+    """A connection to one service with one key; a busy service (429, 503) is asked again for `patience_s` seconds."""
 
     def __init__(self, url: str, key: str | None, *, timeout_s: float, patience_s: float) -> None:
         self.url = url.rstrip("/")
@@ -51,25 +51,25 @@ class Transport:
                 return
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send JSON, once however often it has to be sent, and return the answer's."""
+        """Send JSON with an idempotency key, so that repeating it does no harm, and return the answer's JSON."""
         headers = {"idempotency-key": uuid.uuid4().hex}
         return self._send(lambda: self._client.post(path, json=body, headers=headers)).json()
 
     def ask(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Send JSON to a route that makes nothing, and return the answer's."""
+        """Send JSON to a route that changes nothing, and return the answer's JSON."""
         return self._send(lambda: self._client.post(path, json=body)).json()
 
     def change(self, method: str, path: str, body: Mapping[str, Any] | None = None, etag: str | None = None) -> Any:
-        """PUT, PATCH or DELETE something; with `etag`, only if it still is as it was then."""
+        """PUT, PATCH or DELETE something; with `etag`, only if it has not changed since."""
         headers = {} if etag is None else {"if-match": etag}
         answer = self._send(lambda: self._client.request(method, path, json=body, headers=headers))
         return answer.json() if answer.content else None
 
     def upload(self, path: str, params: Mapping[str, Any], read: Callable[[], Iterator[bytes]]) -> Any:
-        """Stream a body; `read` begins it anew for each try."""
+        """Stream a body; `read` starts it from the beginning for each try."""
         headers = {"idempotency-key": uuid.uuid4().hex, "content-type": "application/octet-stream"}
         given = {name: value for name, value in params.items() if value is not None}
-        timeout = httpx.Timeout(600.0, connect=10.0)  # a large file takes minutes to be looked into
+        timeout = httpx.Timeout(600.0, connect=10.0)  # the service takes minutes to read a large file
         return self._send(
             lambda: self._client.post(path, params=given, content=read(), headers=headers, timeout=timeout)
         ).json()
@@ -80,7 +80,7 @@ class Transport:
             yield from answer.iter_lines()
 
     def events(self, path: str, after: int = 0) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield (kind, data) of server-sent events as they come; go on where a connection was lost."""
+        """Yield (kind, data) of server-sent events as they come; reconnect and continue if the connection is lost."""
         losses = 0
         while True:
             headers = {"accept": "text/event-stream", "last-event-id": str(after)}
@@ -106,7 +106,7 @@ class Transport:
             yield answer
 
     def _send(self, send: Callable[[], httpx.Response]) -> httpx.Response:
-        """Send a request until it is answered, as long as that may help."""
+        """Send a request, again if it failed in a way that may pass, and return the answer."""
         ends_at = time.monotonic() + self._patience_s
         for attempt in range(1, 1000):
             try:
@@ -116,9 +116,7 @@ class Transport:
                     raise unreachable(self.url, _say(error)) from None
                 time.sleep(_PAUSE_S * attempt)
                 continue
-            except httpx.TimeoutException as error:
-                raise unreachable(self.url, _say(error)) from None
-            except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            except (httpx.TimeoutException, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
                 raise unreachable(self.url, _say(error)) from None
             if answer.status_code < 400:
                 return answer
@@ -127,7 +125,7 @@ class Transport:
             if answer.status_code not in _BUSY or time.monotonic() + pause_s > ends_at:
                 raise problem
             time.sleep(pause_s)
-        raise AssertionError("it was tried a thousand times")
+        raise AssertionError("unreachable: the time to wait ends earlier")
 
 
 def _problem_of(answer: httpx.Response) -> ServiceProblem:
@@ -147,7 +145,7 @@ def _say(error: Exception) -> str:
 
 
 def _read_events(lines: Iterator[str]) -> Iterator[tuple[int | None, str, dict[str, Any]]]:
-    """Yield the server-sent events that lines spell."""
+    """Parse lines into server-sent events: (id, kind, data)."""
     fields: dict[str, str] = {}
     for line in lines:
         if line:
@@ -162,5 +160,5 @@ def _read_events(lines: Iterator[str]) -> Iterator[tuple[int | None, str, dict[s
 
 
 def in_path(name: str | int) -> str:
-    """Return a name as a part of a path."""
+    """Return a name quoted for use in a path."""
     return quote(str(name), safe="")

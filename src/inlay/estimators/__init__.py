@@ -1,7 +1,7 @@
-"""The estimators room: tasks as scikit-learn's estimators, for its pipelines, searches and calibration.
+"""Tasks as scikit-learn estimators, for its pipelines, searches and calibration.
 
-A fitted estimator holds its weights in memory and leaves nothing on disk. Pickled, it is a reference to a version in a
-store, where its weights are put at that moment; no weights and no texts travel with the pickle.
+A fitted estimator holds its weights in memory and leaves nothing on disk. Pickling it publishes its weights as a
+version in a store, and the pickle is a reference to that version; it contains no weights and no texts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A trained task in memory, which answers rows, and which is a reference to a stored version where it is pickled."""
+"""A trained task in memory, which answers rows; pickled, it is a reference to a stored version."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from inlay.store import Store, Version
 
 
 class BadInput(BadData, ValueError):
-    """Rows or labels that cannot be used: a `ValueError` too, as callers of scikit-learn's estimators expect."""
+    """Rows or labels that cannot be used; also a `ValueError`, as callers of scikit-learn's estimators expect."""
 
 
 @contextmanager
 def as_value_errors() -> Iterator[None]:
-    """Raise what is wrong with rows, labels or settings as a `BadInput`, in the words of the library."""
+    """Raise errors about rows, labels or settings as `BadInput`, with keyword arguments in place of options."""
     try:
         yield
     except (BadData, BadConfig) as error:
@@ -41,16 +41,16 @@ class _Slot:
 
 
 class FittedTask:
-    """A trained task. It never changes, so copies of it are itself.
+    """A trained task. It never changes, so a copy of it is the object itself.
 
-    `store` is the folder that it is published in, by default the user's own. `name` is that of the version, by default
-    one that follows from the run: the same rows and settings have the same.
+    `store` is the folder in which it is published, by default the user's own. `name` is the version's name, by default
+    one that follows from the run: the same rows and settings give the same name.
     """
 
     def __init__(
         self, run: training.Run, result: training.Result, device: str, store: str | None = None, name: str | None = None
     ) -> None:
-        # The dev rows become probes if it is published. Its training rows are not kept.
+        # The dev rows are kept, as probes in case it is published; the training rows are not.
         train = run.task.train.take([0])
         self._trained = training.Trained(
             dataclasses.replace(run, task=dataclasses.replace(run.task, train=train)), result
@@ -85,12 +85,12 @@ class FittedTask:
         return outcomes
 
     def publish(self, name: str | None = None, store: str | None = None, *, probes: str = "rows") -> Version:
-        """Put the weights in a store as a version, which everything else of Inlay can use."""
+        """Publish the weights as a version in a store, for use by all of Inlay."""
         opened = Store(store or self._store)
         if self._trained is None:  # it came from a store
             assert self._version is not None
             if store not in (None, self._store) or name not in (None, self._version.name):
-                raise BadConfig(f"`{self._version.reference}` came from a store", "copy it with `inlay.export`")
+                raise BadConfig(f"`{self._version.reference}` is in a store already", "copy it with `inlay.export`")
             return self._version
         run, result = self._trained.run, self._trained.result
         return training.publish(run, result, self._open_backbone(), opened, name or self._name, probes=probes)
@@ -102,14 +102,14 @@ class FittedTask:
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Publish the version, and return where it is: name, number, digest, store, backbone."""
+        """Publish the version, and return the reference to it: name, number, digest, store, backbone."""
         if self._version is None:
-            self._version = self.publish(probes="hashed")  # a pickle holds no texts, and nor does what it leaves behind
+            self._version = self.publish(probes="hashed")  # neither the pickle nor the version keeps texts
         place = {"store": self._store, "backbone": self._backbone, "device": self._device}
         return {**dataclasses.asdict(self._version), **place}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Find the version in the store; say which one is missing where."""
+        """Find the version in the store; if it is missing, raise an error that names both."""
         self._store, self._backbone, self._device = state["store"], state["backbone"], state["device"]
         self._trained, self._slot, self._name = None, None, state["name"]  # type: ignore[assignment]
         self._version = Version(state["name"], state["number"], state["digest"])
@@ -118,8 +118,8 @@ class FittedTask:
             store.manifest(self._version)
         except (InlayError, OSError):
             raise Missing(
-                f"this estimator is version `{self._version.reference}` ({self._version.digest[:12]}…), "
-                f"which is not in the store `{store.root}`",
+                f"the weights of this estimator are version `{self._version.reference}` "
+                f"({self._version.digest[:12]}…), which is not in the store `{store.root}`",
                 "set $INLAY_HOME to the store it was saved with, or bring the version here: `inlay.export` there, "
                 "`inlay.import_` here",
             ) from None

@@ -25,8 +25,8 @@ class InlaySearchCV(GridSearchCV):
     `error_score`, `return_train_score`), attributes and results are those of `GridSearchCV`. The estimator is one of
     Inlay's, or a `Pipeline` that ends with one; of any other, and with `n_jobs` above 1, candidates train one by one.
 
-    It trains the runs first, together, and lets the search go its usual way: `fit` of a candidate then finds its run by
-    its id, which follows from rows and settings, and takes the weights.
+    It first trains all runs together, and then runs the usual search: `fit` of a candidate finds its trained run by the
+    run's id, which follows from rows and settings.
 
     >>> estimator = inlay.InlayClassifier(backbone.name, **FAST)
     >>> search = inlay.InlaySearchCV(estimator, {"lr": [1e-3, 1e-2]}, cv=2)
@@ -40,7 +40,7 @@ class InlaySearchCV(GridSearchCV):
         """Search, and fit the best candidate to all rows; `params` go to the splitter (`groups`) and to `fit`."""
         rows, labels = indexable(X, y)
         cv = check_cv(self.cv, labels, classifier=is_classifier(self.estimator))
-        splits = list(cv.split(rows, labels, params.get("groups")))  # the search must see the same
+        splits = list(cv.split(rows, labels, params.get("groups")))  # fixed, so that the search sees the same ones
         given, self.cv = self.cv, splits
         try:
             runs = self._plan_runs(rows, labels, [train for train, _ in splits]) if self.n_jobs in (None, 1) else []
@@ -51,7 +51,7 @@ class InlaySearchCV(GridSearchCV):
         return self
 
     def _plan_runs(self, X: Any, y: Any, folds: Sequence[Any]) -> list[tuple[training.Run, model.Backbone]]:
-        """Return the run of every candidate in every fold; what cannot be made is left for the search to report."""
+        """Return the run of every candidate in every fold; those that fail are left for the search to report."""
         planned = []
         for candidate in ParameterGrid(self.param_grid):
             for fold in folds:
@@ -70,7 +70,7 @@ class InlaySearchCV(GridSearchCV):
 
 @contextmanager
 def _trained_ahead(planned: Sequence[tuple[training.Run, model.Backbone]]) -> Iterator[None]:
-    """Train runs together, those of one backbone as one cohort, and have `fit` find them inside the block."""
+    """Train runs together, those of one backbone as one cohort; inside the block, `fit` finds their results."""
     found: dict[str, training.Result] = {}
     backbones = {id(backbone): backbone for _, backbone in planned}
     with tempfile.TemporaryDirectory() as folder, terminal.silenced():

@@ -1,8 +1,8 @@
-"""`InlayClassifier`, `InlayRegressor`, `InlayTagger`: a task as an estimator of scikit-learn.
+"""`InlayClassifier`, `InlayRegressor`, `InlayTagger`: tasks as scikit-learn estimators.
 
-Labels are put in as people have them (bool, int, str, sets, an indicator matrix) and come back the same. The settings
-of a run are parameters where searches want them; `settings` takes all others. What is left open is chosen as
-`inlay train` chooses it, but for one thing: the class that `predict` gives is always the likeliest one.
+Labels may be bool, int, str, sets or an indicator matrix, and predictions have the same form. The settings that
+searches vary are parameters; `settings` takes all others. Settings left open are chosen as by `inlay train`, except
+that `predict` always returns the likeliest class.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from inlay.settings import DataConfig, FitSettings, RunConfig, from_tree, split_
 from inlay.store import Version
 
 TRAINED_AHEAD: ContextVar[Mapping[str, training.Result] | None] = ContextVar("trained_ahead", default=None)
-"""Run id -> the result of a run that a search trained together with others (search.py)."""
+"""run id -> the result of a run that a search trained together with others (search.py)"""
 _QUIET = FitSettings(draw_curves=False, keep_last=False)
 _SETTINGS = ("method", "size", "lr", "epochs", "batch_size", "max_length", "dev_share")
 
 
 class _TextEstimator(BaseEstimator):
-    """The parameters and the training that all of them have alike."""
+    """The parameters and the training that all estimators share."""
 
     _kind = ""
     _task = ""
@@ -72,7 +72,7 @@ class _TextEstimator(BaseEstimator):
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any, *, dev: tuple[Any, Any] | None = None) -> Self:
-        """Train on texts (or pairs) and their labels; the epoch is chosen by the rows of `dev`, or by some of these."""
+        """Train on texts (or pairs) and their labels; the epoch is chosen on `dev`, by default on some of the rows."""
         with as_value_errors(), terminal.silenced(not self.verbose):
             run, backbone = self.make_run(X, y, dev)
         result = (TRAINED_AHEAD.get() or {}).get(run.id)
@@ -85,7 +85,7 @@ class _TextEstimator(BaseEstimator):
         return self
 
     def make_run(self, X: Any, y: Any, dev: tuple[Any, Any] | None = None) -> tuple[training.Run, model.Backbone]:
-        """Return the run that `fit` would train, with its backbone; sets what is known of the labels."""
+        """Return the run that `fit` would train, and its backbone; sets the attributes about the labels."""
         given = {"train": self._as_columns(X, y)}
         if dev is not None:
             given["dev"] = self._as_columns(*dev, is_dev=True)
@@ -101,7 +101,7 @@ class _TextEstimator(BaseEstimator):
         return training.make_run(task, config, backbone), backbone
 
     def publish(self, name: str, store: str | None = None, *, probes: str = "rows") -> Version:
-        """Put the fitted task in a store under a `name`, for the command line, an engine or the service.
+        """Publish the fitted task in a store under a `name`, for the command line, an engine or the service.
 
         `store` is a folder, by default the estimator's or the user's own; `probes` are those of `inlay.publish`.
         """
@@ -119,21 +119,23 @@ class _TextEstimator(BaseEstimator):
         return {"kind": self._kind}
 
     def _as_columns(self, X: Any, y: Any, *, is_dev: bool = False) -> dict[str, list[Any]]:
-        """Return checked texts with labels that `inlay.data` reads."""
+        """Return checked texts and labels as columns that `inlay.data` reads."""
         texts = self._read_texts(X)
         if y is None:
             raise BadInput("requires y to be passed, but the target y is None", "give the labels of the rows")
         num_rows = len(next(iter(texts.values())))
         check_consistent_length(range(num_rows), y)
         if num_rows < 2 and not is_dev:
-            raise BadInput(f"n_samples={num_rows}: one row trains nothing, and chooses no epoch", "give more rows")
+            raise BadInput(
+                f"n_samples={num_rows}: one row is too few to train and to choose an epoch", "give more rows"
+            )
         return data.join_labels(texts, self._read_labels(y, is_dev=is_dev))
 
     def _read_labels(self, y: Any, *, is_dev: bool) -> Any:
         raise NotImplementedError
 
     def _read_texts(self, X: Any) -> dict[str, list[Any]]:
-        """Return the columns of texts; refuse what is none, with its row."""
+        """Return the columns of texts; refuse a cell that is not a text, naming its row."""
         if X is None or isinstance(X, str | bytes) or hasattr(X, "toarray"):
             what = "a sparse matrix" if hasattr(X, "toarray") else f"a `{type(X).__name__}`"
             raise BadInput(f"X is {what}, not an array of texts", "give a list of texts, or of pairs of texts")
@@ -147,7 +149,9 @@ class _TextEstimator(BaseEstimator):
         for cells in columns.values():
             for row, cell in enumerate(cells):
                 if not isinstance(cell, str) or not cell.strip():
-                    what = "empty" if cell is None or isinstance(cell, str) else f"a `{type(cell).__name__}`, no text"
+                    what = (
+                        "empty" if cell is None or isinstance(cell, str) else f"a `{type(cell).__name__}`, not a text"
+                    )
                     raise BadInput(f"X[{row}] is {what}", "each row must be a text, or a pair of texts")
         return columns
 
@@ -163,13 +167,14 @@ class _TextEstimator(BaseEstimator):
 class InlayClassifier(ClassifierMixin, _TextEstimator):
     """A classifier of texts, or of pairs of texts, as an estimator of scikit-learn.
 
-    `X` is a list, Series or array of texts, or pairs: a frame of two columns, or a list of (text, text). `y` is labels,
-    an indicator matrix, or sets of labels; they come back as they went in.
+    `X` is a list, Series or array of texts, or of pairs: a frame of two columns, or a list of (text, text). `y` is
+    labels, an indicator matrix, or sets of labels; predictions have the same form.
 
     `backbone` is a name or a folder. `method`, `size`, `lr`, `epochs`, `batch_size`, `max_length` and `dev_share` are
     those of `inlay.train`; `settings` takes any other. `class_weight="balanced"` makes rare classes count more.
-    `random_state` draws initial values, batches and the dev rows. `device` is `cpu` or `cuda`. `store` and `name` say
-    where a pickle puts the weights: by default in the user's store, under a name that follows from rows and settings.
+    `random_state` seeds initial values, batches and the dev rows. `device` is `cpu` or `cuda`. `store` and `name` say
+    where pickling publishes the weights: by default in the user's store, under a name that follows from rows and
+    settings.
     `verbose=True` shows progress.
 
     >>> classifier = inlay.InlayClassifier(backbone.name, **FAST).fit(texts, [True, False] * 20)
@@ -205,7 +210,7 @@ class InlayClassifier(ClassifierMixin, _TextEstimator):
         self.class_weight = class_weight
 
     def predict(self, X: Any) -> Any:
-        """Return the likeliest class of each row; for indicator matrices the matrix, for sets a list of sets."""
+        """Return the likeliest class of each row; an indicator matrix or a list of sets if `y` was one."""
         outcomes = self._answer(X)
         if self.target_form_ == "classes":
             places = {name: place for place, name in enumerate(self.fitted_.labels)}
@@ -222,7 +227,7 @@ class InlayClassifier(ClassifierMixin, _TextEstimator):
         return np.array([[row[name] for name in self.fitted_.labels] for row in rows])
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the accuracy; of sets and indicator matrices the share of rows that are right in every label."""
+        """Return the accuracy; for sets and indicator matrices the share of rows with all labels right."""
         if getattr(self, "target_form_", "") != "sets":
             return float(super().score(X, y, sample_weight))
         binarizer = MultiLabelBinarizer().fit([*y, self.classes_.tolist()])
@@ -280,7 +285,7 @@ def _find_classes(y: Any) -> tuple[str, np.ndarray]:
 
 
 def _name_classes(classes: Sequence[Any]) -> list[str]:
-    """Return a name for each class: what it is spelt as, or its place where two would be spelt alike, or be blank."""
+    """Return a name for each class: its text, or numbered names if two texts would be equal or one blank."""
     names = [" ".join(str(item).split()) for item in classes]
     if len(set(names)) == len(names) and all(names) and "nan" not in names:
         return names
@@ -309,19 +314,21 @@ class InlayRegressor(RegressorMixin, _TextEstimator):
         try:
             numbers = numbers.astype(np.float64)
         except (TypeError, ValueError):
-            raise BadInput(f"y has `{numbers[0]!r}`, which is no number", "for classes use `InlayClassifier`") from None
+            raise BadInput(
+                f"y has `{numbers[0]!r}`, which is not a number", "for classes use `InlayClassifier`"
+            ) from None
         if not np.isfinite(numbers).all():
-            raise BadInput("y has NaN or infinity", "leave such rows out")
+            raise BadInput("y has NaN or infinity", "leave out such rows")
         return numbers
 
 
 class InlayTagger(_TextEstimator):
-    """A tagger of words, as an estimator in the manner of scikit-learn.
+    """A tagger of words, as an estimator in the style of scikit-learn.
 
     `X` is a list of sentences, each a list of words; `y` has a list of tags for each. The parameters are those of
     `InlayClassifier`: `backbone`, `method`, `size`, `lr`, `epochs`, `batch_size`, `max_length`, `dev_share`,
     `settings`, `random_state`, `device`, `store`, `name`, `verbose`. Tags of entities (`B-PER`, `I-PER`, `O`) are read
-    in any scheme and come back as IOB2. A word beyond the last token that is read is `O`.
+    in any scheme and come back as IOB2. Words beyond the maximum length are `O`.
 
     >>> words = [text.split() for text in texts]
     >>> tagger = inlay.InlayTagger(backbone.name, **FAST).fit(words, [["B-PER", "O", "O"]] * 40)
@@ -336,7 +343,7 @@ class InlayTagger(_TextEstimator):
         return [[word.tag for word in outcome.words or ()] for outcome in self._answer(X)]
 
     def score(self, X: Any, y: Any) -> float:
-        """Return the F1 of entities, or the accuracy of words where no tag is of an entity."""
+        """Return the F1 of entities, or the accuracy of words if no tag is an entity's."""
         check_is_fitted(self)
         from seqeval.metrics import f1_score
 
@@ -347,7 +354,7 @@ class InlayTagger(_TextEstimator):
         return float(np.mean([true == found for true, found in pairs]))
 
     def fit(self, X: Any, y: Any, *, dev: tuple[Any, Any] | None = None) -> Self:
-        """Train on sentences of words and their tags; `dev` has the rows that choose the epoch."""
+        """Train on sentences of words and their tags; the epoch is chosen on `dev`, by default on some of the rows."""
         super().fit(X, y, dev=dev)
         self.classes_ = np.array(self.fitted_.labels)
         return self
@@ -356,7 +363,7 @@ class InlayTagger(_TextEstimator):
         columns = data.find_texts(X, has_words=True) if not isinstance(X, str) and hasattr(X, "__iter__") else {}
         for row, words in enumerate(columns.get("tokens", [None])):
             if not isinstance(words, list | tuple | np.ndarray) or not len(words):
-                raise BadInput(f"X[{row}] is no list of words", 'give sentences as lists: [["Anna", "sees"]]')
+                raise BadInput(f"X[{row}] is not a list of words", 'give sentences as lists: [["Anna", "sees"]]')
         return columns
 
     def _read_labels(self, y: Any, *, is_dev: bool) -> Any:
@@ -367,7 +374,7 @@ class InlayTagger(_TextEstimator):
         fitted: FittedTask = self.fitted_
         with as_value_errors():
             columns = self._read_texts(X)
-            any_tag = fitted.labels[-1]  # the words are found by the place of their tags, whatever these say
+            any_tag = fitted.labels[-1]  # words are located by their tags, whatever the tags are
             tags = [[any_tag] * len(words) for words in columns["tokens"]]
             rows = data.read_split({**columns, "tags": tags}, fitted.labels, self._kind, DataConfig())
         return fitted.answer(rows)

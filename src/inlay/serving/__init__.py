@@ -22,10 +22,9 @@ if TYPE_CHECKING:
     )
     from inlay.serving.encoded_requests import CheckedRequest, EncodedRequest
     from inlay.serving.engine import Engine, isolate
-    from inlay.serving.hot_versions import HotVersion, HotVersions, check_backbone, find_reading
+    from inlay.serving.hot_versions import HotVersion, HotVersions, check_backbone, find_reading, read_slot
     from inlay.serving.pool import EnginePool
     from inlay.serving.precision import Drift, is_changed
-    from inlay.serving.slots import read_slot
     from inlay.serving.verification import Check, ProbeRow, check_through_engine, check_whole, verify
 
 __getattr__ = import_lazily(
@@ -43,10 +42,9 @@ __getattr__ = import_lazily(
         ),
         "inlay.serving.encoded_requests": ("CheckedRequest", "EncodedRequest"),
         "inlay.serving.engine": ("Engine", "isolate"),
-        "inlay.serving.hot_versions": ("HotVersion", "HotVersions", "check_backbone", "find_reading"),
+        "inlay.serving.hot_versions": ("HotVersion", "HotVersions", "check_backbone", "find_reading", "read_slot"),
         "inlay.serving.pool": ("EnginePool",),
         "inlay.serving.precision": ("Drift", "is_changed"),
-        "inlay.serving.slots": ("read_slot",),
         "inlay.serving.verification": ("Check", "ProbeRow", "check_through_engine", "check_whole", "verify"),
     },
 )

@@ -1,7 +1,7 @@
-"""Requests, the versions that their tasks mean, and answers, as data and in words. No torch.
+"""Requests, answers, and the lookup of the version that a task name stands for. No torch.
 
-An answer has one field that says what the task found (a label, labels, a number, entities, a text); the tables at the
-end of this file say how each of them looks in one cell.
+An answer has one field with the result (a label, labels, a number, entities, a text); the tables at the end of this
+file say how each is shown in one cell.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from inlay.model import Outcome
 
-_LONGEST_NAME = 200  # letters of a task's name and what follows it
+_LONGEST_NAME = 200  # letters of a name with its `@version`
 _MOST_KNOWN = 10_000  # names whose version is remembered
 
 
@@ -40,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """A task's answer to a request, or the error that took its place.
+    """A task's answer to a request, or the error if it could not be answered.
 
     >>> answer = inlay.predict("mood", "good film 3")
     >>> answer
@@ -82,25 +82,26 @@ class Resolved:
 
 
 class VersionLookup:
-    """Finds the version that a name means now. The store is read again only if the name's versions may have changed."""
+    """Finds the version that a name stands for now; reads the store only if the name's versions may have changed."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._known: dict[str, Resolved] = {}
 
     def find(self, task: str, found: dict[str, Resolved | InlayError]) -> Resolved:
-        """Return the version that `NAME`, `NAME@3` or `NAME@best` means; raise what is wrong with the name.
+        """Return the version that `NAME`, `NAME@3` or `NAME@best` stands for; raise what is wrong with the name.
 
-        `found` has the names of a call, which mean one thing all through it; a new name is added.
+        `found` has the names looked up so far in a call, so that a name keeps its meaning during the call; a new name
+        is added.
         """
         if not isinstance(task, str):
             raise BadData(f"the task is a `{type(task).__name__}`, not a name", "give the task's name as a text")
         if len(task) > _LONGEST_NAME:
-            raise BadData(f"a task's name of {len(task):,} letters", "`inlay tasks` lists the tasks there are")
+            raise BadData(f"the task's name has {len(task):,} letters", "`inlay tasks` lists the tasks")
         if task not in found:
             try:
                 found[task] = self._resolve(task)
-            except Exception as error:  # a reference that cannot be read is the error of who asked for it
+            except Exception as error:  # it is the error of every request with this name
                 found[task] = as_error(error)
         answer = found[task]
         if isinstance(answer, InlayError):
@@ -108,7 +109,7 @@ class VersionLookup:
         return answer
 
     def forget(self, name: str) -> None:
-        """Forget what is known of a task's versions."""
+        """Forget the looked-up versions of a task."""
         for task in [task for task in self._known if task.partition("@")[0] == name]:
             self._known.pop(task, None)
 
@@ -129,18 +130,20 @@ class VersionLookup:
 
 
 def as_error(error: Exception) -> InlayError:
-    """Return what went wrong with a request as an error of ours.
+    """Return whatever went wrong with a request as an `InlayError`.
 
-    It has no traceback, which would keep all requests alive for as long as the answer is.
+    It has no traceback: that would keep all requests of the batch alive as long as the answer.
     """
     if isinstance(error, InlayError):
         return error.with_traceback(None)
     if isinstance(error, OSError):
         where = "" if error.filename is None else f"{error.filename}: "
-        hint = "make it readable, or restore it from a copy; `inlay doctor` looks through the store"
+        hint = "make it readable, or restore it from a copy; `inlay doctor` checks the store"
         return StoreDamaged(f"{where}cannot be read: {error.strerror or error}", hint)
     words = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    return Unanswered(f"no answer: {words}", "ask it alone; if it fails again, please report it as a fault of Inlay")
+    return Unanswered(
+        f"no answer: {words}", "ask again with this text alone; if it fails again, please report a bug in Inlay"
+    )
 
 
 def check_confidence(min_confidence: float | None, kind: str | None = None) -> None:
@@ -161,7 +164,7 @@ def check_confidence(min_confidence: float | None, kind: str | None = None) -> N
 
 
 def describe_answer(answer: Answer) -> dict[str, Any]:
-    """Return an answer as JSON data, with the probability of its label, or of the label it would have given."""
+    """Return an answer as JSON data, with the probability of its label, or of the label it withheld."""
     about = answer.to_json()
     if "label" in about:
         label, probabilities = about["label"], about["probabilities"]
@@ -170,20 +173,20 @@ def describe_answer(answer: Answer) -> dict[str, Any]:
 
 
 def answer_cell(about: Mapping[str, Any]) -> str:
-    """Return what a described answer says, for one cell of a table; empty if it says nothing."""
+    """Return the result of a described answer for one cell of a table; empty if there is none."""
     field = next(name for name in _CELLS if name in about)
     return "" if about[field] is None else _CELLS[field](about[field])
 
 
 def answer_words(about: Mapping[str, Any]) -> str:
-    """Return what a described answer says, in words for people; a tagger may withhold some entities and give others."""
+    """Return the result of a described answer in words; a tagger may withhold some entities and give others."""
     cell = answer_cell(about)
     if about.get("abstained"):
         return f"{cell} (abstained)".lstrip()
     return cell or next(words for name, words in _EMPTY.items() if name in about)
 
 
-# The field an answer has -> how it looks in one cell.
+# Result field of an answer -> how it is shown in one cell.
 _CELLS: dict[str, Callable[[Any], str]] = {
     "labels": "|".join,
     "value": lambda value: f"{value:.6g}",
@@ -191,5 +194,5 @@ _CELLS: dict[str, Callable[[Any], str]] = {
     "answer": str,
     "label": str,
 }
-# The field an answer has -> the words for an empty one.
+# Result field of an answer -> the words for an empty result.
 _EMPTY = {"labels": "(no labels)", "entities": "(no entities)", "answer": "(no answer)", "label": "(no label)"}

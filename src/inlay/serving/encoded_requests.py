@@ -1,6 +1,6 @@
-"""Requests on their way: checked, then with their tokens. Nothing here needs a slot, so it is done before any queue.
+"""Requests before they are answered: checked, then tokenised. This needs no slot, so a server does it before queueing.
 
-Requests that read the same text the same way are tokenised once.
+Requests that read the same text in the same way are tokenised once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from inlay.model import Row, make_rows
 from inlay.serving.answers import Answer, Request, Resolved
 
 Window = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
-"""ids, segments where the tokenizer has them, and the ids of a second text that is read apart"""
+"""ids, segments if the tokenizer has them, and the ids of a second text that is encoded separately"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,18 +29,18 @@ class CheckedRequest:
     found: Resolved
     reading: Reading
     scope: str = ""
-    """requests share work only with others of their scope, such as a tenant: how long work takes tells of a text"""
+    """Requests share work only with others of the same scope, such as a tenant: timing could reveal a text."""
     share: float = 0.0
-    """the share of the layers that its rows have in common with those of other tasks on their text"""
+    """the share of the layers that other tasks compute alike for the same text"""
 
     def fail(self, error: InlayError) -> Answer:
-        """Return the answer that an error makes."""
+        """Return the answer of a request that failed."""
         return Answer(self.request.task, error=error)
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedText:
-    """The tokens of a text (or pair), window by window, and what stands where in it."""
+    """The tokens of a text (or pair), window by window, and where words and answers are in it."""
 
     windows: tuple[Window, ...]
     places: tuple[np.ndarray, ...]
@@ -55,13 +55,13 @@ class EncodedText:
 
     @cached_property
     def keys(self) -> tuple[Hashable, ...]:
-        """The tokens of each window as bytes: equal for texts that are read alike."""
+        """The tokens of each window as bytes: equal for texts that are encoded alike."""
         return tuple(tuple(None if array is None else array.tobytes() for array in window) for window in self.windows)
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedRequest:
-    """A request with its tokens: a batch of these needs nothing but their versions in slots."""
+    """A request with its tokens: to be answered it needs only its version in a slot."""
 
     checked: CheckedRequest
     tokens: EncodedText
@@ -76,24 +76,20 @@ class EncodedRequest:
         """A key for each of its windows: equal for windows of requests that may share the work on them."""
         return [(self.checked.scope, key) for key in self.tokens.keys]
 
-    def fail(self, error: InlayError) -> Answer:
-        """Return the answer that an error makes."""
-        return self.checked.fail(error)
-
     def rows(self, slot: int) -> list[Row]:
         """Return its windows as rows that go through a slot."""
         return make_rows(self.tokens.windows, slot)
 
 
 def encode_requests(tokenizer: Any, group: Sequence[CheckedRequest]) -> list[EncodedRequest]:
-    """Tokenise checked requests, each text once for all that read it alike."""
-    # 1. gather the texts that are read alike
+    """Tokenise checked requests; a text is tokenised once for all requests that read it in the same way."""
+    # 1. group the texts by how they are read
     alike: dict[tuple[Reading, bool], dict[tuple[str, str], list[int]]] = {}
     for index, item in enumerate(group):
         request = item.request
         texts = alike.setdefault((item.reading, request.pair is not None), {})
         texts.setdefault((request.text, request.pair or ""), []).append(index)
-    # 2. tokenise those together
+    # 2. tokenise each group at once
     found: dict[int, EncodedRequest] = {}
     for (reading, has_pairs), texts in alike.items():
         singles, seconds = [text for text, _ in texts], [pair for _, pair in texts]

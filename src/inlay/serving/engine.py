@@ -1,14 +1,14 @@
 """The engine: answers requests for any mix of tasks in shared batches.
 
-A request goes through four pieces: `check` finds its version, `encode` tokenises it, `hot_versions` brings the version
-into a slot and holds it there, and `answer` computes a batch of what is ready. `predict` does one after the other; a
-server does each where it waits for nothing. Slots are the hot tasks: a version is loaded into a slot when it is first
-asked for, and leaves it when another version needs the slot. Only the slots of a batch are visited. A bad request gets
-an answer that says what is wrong and spoils no other; so does a request for which a version's outputs are NaN or
-infinite.
+A request goes through four steps: `check` finds its version, `encode` tokenises it, `hot_versions` loads the version
+into a slot and holds it there, and `answer` computes a batch of requests that are ready. `predict` does one step after
+the other; a server does each in a thread of its own. The slots hold the hot versions: a version is loaded into a slot
+when it is first needed, and leaves when another version needs the slot. Only the slots of a batch are visited. A bad
+request gets an answer that says what is wrong, and does not affect the others; so does a request for which the
+version's outputs are NaN or infinite.
 
 Threads may share an engine, and engines a backbone. One thread at a time computes a batch, of versions that it holds.
-It has the backbone only for a pass (`Backbone.turn`).
+It locks the backbone for one pass at a time (`Backbone.turn`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -27,31 +26,21 @@ from inlay.locks import FairLock
 from inlay.model import Backbone, Bank, Output, Row, find_head, find_precision, is_out_of_memory
 from inlay.serving.answers import Answer, Request, Resolved, VersionLookup, as_error, check_confidence
 from inlay.serving.encoded_requests import CheckedRequest, EncodedRequest, encode_requests
-from inlay.serving.hot_versions import HotVersion, HotVersions, check_backbone, find_reading
+from inlay.serving.hot_versions import HotVersion, HotVersions, check_backbone, find_reading, read_slot
 from inlay.serving.passes import Passes
 from inlay.serving.precision import Drift, measure_drift
-from inlay.serving.slots import read_slot
 from inlay.store import Manifest, Store, Version
 
-_MOST_FORMS = 10_000  # versions whose reading is remembered
+_MOST_READINGS = 10_000  # versions whose reading is remembered
 _WARM_TOKENS = 16
 States = Mapping[str, HotVersion | InlayError]
-"""digest -> the version in its slot, or the error that took its place"""
+"""digest -> the version in its slot, or the error that prevented loading it"""
 Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
-@dataclass(frozen=True)
-class _VersionForm:
-    """What is known of a version before it is loaded."""
-
-    reading: Reading
-    share: float
-    """the share of its layers that its rows have in common with those of other tasks on their text"""
-
-
 class Engine:
-    """Holds up to `num_slots` versions ready on one backbone. `predict` answers for any number of tasks.
+    """Keeps up to `num_slots` versions ready on one backbone. `predict` answers for any number of tasks.
 
     `precision` is `auto` (the backbone's) or `int8` (on a CPU: faster, but answers drift; `drifts` says how far, for
     every version that was loaded). `num_tokens` counts the tokens answered so far. On a GPU the adapters' matrices have
@@ -59,9 +48,9 @@ class Engine:
 
     `is_compiled` says whether rows go through captured programs, which make a GPU many times faster for any mix of
     tasks: True captures from the first request on (and is refused where nothing can be captured), False never does, and
-    None begins once compiling pays (`passes.PATIENCE_S`). The first batches of a size then take seconds; set
-    `on_compile` to hear of it. Tasks that come and go compile nothing. A method that was not there before does, and a
-    slot larger than all before it makes every size be captured again.
+    None begins once compiling pays off (`passes.PATIENCE_S`). The first batches of each size then take seconds; set
+    `on_compile` to be told of it. Loading and evicting tasks compiles nothing. A new method does, and a slot larger
+    than all before it makes every size be captured again.
     """
 
     def __init__(
@@ -85,21 +74,21 @@ class Engine:
         self._backbone = bank.backbone  # in the precision it answers in
         self.precision = precision
         self._lookup = VersionLookup(store)
-        self._forms: dict[str, _VersionForm] = {}  # by digest
+        self._readings: dict[str, tuple[Reading, float]] = {}  # digest -> how it reads, and its share (CheckedRequest)
         self._computing = FairLock()
         """held while a batch is computed"""
 
     @property
     def is_compiled(self) -> bool:
-        """Return whether rows go through captured programs from now on, as far as these take them."""
+        """Return whether rows go through captured programs from now on, where these can take them."""
         return self._passes.is_compiled
 
     def predict(
         self, requests: Sequence[Request], resolved: Mapping[str, Resolved | InlayError] | None = None
     ) -> list[Answer]:
-        """Answer requests for any mix of tasks, in order; a bad one spoils no other.
+        """Answer requests for any mix of tasks, in order; a bad request affects no other.
 
-        `resolved` has the names that were looked up before.
+        `resolved` has names whose versions were looked up before.
         """
         answers: list[Answer | None] = [None] * len(requests)
         versions = dict(resolved or {})
@@ -107,7 +96,7 @@ class Engine:
         for position, request in enumerate(requests):
             try:
                 checked.append((position, self.check(request, versions)))
-            except Exception as error:  # whatever a request does to us is the answer to it alone
+            except Exception as error:  # whatever a request causes is the answer to it alone
                 answers[position] = Answer(request.task, error=as_error(error))
         for group in self._groups(checked):
             found = isolate([item for _, item in group], self._predict_together, CheckedRequest.fail)
@@ -118,11 +107,11 @@ class Engine:
     def ask(
         self, tasks: Sequence[str], text: str, pair: str | None = None, *, min_confidence: float | None = None
     ) -> list[Answer]:
-        """Ask several tasks about one text, in order. What is frozen in all of them is computed once."""
+        """Ask several tasks about one text, in order. The layers that are frozen in all of them are computed once."""
         return self.predict([Request(task, text, pair, min_confidence) for task in tasks])
 
     def load(self, version: Version, manifest: Manifest | None = None) -> HotVersion:
-        """Bring a version into a slot, checking its digest and its backbone; the least recently used one leaves.
+        """Load a version into a slot after checking its digest and its backbone; the least recently used one leaves.
 
         `manifest` is the version's own, if it was read before.
         """
@@ -135,20 +124,20 @@ class Engine:
         return self._lookup.find(task, {})
 
     def forget(self, name: str) -> int:
-        """Drop all that is known of a task's versions and of texts; return how many left their slots.
+        """Forget a task's versions and the states of all texts; return how many versions left their slots.
 
-        Those in use stay.
+        Versions in use stay.
         """
         self._lookup.forget(name)
         with self._computing:
-            self._passes.forget_texts()
+            self._passes.shared_texts.forget_texts()
         return self.hot_versions.forget(lambda version: version.name == name)
 
     def check(self, request: Request, versions: dict[str, Resolved | InlayError], scope: str = "") -> CheckedRequest:
         """Find the version that will answer a request; raise what is wrong with either.
 
-        `versions` has the names that were looked up before, and gets this one. Requests share work only with others of
-        their `scope`.
+        `versions` has names that were looked up before, and this one is added. Requests share work only with others of
+        the same `scope`.
         """
         found = self._lookup.find(request.task, versions)
         if not isinstance(request.text, str) or not request.text.strip():
@@ -161,23 +150,19 @@ class Engine:
             hint = "give the second text with `--pair`" if wants_pair else "leave out the second text"
             raise BadData(f"the request has {has}, but task `{request.task}` reads {wants}", hint)
         check_confidence(request.min_confidence, found.manifest.kind)
-        form = self._find_form(found)
-        return CheckedRequest(request, found, form.reading, scope, form.share)
-
-    def _find_form(self, found: Resolved) -> _VersionForm:
-        """Return how a version reads; raise what prevents it from being answered by this engine."""
-        form = self._forms.get(found.version.digest)
-        if form is None:
+        known = self._readings.get(found.version.digest)
+        if known is None:  # the first request for this version: can this engine answer it?
             check_backbone(found.version, found.manifest, self.backbone)
             share = self._passes.find_share(read_slot(found.manifest, self.backbone))
-            form = _VersionForm(find_reading(found.manifest), share)
-            if len(self._forms) >= _MOST_FORMS:
-                self._forms.clear()
-            self._forms[found.version.digest] = form
-        return form
+            known = (find_reading(found.manifest), share)
+            if len(self._readings) >= _MOST_READINGS:
+                self._readings.clear()
+            self._readings[found.version.digest] = known
+        reading, share = known
+        return CheckedRequest(request, found, reading, scope, share)
 
     def _groups(self, checked: list[tuple[int, CheckedRequest]]) -> Iterator[list[tuple[int, CheckedRequest]]]:
-        """Yield the requests in groups that need no more versions at once than there are slots."""
+        """Yield the requests in groups, each with at most as many versions as there are slots."""
         groups: list[tuple[set[str], list[tuple[int, CheckedRequest]]]] = []
         group_of: dict[str, int] = {}
         for position, item in checked:
@@ -198,20 +183,29 @@ class Engine:
             return self._answer_together(encoded, states)
 
     def encode(self, group: Sequence[CheckedRequest]) -> list[EncodedRequest]:
-        """Tokenise checked requests, each text once for all that read it alike."""
+        """Tokenise checked requests; a text is tokenised once for all requests that read it in the same way."""
         return encode_requests(self.backbone.tokenizer, group)
 
     def answer(self, batch: Sequence[EncodedRequest], states: States) -> list[Answer]:
-        """Answer requests that are ready, in order. The caller holds their versions, which `states` has by digest.
+        """Answer requests that are ready, in order. The caller holds their versions; `states` has them by digest.
 
-        What fails in a way nobody foresaw, or for want of memory, is halved until it is one request.
+        A batch that fails unexpectedly, or runs out of memory, is halved until the failure is one request's own.
         """
-        return isolate(batch, lambda part: self._answer_together(part, states), EncodedRequest.fail)
+        return isolate(
+            batch, lambda part: self._answer_together(part, states), lambda item, error: item.checked.fail(error)
+        )
 
     def _answer_together(self, batch: Sequence[EncodedRequest], states: States) -> list[Answer]:
         with self._computing:
-            # 1. along with the requests, the probes of versions whose drift is not known yet
-            unmeasured = [hot for hot in states.values() if isinstance(hot, HotVersion) and self._is_unmeasured(hot)]
+            # 1. in int8, add the probes of versions whose drift is not known yet
+            unmeasured = [
+                hot
+                for hot in states.values()
+                if isinstance(hot, HotVersion)
+                and self.precision != "auto"
+                and hot.manifest.probes
+                and hot.version.reference not in self.drifts
+            ]
             probes = [
                 CheckedRequest(
                     Request(hot.version.reference, probe.text, probe.pair),
@@ -222,7 +216,7 @@ class Engine:
                 for probe in hot.manifest.probes
             ]
             outputs = self._outputs([*batch, *self.encode(probes)], states)
-            # 2. the drifts
+            # 2. measure the drifts
             num_read = len(batch)
             for hot in unmeasured:
                 answered = [outputs[num_read + index] for index in range(len(hot.manifest.probes))]
@@ -233,7 +227,7 @@ class Engine:
         return [_phrase(item.checked, states[item.digest], outputs.get(i)) for i, item in enumerate(batch)]
 
     def run_backbone(self, num_tokens: int) -> float:
-        """Send so many tokens through the backbone alone, in short rows, and return the seconds it took."""
+        """Send that many tokens through the backbone alone, in short rows, and return the seconds it took."""
         backbone = self._backbone
         rows = [Row([backbone.pad_id] * _WARM_TOKENS, 0)] * max(1, num_tokens // _WARM_TOKENS)
         began = time.perf_counter()
@@ -242,11 +236,8 @@ class Engine:
             hidden[..., 0].cpu()  # waits for the device
         return time.perf_counter() - began
 
-    def _is_unmeasured(self, hot: HotVersion) -> bool:
-        return self.precision != "auto" and bool(hot.manifest.probes) and hot.version.reference not in self.drifts
-
     def _outputs(self, batch: Sequence[EncodedRequest], states: States) -> dict[int, Output]:
-        """Return the outputs of the requests whose version was loaded, by their index in the batch."""
+        """Return the outputs of the requests whose version could be loaded, by their index in the batch."""
         # 1. a request is as many rows as it has windows
         rows: list[Row] = []
         keys: list[Hashable] = []
@@ -272,25 +263,22 @@ class Engine:
 def isolate(
     items: Sequence[Item], work: Callable[[Sequence[Item]], list[Found]], fail: Callable[[Item, InlayError], Found]
 ) -> list[Found]:
-    """Do items together; if that fails they are halved, until what fails is one item, and its own result."""
+    """Process items together; a group that fails is halved until it is one item, which gets its result from `fail`."""
     try:
         return work(items)
-    except Exception as error:  # the border: whatever a request does to us is the answer to it alone
+    except Exception as error:  # the border: whatever a request causes is the answer to it alone
         if len(items) == 1:
-            return [fail(items[0], _explain(error))]
-    middle = len(items) // 2  # outside of the `except`, whose traceback keeps the tensors of the pass that failed
+            if is_out_of_memory(error):
+                fault: InlayError = OutOfMemory("the row does not fit in memory, even alone", "send a shorter text")
+            else:
+                fault = as_error(error)
+            return [fail(items[0], fault)]
+    middle = len(items) // 2  # outside the `except`, whose traceback keeps the tensors of the failed pass
     return isolate(items[:middle], work, fail) + isolate(items[middle:], work, fail)
 
 
-def _explain(error: Exception) -> InlayError:
-    """Return what went wrong with one request alone."""
-    if is_out_of_memory(error):
-        return OutOfMemory("the row does not fit in memory, even alone", "send a shorter text")
-    return as_error(error)
-
-
 def _check_text(text: str | None, name: str) -> None:
-    """Refuse a text that no tokenizer should be given."""
+    """Refuse a text that must not be given to a tokenizer."""
     if text is None:
         return
     if not isinstance(text, str):
@@ -301,7 +289,7 @@ def _check_text(text: str | None, name: str) -> None:
 
 
 def _phrase(item: CheckedRequest, state: HotVersion | InlayError, output: Output | None) -> Answer:
-    """Return the answer to a request: what the outputs say, or the error that took their place."""
+    """Return the answer to a request: what the outputs say, or the error that prevented them."""
     if isinstance(state, InlayError):
         return Answer(item.request.task, error=state)
     assert output is not None

@@ -1,12 +1,10 @@
-"""The versions in an engine's slots: read from the store when they are first wanted, and kept while they are held.
+"""The versions in an engine's slots: loaded from the store when they are first needed, and kept while they are held.
 
 A version is read and checked without any lock; only putting its tensors into a slot takes a turn of the backbone. So
-nobody who answers waits for a disk. When no slot is free, the version that leaves is the one used longest ago of those
-that nobody holds.
+no batch waits for a disk. When no slot is free, the least recently used version that nobody holds leaves.
 
-What always holds: who holds versions finds them in their slots until they are released, and at most `num_slots`
-versions are held. All versions of one call are held at once or none is, in the order of asking, so that threads do not
-wait for each other.
+What always holds: a held version stays in its slot until it is released, and at most `num_slots` versions are held. A
+call gets all its versions at once or none, in the order of the calls, so that threads do not deadlock.
 """
 
 from __future__ import annotations
@@ -18,13 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
-from inlay.data import Reading
-from inlay.errors import InlayError, WrongBackbone
+from inlay.data import KINDS, Reading, find_layout
+from inlay.errors import InlayError, StoreDamaged, WrongBackbone
 from inlay.locks import FairLock
-from inlay.model import Backbone, Bank, SlotSpec, check_slot, read_head
+from inlay.model import Backbone, Bank, SlotSpec, check_labels, check_slot, read_head
 from inlay.serving.answers import Resolved
-from inlay.serving.slots import read_slot
 from inlay.store import Manifest, Store, Version
+
+_SHORTEST_ROW = 4  # tokens; the least that `train.max_length` allows
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,9 @@ class HotVersions:
         self._held: Counter[str] = Counter()  # digest -> how many hold it; it may not be in its slot yet
         self._loading: set[str] = set()
         self._changed = threading.Condition()  # guards all of the above, for a few instructions at a time
-        self._turnstile = FairLock()  # who waits for room lets nobody overtake
+        self._turnstile = FairLock()  # calls get room in the order they came
         self._resting: set[str] = set()
-        """held versions that are not to be held anew: somebody waits for their slots"""
+        """held versions that no further caller may hold, because a call waits for their slots"""
 
     @property
     def num_slots(self) -> int:
@@ -63,7 +62,7 @@ class HotVersions:
         return self._bank.num_slots
 
     def values(self) -> list[HotVersion]:
-        """Return the versions that are hot, the least recently used first."""
+        """Return the hot versions, the least recently used first."""
         with self._changed:
             return list(self._hot.values())
 
@@ -121,13 +120,13 @@ class HotVersions:
 
     @contextmanager
     def _reserved(self, wanted: Iterable[str]) -> Iterator[list[str]]:
-        """Hold digests inside the block, waiting for room; those taken out of the list stay held after it."""
+        """Hold digests inside the block, after waiting for room; those removed from the list stay held after it."""
         digests = list(wanted)
         assert len(digests) <= self.num_slots, "they would never have room"
         with self._turnstile, self._changed:
             try:
                 while (missing := len(self._held.keys() | set(digests)) - self.num_slots) > 0:
-                    # Those loaded longest ago: versions that are always in use would otherwise never leave.
+                    # Those loaded longest ago: otherwise versions in constant use would never leave.
                     oldest = [digest for digest in self._loaded if digest in self._held and digest not in digests]
                     self._resting = set(oldest[:missing])
                     self._changed.wait()
@@ -140,7 +139,7 @@ class HotVersions:
             self.release(digests)
 
     def _bring(self, version: Version, manifest: Manifest) -> HotVersion:
-        """Return a version that is held in its slot, reading it if need be; another thread may read it meanwhile."""
+        """Return a held version in its slot, loading it unless another thread does so already."""
         digest = version.digest
         with self._changed:
             while digest in self._loading:
@@ -157,12 +156,12 @@ class HotVersions:
                 self._changed.notify_all()
 
     def _load(self, version: Version, manifest: Manifest) -> HotVersion:
-        # 1. read and check it: this takes a while, and nobody waits for it but who wants it
+        # 1. read and check it: this takes a while, so no lock is held
         check_backbone(version, manifest, self._backbone)
         tensors = self._store.load(version, manifest=manifest).tensors
         spec = read_slot(manifest, self._backbone)
         check_slot(spec, self._bank.backbone)
-        # 2. take a slot; no more versions are held than there are slots, so one is free, or one of the others can leave
+        # 2. take a slot: fewer versions are held than there are slots, so one is free or can be freed
         with self._changed:
             while not self._free:
                 coldest = next((digest for digest in self._hot if digest not in self._held), None)
@@ -185,7 +184,7 @@ class HotVersions:
         return hot
 
     def _drop(self, digest: str) -> int:
-        """Take a version out of the tables, and return its slot."""
+        """Remove a version from the tables and return its slot."""
         del self._loaded[digest]
         return self._hot.pop(digest).slot
 
@@ -206,3 +205,34 @@ def check_backbone(version: Version, manifest: Manifest, backbone: Backbone) -> 
             f"({trained_on['fingerprint'][:12]}), not on `{backbone.name}` ({backbone.fingerprint[:12]})",
             f"use `--backbone {trained_on['name']}`, or train the task on `{backbone.name}`",
         )
+
+
+def read_slot(manifest: Manifest, backbone: Backbone) -> SlotSpec:
+    """Return the slot that a manifest describes; refuse one that contradicts itself or cannot be on this backbone.
+
+    A manifest may be damaged, or crafted by a stranger. What passes here can be read and answered, so whatever else it
+    says affects nothing but the version's own answers.
+    """
+    spec = SlotSpec.from_stored(manifest.method, manifest.head)
+    head, has_pairs = spec.head, bool(manifest.extra.get("pairs"))
+    if head.kind != manifest.kind:
+        raise StoreDamaged(f"the version's kind is `{manifest.kind}`, but its head's kind is `{head.kind}`")
+    check_labels(head, manifest.labels)
+    backbone.resolve_pooling(head.pooling if head.reads_rows else "auto", takes_noise=True)
+    can_write = backbone.is_seq2seq and KINDS[head.kind].spell_answers is not None
+    if head.is_written and not can_write:
+        raise StoreDamaged(
+            f"the version generates its answers as text, which a `{head.kind}` task on `{backbone.name}` cannot do"
+        )
+    if not _SHORTEST_ROW <= manifest.max_length <= backbone.max_length:
+        raise StoreDamaged(
+            f"the version's rows have {manifest.max_length} tokens; `{backbone.name}` reads {_SHORTEST_ROW} to "
+            f"{backbone.max_length}"
+        )
+    if manifest.extra.get("stride", 0) < 0:
+        raise StoreDamaged(f"the version's windows overlap by {manifest.extra['stride']} tokens, which is below 0")
+    layout = find_layout(head.kind)
+    needs_pairs, takes_pairs = layout.overlaps or head.has_towers, layout.words is None
+    if (needs_pairs and not has_pairs) or (has_pairs and not takes_pairs):
+        raise StoreDamaged(f"the version reads {'pairs' if has_pairs else 'single texts'}, which its head does not")
+    return spec

@@ -1,8 +1,8 @@
-"""The forward passes of an engine: captured programs on a GPU once they pay, launched ones elsewhere.
+"""The forward passes of an engine: captured programs on a GPU once they pay off, launched kernels elsewhere.
 
 A captured pass (model/heads/captured_inference.py) takes rows of any mix of tasks whose heads read one vector of a
-row. Rows of other heads, and all rows where nothing can be captured, are launched kernel by kernel, so that an odd row
-does not slow down the others. Launched rows that share a text share its frozen layers (`shared_texts.py`).
+row. Rows of other heads, and all rows on devices without capture, are launched kernel by kernel, so an unusual row does
+not slow down the others. Launched rows that share a text share its frozen layers (`shared_texts.py`).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from inlay.serving.shared_texts import SharedTexts
 PATIENCE_S = 5.0
 """Seconds of launched passes after which an engine that may choose begins to capture: about what compiling takes. (On
 an H200 an engine of captured passes was warm after 6.3 s, one of launched passes after 4.0 s; see
-results/speed/serve-h200.json.) So a short input never waits for a compiler, and a long one never takes much more than
-twice as long as the better choice would."""
+results/speed/serve-h200.json.) So a short input never waits for a compiler, and a long one takes at most about twice as
+long as the better choice would."""
 
 
 class Passes:
     """Computes the logits of rows for any mix of a bank's slots.
 
     `is_compiled`: capture from the first row on (True), never (False), or once launched passes have taken `PATIENCE_S`
-    (None). `on_compile` is told, in words, whenever something new is compiled.
+    (None). `on_compile` is called with a message whenever something new is compiled.
     """
 
     def __init__(self, bank: Bank, *, is_compiled: bool | None) -> None:
         obstacle = find_obstacle(bank.backbone)
         if is_compiled and obstacle is not None:
             raise Unsupported(f"a compiled engine on the backbone `{bank.backbone.name}`: {obstacle[0]}", obstacle[1])
-        self._shared, self._num_layers = SharedTexts(bank), bank.anatomy.num_layers
+        self.shared_texts, self._num_layers = SharedTexts(bank), bank.anatomy.num_layers
         self._graphed = None if obstacle is not None or is_compiled is False else GraphedForward(bank)
         self._patience_s = 0.0 if is_compiled else PATIENCE_S
         self._has_launched = False
@@ -55,18 +55,14 @@ class Passes:
         return self._graphed is not None and self._patience_s <= 0
 
     def find_share(self, spec: SlotSpec) -> float:
-        """Return the share of a slot's layers that rows of one text have in common."""
-        return 0.0 if self.is_compiled else self._shared.find_depth(spec).layer / self._num_layers
-
-    def forget_texts(self) -> None:
-        """Forget the states that are kept of texts."""
-        self._shared.forget_texts()
+        """Return the share of a slot's layers that are computed once for all rows of a text."""
+        return 0.0 if self.is_compiled else self.shared_texts.find_depth(spec).layer / self._num_layers
 
     def logits(self, rows: Sequence[Row], keys: Sequence[Hashable] | None = None) -> list[Tensor]:
         """Return the logits of every row, as `infer` gives them, in order; rows of one key have the same tokens."""
         keys = range(len(rows)) if keys is None else keys
         if self._graphed is None:
-            return self._shared.logits(rows, keys)
+            return self.shared_texts.logits(rows, keys)
         is_taken = [self._graphed.takes(row) for row in rows]
         found: dict[int, Tensor] = {}
         late: list[int] = []  # rows that no captured pass takes go together at the end
@@ -102,7 +98,7 @@ class Passes:
         """
         began = time.perf_counter()
         chosen, own = [rows[index] for index in indices], [keys[index] for index in indices]
-        found = dict(zip(indices, self._shared.logits(chosen, own), strict=True))
+        found = dict(zip(indices, self.shared_texts.logits(chosen, own), strict=True))
         if self._has_launched:  # the first pass loads the kernels, which a captured one would do too
             self._patience_s -= share * (time.perf_counter() - began)
         self._has_launched = self._has_launched or bool(indices)

@@ -1,7 +1,7 @@
 """A pool of engines, one for each backbone that is needed: rows of one file may belong to tasks on several backbones.
 
 A backbone is loaded when the first row needs it. Its engine is replaced by a larger one when a batch has more tasks
-than the engine has slots. A bad row, an unknown task or a missing backbone spoils no other row. torch is imported with
+than the engine has slots. A bad row, an unknown task or a missing backbone affects no other row. torch is imported with
 the first backbone.
 """
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from inlay.serving.precision import Drift
 
 MOST_SLOTS = 256
-"""slots of one engine at most; more tasks than that take turns"""
+"""most slots of one engine; more tasks than that take turns"""
 
 
 class EnginePool:
     """Answers rows by the tasks they name, each on its task's backbone.
 
-    `task` answers the rows that name none. `file` is where the rows come from, if they come from a file: then an error
-    says which line it is about. `loading_s` is the time spent loading backbones, which is no part of the rate;
-    `num_tokens` counts the tokens answered. `drifts` says how far each version's probes moved, if `precision` moves
-    them. `on_compile` is told whenever an engine compiles something.
+    `task` answers the rows that name none. `file` is the file the rows come from, if any: errors then name the line.
+    `loading_s` is the time spent loading backbones, which does not count in the rate; `num_tokens` counts the tokens
+    answered. `drifts` says how far each version's probes moved, if `precision` moves them. `on_compile` is called with
+    a message whenever an engine compiles something.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class EnginePool:
         self.drifts: dict[str, Drift] = {}
         self._engines: dict[str, Engine | InlayError] = {}
         self._lookup = VersionLookup(store)
-        self._versions: dict[str, Resolved | InlayError] = {}  # those of the next answers
+        self._versions: dict[str, Resolved | InlayError] = {}  # looked up for the next call of `answer`
 
     def find_version(self, task: str) -> Resolved:
-        """Return the version that a name means in the next call of `answer`; raise what is wrong with the name."""
+        """Return the version that a name stands for in the next call of `answer`; raise what is wrong with the name."""
         return self._lookup.find(task, self._versions)
 
     def answer(self, rows: Sequence[InputRow]) -> list[Answer]:
-        """Answer rows in order. A name means one version for all of them."""
-        versions, self._versions = self._versions, {}  # the next rows are answered by what the names mean then
+        """Answer rows in order. A name stands for one version for all of them."""
+        versions, self._versions = self._versions, {}  # the next call looks the names up again
         answers: list[Answer | None] = [None] * len(rows)
-        # 1. group the rows by the backbone that their task stands on
+        # 1. group the rows by their task's backbone
         groups: dict[str, list[tuple[int, Request]]] = {}
         for position, row in enumerate(rows):
             task = row.task or self._task or ""
@@ -78,7 +78,7 @@ class EnginePool:
                 groups.setdefault(backbone, []).append((position, request))
             except Exception as error:  # whatever happens to a row is its own answer
                 answers[position] = self._fail(row, task, as_error(error))
-        # 2. answer each group by its engine
+        # 2. answer each group with its engine
         for backbone, items in groups.items():
             requests = [request for _, request in items]
             engine = self._find_engine(backbone, len({request.task for request in requests}))
@@ -99,7 +99,7 @@ class EnginePool:
         if row.error is not None:
             raise row.error
         if not task:
-            raise BadData("the row names no task", "fill in its `task` column, or name a TASK")
+            raise BadData("the row names no task", "fill in its `task` column, or give a TASK for such rows")
         found = self._lookup.find(task, versions)
         wants_pair = bool(found.manifest.extra.get("pairs"))
         if self._file is not None and wants_pair != (row.pair is not None):
@@ -113,7 +113,7 @@ class EnginePool:
         return found
 
     def _fail(self, row: InputRow, task: str, error: InlayError) -> Answer:
-        """Return the answer of a row that could not be answered, saying where the row stands."""
+        """Return the answer of a row that could not be answered, with the row's line."""
         # A traceback holds the frames it went through, and with them the whole window that the row was in.
         error.with_traceback(None)
         if self._file is not None and getattr(error, "line", None) is None:
@@ -135,7 +135,7 @@ class EnginePool:
                 self._store,
                 num_slots=num_slots,
                 precision=self._precision,
-                # A larger engine goes on capturing if the one before did.
+                # A larger engine keeps capturing if the one before did.
                 is_compiled=True if engine is not None and engine.is_compiled else None,
             )
             larger.on_compile = self._on_compile

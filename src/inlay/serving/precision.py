@@ -1,4 +1,4 @@
-"""The drift of another precision: probes answered again, compared with the answers they were published with."""
+"""The drift of a lower precision: probes are answered again and compared with their published answers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from inlay.store import Probe
 
 @dataclass(frozen=True)
 class Drift:
-    """The distance that the answers to probes moved."""
+    """How far the answers to probes moved."""
 
     num_probes: int = 0
     num_changed: int = 0
-    """probes with another label, label set, tag or answer; numbers always move a little, so they are not counted"""
+    """probes whose label, label set, tags or text changed; numbers always move a little, so they are not counted"""
     largest: float = 0.0
     """the largest change of a logit"""
 
@@ -35,7 +35,7 @@ class Drift:
 
 
 def measure_drift(probes: Sequence[Probe], outputs: Sequence[Output], head: HeadSpec, labels: Sequence[str]) -> Drift:
-    """Return how far `outputs` are from the answers the probes were published with."""
+    """Return how far `outputs` are from the probes' published answers."""
     answer = find_head(head.kind).answer
     num_changed = 0
     largest = 0.0
@@ -57,7 +57,7 @@ def measure_drift(probes: Sequence[Probe], outputs: Sequence[Output], head: Head
 
 
 def is_changed(before: Outcome, after: Outcome) -> bool:
-    """Return whether two outcomes say different things; probabilities and numbers do not count."""
+    """Return whether two outcomes differ in their result; probabilities and numbers do not count."""
     return _decision(before) != _decision(after)
 
 

@@ -1,18 +1,19 @@
-"""Passes of rows that share a text: what is frozen below their adapters is computed once for all of them.
+"""Passes of rows that share a text: the layers below their adapters are computed once for all of them.
 
-Below the lowest layer that a task adapts, its states are the backbone's own. So of several tasks on one text, each
-begins at its own layer, from states that were computed once; a task that trains nothing but its head runs no layer.
-More passes are launched for it, so it is done only where the work saved is more than that. States that were shared are
-kept for the next batches.
+Below the lowest layer that a task adapts, its hidden states are the backbone's own. So when several tasks are asked
+about one text, each starts at its own layer, from states that were computed once; a task that trains only its head runs
+no layer. This needs more passes, so it is done only where it saves more work than the extra passes cost. Shared states
+are kept for the next batches: a request for many tasks may fill several batches, and clients may ask about one text
+several times in a row.
 
-What always holds: answers differ from those of whole passes by rounding alone, and rows of different keys (of other
-tenants, say) share nothing.
+What always holds: answers differ from those of whole passes by rounding alone; rows of different keys (such as those of
+different tenants) share nothing; the kept states never take more bytes than `KEPT_BYTES`, and none are on disk.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -32,19 +33,18 @@ from inlay.model import (
     has_frozen_attention,
     infer,
 )
-from inlay.serving.kept_states import KeptStates
 
 KEPT_BYTES = 32 << 20
-"""states that are kept: those of some hundred short texts of a MiniLM"""
+"""most bytes of kept states: enough for a few hundred short texts on a MiniLM"""
 LAUNCH_TOKENS = {"cpu": 24, "cuda": 65536}
-"""What a layer costs beside the work on its tokens, as a number of tokens. A MiniLM on one core of a CPU: one row of 8
+"""The fixed cost of launching a layer, as a number of tokens. A MiniLM on one core of a CPU: one row of 8
 tokens takes 6.9 ms, 32 rows take 61 ms. BERT-base on an H200: 9,830 tokens of 256 tasks take 9 ms in a captured pass
 and 77 ms launched kernel by kernel (results/speed/serve-h200.json), so it is rarely worth another launched pass."""
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Rows of the same tokens, by the depth to which each is frozen."""
+    """Rows with the same tokens, counted by the depth to which each is frozen."""
 
     num_tokens: int
     rows: tuple[int, ...]
@@ -52,23 +52,69 @@ class _Group:
     key: Hashable = None
 
 
+class KeptStates:
+    """The frozen states of recent texts by key, at one or more depths; the least recently used text goes first."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._texts: OrderedDict[Hashable, dict[CacheDepth, CachedStates]] = OrderedDict()
+        self.num_bytes = 0
+
+    def find(self, key: Hashable, depth: CacheDepth) -> CachedStates | None:
+        """Return the deepest states of a text from which a row frozen to `depth` can start."""
+        known = self._texts.get(key)
+        if known is None:
+            return None
+        usable = [reach for reach in known if _is_within(reach, depth)]
+        if not usable:
+            return None
+        self._texts.move_to_end(key)
+        return known[max(usable)]
+
+    def keep(self, key: Hashable, states: CachedStates) -> None:
+        """Keep a copy of a text's states at their depth."""
+        size = _count_bytes(states)
+        if size > self._most_bytes:
+            return
+        known = self._texts.setdefault(key, {})
+        if states.reach not in known:
+            # A copy: the original is a view into the states of all texts of its pass.
+            known[states.reach] = CachedStates(states.reach, states.states.clone())
+            self.num_bytes += size
+        self._texts.move_to_end(key)
+        while self.num_bytes > self._most_bytes:
+            _, gone = self._texts.popitem(last=False)
+            self.num_bytes -= sum(map(_count_bytes, gone.values()))
+
+
+def _is_within(reach: CacheDepth, depth: CacheDepth) -> bool:
+    """Return whether states computed to `reach` are frozen for a row of `depth`."""
+    if reach.layer == depth.layer:
+        return depth.with_attention or not reach.with_attention
+    return reach.layer < depth.layer
+
+
+def _count_bytes(states: CachedStates) -> int:
+    return states.states.numel() * states.states.element_size()
+
+
 class SharedTexts:
-    """Computes logits of rows for a bank, texts that occur several times once as far as they are frozen."""
+    """Computes the logits of rows for a bank; the frozen layers of a text that occurs several times run once."""
 
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
-        self._frozen = Bank(bank.backbone, 1)  # it changes nothing
+        self._frozen = Bank(bank.backbone, 1)  # an empty slot: the backbone as it is
         self._num_layers = bank.anatomy.num_layers
         self._depths: dict[ResolvedMethod, CacheDepth] = {}
         self._kept = KeptStates(KEPT_BYTES)
         self._launch_tokens = LAUNCH_TOKENS[bank.backbone.device.type]
 
     def forget_texts(self) -> None:
-        """Forget the states that are kept of texts."""
-        self._kept.clear()
+        """Forget the kept states of all texts."""
+        self._kept = KeptStates(KEPT_BYTES)
 
     def find_depth(self, spec: SlotSpec) -> CacheDepth:
-        """Return the depth to which rows of a slot are frozen, in a form that they can begin from."""
+        """Return the depth to which rows of a slot are frozen, and from which they can start."""
         head = spec.head
         family = find_family(self._bank.anatomy.family)
         if not family.reuses or head.features != "last" or head.has_towers or head.is_written:
@@ -83,16 +129,25 @@ class SharedTexts:
     def logits(self, rows: Sequence[Row], keys: Sequence[Hashable]) -> list[Tensor]:
         """Return the logits of every row, as `infer` gives them, in order.
 
-        Rows of one key have the same tokens, also those of other calls.
+        Rows with the same key have the same tokens, also in different calls.
         """
-        # 1. rows whose text's states are there from an earlier batch
-        depths = self._find_depths(rows)
+        # 1. how deep each row is frozen, of those that are frozen at all
+        depth_of_slot: dict[int, CacheDepth] = {}
+        for slot in {row.slot for row in rows}:
+            spec = self._bank.specs[slot]
+            depth_of_slot[slot] = CacheDepth(0) if spec is None else self.find_depth(spec)
+        depths = {
+            index: depth_of_slot[row.slot]
+            for index, row in enumerate(rows)
+            if depth_of_slot[row.slot].layer and row.prefix is None
+        }
+        # 2. rows whose text has states from an earlier batch
         kept = self._find_kept(rows, keys, depths)
         found: dict[int, Tensor] = {}
         if kept:
             begun = [replace(rows[index], prefix=prefix) for index, prefix in kept.items()]
             found |= dict(zip(kept, infer(self._bank, begun), strict=True))
-        # 2. the depth that each other row begins from; with the attention there, where it is frozen for all of them
+        # 3. the depth from which each other row starts; with the attention there, where it is frozen for all of them
         groups = _group(rows, keys, {index: depth for index, depth in depths.items() if index not in kept})
         has_others = sum(len(group.rows) for group in groups) + len(kept) < len(rows)
         levels = _choose_levels(groups, self._num_layers, self._launch_tokens, has_others=has_others)
@@ -100,8 +155,10 @@ class SharedTexts:
         mixed = {depths[index].layer for index in begins if not depths[index].with_attention}
         reaches = [CacheDepth(level, level not in mixed and level < self._num_layers) for level in levels]
         shared = [group for group in groups if any(begins[index] for index in group.rows)]
-        # 3. compute the states of some texts, and answer their rows, before the next ones need the memory
-        for chunk in self._chunks(shared):
+        # 4. compute the states of some texts and answer their rows, before the next ones need the memory
+        backbone, lengths = self._bank.backbone, [group.num_tokens for group in shared]
+        for chosen in batches_by_length(lengths, TOKEN_BUDGET[backbone.device.type], packs=backbone.packs):
+            chunk = [shared[index] for index in chosen]
             ready: dict[int, Row] = {}
             for group, states in zip(chunk, self._states(rows, chunk, begins, reaches), strict=True):
                 own = {index: states[begins[index]] for index in group.rows if begins[index]}
@@ -109,25 +166,18 @@ class SharedTexts:
                 for prefix in states.values():
                     self._kept.keep(group.key, prefix)
             found |= dict(zip(ready, infer(self._bank, list(ready.values())), strict=True))
-        # 4. all other rows
+        # 5. all other rows
         left = [index for index in range(len(rows)) if index not in found]
         found |= dict(zip(left, infer(self._bank, [rows[index] for index in left]), strict=True))
         return [found[index] for index in range(len(rows))]
 
-    def _find_depths(self, rows: Sequence[Row]) -> dict[int, CacheDepth]:
-        """Find how deep each row is frozen, of those that are at all."""
-        by_slot: dict[int, CacheDepth] = {}
-        for slot in {row.slot for row in rows}:
-            spec = self._bank.specs[slot]
-            by_slot[slot] = CacheDepth(0) if spec is None else self.find_depth(spec)
-        return {i: by_slot[row.slot] for i, row in enumerate(rows) if by_slot[row.slot].layer and row.prefix is None}
-
     def _find_kept(
         self, rows: Sequence[Row], keys: Sequence[Hashable], depths: dict[int, CacheDepth]
     ) -> dict[int, CachedStates]:
-        """Find the rows that can begin from states that are kept, where that saves more than another pass costs.
+        """Find the rows that can start from kept states, where that saves more than another pass costs.
 
-        States that end below the depth of several rows are left alone: what is above them is then computed once too.
+        Where several rows of a text are frozen deeper than its kept states reach, these are not used: computing the
+        text once to the deeper layer serves all of the rows.
         """
         by_reach: dict[CacheDepth, dict[int, CachedStates]] = {}
         alike = Counter((keys[index], depth.layer) for index, depth in depths.items())
@@ -142,17 +192,10 @@ class SharedTexts:
                 kept |= own
         return kept
 
-    def _chunks(self, groups: Sequence[_Group]) -> Iterator[list[_Group]]:
-        """Yield groups whose texts go through the backbone together."""
-        backbone = self._bank.backbone
-        lengths = [group.num_tokens for group in groups]
-        for indices in batches_by_length(lengths, TOKEN_BUDGET[backbone.device.type], packs=backbone.packs):
-            yield [groups[index] for index in indices]
-
     def _states(
         self, rows: Sequence[Row], chunk: Sequence[_Group], begins: dict[int, int], reaches: Sequence[CacheDepth]
     ) -> list[dict[int, CachedStates]]:
-        """Return each text's states at the depths its rows begin from: one pass from depth to depth."""
+        """Return each text's states at the depths where its rows start, with one pass from each depth to the next."""
         found: list[dict[int, CachedStates]] = [{} for _ in chunk]
         texts = [replace(rows[group.rows[0]], slot=0) for group in chunk]
         deepest = [max(begins[index] for index in group.rows) for group in chunk]
@@ -181,7 +224,7 @@ class SharedTexts:
 
 
 def _group(rows: Sequence[Row], keys: Sequence[Hashable], depths: dict[int, CacheDepth]) -> list[_Group]:
-    """Find the rows that share a text, of those that are frozen to some depth."""
+    """Group the rows that share a text and are frozen to some depth."""
     by_key: dict[Hashable, list[int]] = {}
     for index in depths:
         by_key.setdefault(keys[index], []).append(index)
@@ -193,46 +236,40 @@ def _group(rows: Sequence[Row], keys: Sequence[Hashable], depths: dict[int, Cach
 
 
 def _floor(levels: Sequence[int], depth: int) -> int:
-    """Return the deepest of some ascending levels that is not below `depth`; 0 if there is none."""
+    """Return the deepest of the levels up to `depth`; 0 if there is none."""
     return max((level for level in levels if level <= depth), default=0)
 
 
 def _choose_levels(groups: Sequence[_Group], num_layers: int, launch_tokens: int, *, has_others: bool) -> list[int]:
-    """Return the depths at which states are kept, ascending: those that make the least work of all.
+    """Return the depths at which states are computed, ascending, chosen so that the total work is least.
 
-    Beginning with all depths that occur, the one that costs more than it saves is left out, one after another. With
-    `has_others` there are rows that go through all layers anyway.
+    Starts with all depths that occur, and drops them one by one while that saves work. With `has_others` there are
+    rows that go through all layers anyway.
     """
 
-    def count(levels: Sequence[int]) -> int:
-        return _count_work(groups, levels, num_layers, launch_tokens, has_others=has_others)
+    def count_work(levels: Sequence[int]) -> int:
+        """Return the work of all groups in tokens that go through a layer; each extra layer launched costs some."""
+        num_tokens, deepest = 0, 0
+        used: set[int] = set()
+        for group in groups:
+            begins = Counter[int]()
+            for depth, number in group.depths.items():
+                begins[_floor(levels, depth)] += number
+            used |= begins.keys()
+            deepest = max(deepest, *begins)
+            above = sum(number * (num_layers - level) for level, number in begins.items())
+            num_tokens += group.num_tokens * (max(begins) + above)
+        if has_others:
+            used.discard(0)
+        return num_tokens + launch_tokens * (deepest + sum(num_layers - level for level in used))
 
     levels = sorted({depth for group in groups for depth in group.depths})
-    least = count(levels)
+    least = count_work(levels)
     while levels:
         without = [[level for level in levels if level != left_out] for left_out in levels]
-        works = [count(few) for few in without]
+        works = [count_work(few) for few in without]
         if min(works) > least:
             break
         least = min(works)
         levels = without[works.index(least)]
     return levels
-
-
-def _count_work(
-    groups: Sequence[_Group], levels: Sequence[int], num_layers: int, launch_tokens: int, *, has_others: bool
-) -> int:
-    """Return the work of all groups, in tokens that go through a layer, with the layers they launch beside others."""
-    num_tokens, deepest = 0, 0
-    used: set[int] = set()
-    for group in groups:
-        begins = Counter[int]()
-        for depth, number in group.depths.items():
-            begins[_floor(levels, depth)] += number
-        used |= begins.keys()
-        deepest = max(deepest, *begins)
-        above = sum(number * (num_layers - level) for level, number in begins.items())
-        num_tokens += group.num_tokens * (max(begins) + above)
-    if has_others:
-        used.discard(0)
-    return num_tokens + launch_tokens * (deepest + sum(num_layers - level for level in used))

@@ -1,4 +1,4 @@
-"""The proof that published versions still stand: bytes, backbone, probes on the canonical path and through the engine.
+"""The proof that published versions still answer as they did: bytes, backbone, and probes, alone and in batches.
 
 Probes are compared bit for bit on the machine and libraries they were published with, and with a tolerance elsewhere;
 the check says which it used.
@@ -29,8 +29,7 @@ from inlay.model import (
 )
 from inlay.serving.answers import Request
 from inlay.serving.engine import Engine
-from inlay.serving.hot_versions import check_backbone, find_reading
-from inlay.serving.slots import read_slot
+from inlay.serving.hot_versions import check_backbone, find_reading, read_slot
 from inlay.store import HASHED, Loaded, Manifest, Probe, Store, Version
 
 CANONICAL_TOLERANCE = 1e-4
@@ -42,12 +41,12 @@ _ROUNDING = 1e-6
 ProbeRow = tuple[str, str | None]
 """a text and its pair, if the task reads pairs"""
 _MixedAnswers = dict[str, list[Tensor] | InlayError]
-"""reference -> the answers to the version's probes in a batch of all versions, or the error that took their place"""
+"""reference -> the answers to the version's probes in a batch of all versions, or the error that prevented them"""
 
 
 @dataclass(frozen=True)
 class Check:
-    """The finding for one version. `problem` is empty if the version stands."""
+    """The result for one version. `problem` is empty if the version stands."""
 
     version: Version
     is_exact: bool = False
@@ -56,7 +55,7 @@ class Check:
     engine_difference: float = 0.0
     problem: str = ""
     num_probes: int = 0
-    """rows that were answered again; of hashed probes those that were given"""
+    """probes that were answered again; hashed probes count only if their rows were given"""
 
     @property
     def stands(self) -> bool:
@@ -74,12 +73,12 @@ def verify(
 ) -> list[Check]:
     """Check versions trained on `backbone`: digest, fingerprint, probes alone and in a batch of all versions.
 
-    `on_check` is called with each finding as it is made. `rows` are texts with their pairs, among which hashed probes
-    find the rows that they were made of.
+    `on_check` is called with each result as it is made. `rows` are texts with their pairs, among which hashed probes
+    find the rows they were made from.
     """
     mixed = _mixed_answers(versions, engine or Engine(backbone, store), store, rows)
     environment = canonical_environment()
-    canonical_backbone(backbone)  # is loaded once; what prevents that prevents every check, and is raised here
+    canonical_backbone(backbone)  # loaded once; if that fails, every check would, so it is raised here
     checks = []
     for version in versions:
         try:
@@ -93,9 +92,9 @@ def verify(
 
 
 def check_through_engine(version: Version, engine: Engine) -> int:
-    """Have the engine answer a version's probes, which loads it; return how many, or raise what is wrong with it.
+    """Load a version and have the engine answer its probes; return how many, or raise what is wrong with it.
 
-    Their answers are compared with the published ones, but for int8, which is expected to drift.
+    The answers are compared with the published ones, except in int8, which is expected to drift.
     """
     manifest = engine.find_version(version.reference).manifest
     engine.load(version, manifest)
@@ -118,10 +117,10 @@ def check_through_engine(version: Version, engine: Engine) -> int:
 def _compare_in_batch(
     manifest: Manifest, expected: Sequence[Tensor], in_batch: Sequence[Tensor], tolerance: float
 ) -> tuple[float, str]:
-    """Return how far answers in a mixed batch are from the published ones, and what is wrong with them, if anything."""
+    """Return how far answers in a mixed batch are from the published ones, and what is wrong, if anything."""
     through = _difference(expected, in_batch)
     if find_head(manifest.kind).reads == "nothing" and tolerance > CANONICAL_TOLERANCE:
-        through = 0.0  # in bf16 a near tie may be decided otherwise, and the text goes on from there
+        through = 0.0  # in bf16 a near tie may be decided differently, and the generated text then differs
     if not through <= tolerance:
         return through, f"a probe's answer in a mixed batch is off by {through:.2g} of its size"
     if KINDS[manifest.kind].is_classifier and any(
@@ -133,7 +132,7 @@ def _compare_in_batch(
 
 
 def _find_probes(manifest: Manifest, rows: Sequence[ProbeRow]) -> tuple[Probe, ...]:
-    """Return a version's probes; of hashed ones those whose rows are given."""
+    """Return a version's probes; hashed ones only if their rows are given."""
     hashed = manifest.extra.get(HASHED)
     if not hashed or not rows:
         return manifest.probes
@@ -175,7 +174,7 @@ def _check(
     environment: dict[str, str],
     rows: Sequence[ProbeRow],
 ) -> Check:
-    """Compare a version's probes with its answers now, alone and in a mixed batch; raise what prevents it."""
+    """Compare a version's probes with its answers now, alone and in a mixed batch; raise what makes it impossible."""
     # 1. bytes and backbone
     store.check(version)
     manifest = store.manifest(version)
@@ -189,7 +188,7 @@ def _check(
     lost = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
     if lost:
         return Check(version, problem=f"tensor `{lost[0]}` has values that are not finite")
-    if not probes:  # published without, or its rows are not given: then its bytes are all that can be proved
+    if not probes:  # it has none, or their rows are not given: then only its bytes can be proved
         return Check(version)
     # 2. the probes' answers now, alone on the canonical path
     alone = _answer_alone(manifest, probes, spec, tensors, backbone)
@@ -201,7 +200,7 @@ def _check(
     through, problem = _compare_in_batch(manifest, expected, in_batch, tolerance)
     # 4. the first problem, if there is one
     if is_exact and any(not torch.equal(a, b) for a, b in zip(expected, alone, strict=True)):
-        problem = f"a probe's canonical answer is not the published one to the last bit (off by {canonical:.2g})"
+        problem = f"a probe's canonical answer is not bit-identical to the published one (off by {canonical:.2g})"
     elif not canonical <= CANONICAL_TOLERANCE:  # so that NaN is a problem too
         problem = f"a probe's canonical answer is off by {canonical:.2g} of its size"
     return Check(version, is_exact, canonical, through, problem, len(probes))
@@ -210,7 +209,7 @@ def _check(
 def check_whole(loaded: Loaded, version: Version, backbone: Backbone) -> None:
     """Refuse a version from outside that does not fit its backbone, contradicts itself or gives other answers.
 
-    It is built and its probes are answered, as `verify` would, before anything of it is in a store.
+    It is built and its probes are answered, as `verify` does, before anything of it is stored.
     """
     manifest, tensors = loaded.manifest, loaded.tensors
     # 1. its slot: the head, the reading, the tensors
@@ -218,7 +217,7 @@ def check_whole(loaded: Loaded, version: Version, backbone: Backbone) -> None:
     spec = read_slot(manifest, backbone)
     for name, tensor in tensors.items():
         if not bool(tensor.isfinite().all()):
-            raise StoreDamaged(f"the tensor `{name}` holds values that are no numbers")
+            raise StoreDamaged(f"the tensor `{name}` has values that are not finite")
     Bank(backbone, 1).put(0, spec, tensors)
     # 2. what the manifest says of it
     if not manifest.num_parameters <= sum(tensor.numel() for tensor in tensors.values()):
@@ -230,7 +229,7 @@ def check_whole(loaded: Loaded, version: Version, backbone: Backbone) -> None:
         raise StoreDamaged(f"{len(manifest.probes)} probes, more than {_MOST_PROBES}")
     for probe in manifest.probes:
         if not probe.text.strip() or (probe.pair is None) == bool(manifest.extra.get("pairs")):
-            raise StoreDamaged("a probe is not a row as the version reads them")
+            raise StoreDamaged("a probe is not a row that the version could read")
     expected = [torch.tensor(probe.logits) for probe in manifest.probes]
     answers = _answer_alone(manifest, manifest.probes, spec, tensors, backbone)
     if not all(bool(answer.isfinite().all()) for answer in answers):
@@ -243,19 +242,19 @@ def check_whole(loaded: Loaded, version: Version, backbone: Backbone) -> None:
 def _check_metrics(manifest: Manifest) -> None:
     """Refuse a metric that its kind of task does not have, and scores that no metric can have."""
     if manifest.metric not in KINDS[manifest.kind].metrics:
-        raise StoreDamaged(f"the metric `{manifest.metric}` is none of a {manifest.kind} task")
+        raise StoreDamaged(f"a {manifest.kind} task has no metric `{manifest.metric}`")
     if manifest.higher_is_better != METRICS[manifest.metric].higher_is_better:
         raise StoreDamaged(f"`higher_is_better` is `{manifest.higher_is_better}` for `{manifest.metric}`")
     for split, scores in manifest.metrics.items():
         for name, value in scores.items():
             is_share = name in METRICS and METRICS[name].higher_is_better  # or a correlation
             if value < (-1 - _ROUNDING if is_share else 0) or (is_share and value > 1 + _ROUNDING):
-                raise StoreDamaged(f"the {split} {name} is {value:g}, which it cannot be")
+                raise StoreDamaged(f"the {split} score {name} is {value:g}, which is impossible")
 
 
 def _check_texts(manifest: Manifest) -> None:
-    """Refuse texts that nobody could read or print: of labels, probes, the head's prompt."""
-    shown = replace(manifest, config={}).to_json()  # a setting may be a path, whose letters are the system's
+    """Refuse texts (labels, probes, the head's prompt) that cannot be printed."""
+    shown = replace(manifest, config={}).to_json()  # a setting may be a path, which may hold any bytes
     try:
         json.dumps(json.loads(shown), ensure_ascii=False).encode()
     except UnicodeEncodeError:

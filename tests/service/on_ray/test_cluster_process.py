@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from inlay.errors import DiskFull
+from inlay.service.home import prepare_home
 from inlay.service.on_ray import cluster_process
+from inlay.service.on_ray.fleet_messages import find_home_id
 from inlay.service.settings import ClusterSettings, ServeSettings
 
 
@@ -32,6 +34,13 @@ def left(monkeypatch) -> list[str]:
     monkeypatch.setattr(cluster_process, "connect", lambda address: None)
     monkeypatch.setattr(cluster_process.Database, "open", lambda place: SimpleNamespace(close=lambda: None))
     return found
+
+
+def test_two_machines_with_one_host_name_are_two_services_and_a_restarted_one_is_the_same(tmp_path):
+    first, second = (ServeSettings(home=tmp_path / name, store="s3://bucket") for name in ("first", "second"))
+    for settings in (first, second):
+        prepare_home(settings)
+    assert find_home_id(first) == find_home_id(first) != find_home_id(second)
 
 
 @pytest.mark.parametrize(("is_ready", "is_stopping"), [(True, False), (True, True), (False, False)])

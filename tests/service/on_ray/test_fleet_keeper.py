@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -142,11 +143,10 @@ class Desk:
         self.order = make_order(settings)
         self.keeper = FleetKeeper(self.order, "space")
         self.cluster = settings.cluster
-        self.identity = self.order.identity
         self.queued_s = 0.0
 
     async def visit(self) -> Any:
-        return await self.keeper.visit(FleetVisit("me", self.identity, self.cluster, queued_s=self.queued_s))
+        return await self.keeper.visit(FleetVisit("me", self.order, self.cluster, queued_s=self.queued_s))
 
     async def until(self, condition: Any, what: str) -> Any:
         for _ in range(1000):
@@ -211,6 +211,21 @@ def test_an_engine_that_is_lost_leaves_the_roster_and_comes_back(played, setting
             await desk.until(lambda report: names(report) == ["engine-1", "engine-2"], "both engines")
             assert played.actors["engine-2"] is not engine
             assert (await desk.visit()).failure is None, "after the start nobody is told to give up"
+
+    run(work())
+
+
+def test_members_that_are_placed_later_get_the_credentials_of_the_latest_visit(played, settings):
+    async def work() -> None:
+        async with ready_desk(settings, played) as desk:
+            token = desk.keeper._order.token
+            desk.order = replace(make_order(settings), environment={"AWS_SESSION_TOKEN": "new"})  # another token too
+            await desk.visit()
+            played.actors["engine-2"].failure = Failure("store-unreachable", "403 Forbidden", None, 1)
+            await desk.until(lambda report: names(report) == ["engine-1"], "one engine")
+            await desk.until(lambda report: names(report) == ["engine-1", "engine-2"], "both engines")
+            found = played.actors["engine-2"].order
+            assert (found.environment, found.token) == ({"AWS_SESSION_TOKEN": "new"}, token)
 
     run(work())
 
@@ -307,7 +322,7 @@ def test_a_keeper_that_is_started_again_finds_its_members(played, settings):
 def test_a_service_that_wants_another_fleet_waits_for_the_end_of_this_one(played, settings, monkeypatch):
     async def work() -> None:
         async with ready_desk(settings, played) as desk:
-            desk.identity = "another"
+            desk.order = replace(desk.order, versions=("another",))
             refused = await desk.visit()
             assert "another service" in refused.failure.message
             monkeypatch.setattr(fleet_keeper, "_SILENT_S", 0.0)  # nobody has shown itself for so long

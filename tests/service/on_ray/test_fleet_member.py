@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import pytest
 
 from inlay.errors import InlayError, StoreUnreachable, Unsupported
 from inlay.service.home import prepare_home
+from inlay.service.on_ray import fleet_member
 from inlay.service.on_ray.fleet_member import check_machine, prepare_machine
 from inlay.service.on_ray.fleet_messages import (
     FleetOrder,
@@ -149,3 +151,23 @@ def test_a_fleet_is_that_of_a_database_or_of_a_home(settings, tmp_path, monkeypa
 def test_an_error_travels_as_data():
     failure = describe_failure(InlayError("a message", "a hint"))
     assert (failure.message, failure.hint, failure.exit_status) == ("a message", "a hint", InlayError.exit_status)
+
+
+def test_copies_are_looked_for_at_once_and_again_after_any_error(monkeypatch):
+    looked: list[str] = []
+    done = threading.Event()
+
+    class PlayedStore:
+        def __init__(self, place: str) -> None:
+            looked.append(place)
+
+        def forget_gone(self) -> None:
+            if len(looked) == 3:
+                done.set()
+                threading.Event().wait()  # for ever: the thread is a daemon
+            raise (StoreUnreachable("no answer", "try later") if len(looked) == 1 else OSError("a file that is gone"))
+
+    monkeypatch.setattr(fleet_member, "Store", PlayedStore)
+    monkeypatch.setattr(fleet_member, "SWEEP_S", 0.01)
+    fleet_member.keep_forgetting("s3://bucket")
+    assert done.wait(10)

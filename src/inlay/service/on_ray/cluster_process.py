@@ -17,11 +17,13 @@ from inlay.service.engine import Roster, RosterFile
 from inlay.service.home import write_fleet
 from inlay.service.logs import log_event
 from inlay.service.on_ray.fleet_keeper import FleetKeeper
+from inlay.service.on_ray.fleet_member import keep_forgetting
 from inlay.service.on_ray.fleet_messages import (
     KEEPER,
     Failure,
     FleetReport,
     FleetVisit,
+    find_home_id,
     find_namespace,
     make_order,
 )
@@ -53,6 +55,8 @@ def serve(child: Child) -> None:
     child.progress("connecting to the Ray cluster")
     ray = connect(settings.cluster.address)
     child.hear_signals()  # Ray has replaced the handlers
+    if settings.store is not None:
+        keep_forgetting(settings.store)
     with closing(Database.open(settings.place)) as db:
         visitor = Visitor(ray, settings, db)
         try:
@@ -73,7 +77,7 @@ class Visitor:
         self._ray, self._settings, self._db = ray, settings, db
         self._order = make_order(settings)
         self._namespace = find_namespace(settings)
-        self._service = f"{self._order.hostname}:{settings.home}:{name}"
+        self._service = f"{self._order.hostname}:{find_home_id(settings)}:{name}"
         self._file = RosterFile(settings.roster_file)
         self._known: Roster | None = None
         self._members: list[dict[str, Any]] = []
@@ -126,7 +130,7 @@ class Visitor:
         if self._keeper is None:
             self._keeper = self._find_keeper()
         revision = -1 if self._known is None else self._known.revision
-        visit = FleetVisit(self._service, self._order.identity, self._settings.cluster, revision, self._count_work())
+        visit = FleetVisit(self._service, self._order, self._settings.cluster, revision, self._count_work())
         report: FleetReport = self._ray.get(self._keeper.visit.remote(visit), timeout=_VISIT_PATIENCE_S)
         if report.state == "ending":
             self._keeper = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from inlay.errors import Unsupported
@@ -93,8 +93,9 @@ class FleetKeeper:
     async def visit(self, visit: FleetVisit) -> FleetReport:
         """Note that a service runs, and return the report; if it has nothing new, only after a moment."""
         self._begin()
-        if visit.identity != self._order.identity:
+        if visit.order.identity != self._order.identity:
             return self._refuse_other()
+        self._order = replace(visit.order, token=self._order.token)
         self._seen_at = time.monotonic()
         self._visits[visit.service] = (self._seen_at, visit)
         self._cluster = visit.cluster

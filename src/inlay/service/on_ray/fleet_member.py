@@ -15,7 +15,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +99,7 @@ class FleetMember:
         self._thread = threading.Thread(target=self._run, args=(self._supervisor,), name="supervisor", daemon=True)
         self._thread.start()
         if role == ENGINE and settings.store is not None:  # trainers do it themselves
-            threading.Thread(target=forget_gone, args=(settings.store,), name="copies", daemon=True).start()
+            keep_forgetting(settings.store)
 
     def _take_facts(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
@@ -146,9 +145,17 @@ def prepare_machine(settings: ServeSettings) -> ServeSettings:
     return settings
 
 
-def forget_gone(place: str) -> None:
-    """Delete local copies of versions that are no longer in the store, once an hour. Never returns."""
+def keep_forgetting(place: str) -> None:
+    """Delete this machine's copies of versions that are no longer in the store, now and once an hour, in a thread."""
+    threading.Thread(target=_forget_forever, args=(place,), name="copies", daemon=True).start()
+
+
+def _forget_forever(place: str) -> None:
     while True:
-        time.sleep(SWEEP_S)
-        with suppress(InlayError):  # the storage may be gone for a moment
+        try:
             Store(place).forget_gone()
+        except InlayError as error:  # the storage may be gone for a moment
+            log_event("copies of erased versions stay for now", {"code": error.code}, level=30)
+        except Exception:
+            log_failure("copies of erased versions could not be looked for")
+        time.sleep(SWEEP_S)

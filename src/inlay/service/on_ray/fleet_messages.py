@@ -34,6 +34,7 @@ _OF_STORAGE = ("AWS_", "GOOGLE_", "AZURE_")
 _CREDENTIAL = re.compile("KEY|SECRET|TOKEN|CREDENTIAL|PROFILE|ROLE|ACCOUNT|CLIENT|TENANT")
 """in the names of variables with credentials. A machine with one of them takes none: two accounts do not mix"""
 _MARK_NAME = "cluster-mark"
+_HOME_ID_NAME = "visitor-id"
 _MARK_KEY = f"service/{_MARK_NAME}"
 _COMPARED = ("backbone", "device", "precision", "num_slots", "train", "target_batch_ms")
 
@@ -89,7 +90,8 @@ class FleetVisit:
     """A regular message of a service to the keeper: that it runs, and what it wants of its fleet."""
 
     service: str
-    identity: str
+    order: FleetOrder
+    """for members placed from now on: credentials may be newer than those of the first order"""
     cluster: ClusterSettings
     known_revision: int = -1
     queued_s: float = 0.0
@@ -155,6 +157,14 @@ def leave_mark(settings: ServeSettings) -> str:
         return path.read_text()
     write_atomically(path, mark.encode())
     return mark
+
+
+def find_home_id(settings: ServeSettings) -> str:
+    """Return a random name for a service's home, kept in it: host names of two machines can be equal."""
+    path = settings.run_folder / _HOME_ID_NAME
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(16).encode())
+    return path.read_text()
 
 
 def has_mark(settings: ServeSettings, mark: str) -> bool:

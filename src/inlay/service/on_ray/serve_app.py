@@ -27,6 +27,7 @@ from inlay.service.engine import FleetClient, RosterFile
 from inlay.service.home import prepare_home
 from inlay.service.logs import log_event, log_failure, set_up_logs
 from inlay.service.on_ray.cluster_process import START_S, Visitor
+from inlay.service.on_ray.fleet_member import keep_forgetting
 from inlay.service.on_ray.fleet_messages import DATABASE_VARIABLE
 from inlay.service.settings import VARIABLE, ClusterSettings, ServeSettings, parse_range, read_settings
 from inlay.service.start_service import check_extra, find_home, find_place, prepare_database
@@ -124,6 +125,8 @@ class Gateway:
         self._settings, self._child = settings, Child(settings, Place("gateway"))
         self._failure: InlayError | None = None
         self._db = Database.open(settings.place)
+        if settings.store is not None:
+            keep_forgetting(settings.store)
         self._thread = threading.Thread(target=self._visit, name="visits", daemon=True)
         self._thread.start()
         self._wait()
@@ -154,20 +157,21 @@ class Gateway:
         """Visit the keeper until the replica ends; after an error that comes later, visit again."""
         assert self._settings.cluster is not None
         while not self._child.stopping.is_set():
-            ray = connect(self._settings.cluster.address)
-            visitor = Visitor(ray, self._settings, self._db, name=f"{os.getpid()}")
+            visitor = None
             try:
+                ray = connect(self._settings.cluster.address)
+                visitor = Visitor(ray, self._settings, self._db, name=f"{os.getpid()}")
                 visitor.run(self._child)
             except InlayError as error:
                 log_event(str(error), {"code": error.code}, level=40)
                 if not self._child.is_ready:
                     self._failure = error
-                    visitor.leave()
-                    return
             except Exception:
                 log_failure("the gateway goes on after an unexpected error")
-            if self._child.stopping.is_set():
+            if visitor is not None and (self._failure is not None or self._child.stopping.is_set()):
                 visitor.leave()
+            if self._failure is not None:
+                return
             self._child.stopping.wait(_AGAIN_S)
 
     def _end(self) -> None:

@@ -15,7 +15,7 @@ from inlay.errors import UnknownName
 from inlay.service.engine import Caller, EngineRefused, Predicted, VersionLoaded, WireAnswer, WireError
 from inlay.service.state import JobRequest
 from inlay.service.trainer import side_jobs
-from inlay.service.trainer.trainer import SideStep
+from inlay.service.trainer.trainer import keep_sweeping
 from inlay.service.views import choose_rows_to_label
 from inlay.serving import Engine, Request, describe_answer
 
@@ -312,11 +312,16 @@ def test_what_a_machine_has_of_a_batch_that_another_ended_or_erased_is_deleted_s
     for folder in (gone, kept, erased):
         folder.mkdir(parents=True)
         (folder / "1.1").write_text('{"line": 1}\n')
-    step = SideStep(trained.trainer)
-    while step():
-        pass
+    stopping = threading.Event()
+    sweeps = threading.Thread(target=keep_sweeping, args=(trained.context, stopping))
+    sweeps.start()
+    stopping.set()  # it sweeps once all the same
+    sweeps.join()
     assert not gone.exists()
     assert not erased.exists()
+    assert (kept / "1.1").exists(), "the batch is not answered yet"
+    while trained.trainer.do_next():
+        pass
     assert [trained.see(job).state for job in (done, waiting)] == ["succeeded"] * 2
     assert not list(kept.parent.glob("*.parts"))
 

@@ -178,7 +178,7 @@ def test_a_batch_goes_on_elsewhere_from_the_answers_that_were_kept(machine, tmp_
 
 def test_texts_of_an_erased_batch_are_gone_from_a_machine_that_had_begun_it(machine, tmp_path, monkeypatch):
     from inlay.service.trainer import side_jobs
-    from inlay.service.trainer.trainer import SideStep
+    from inlay.service.trainer.trainer import sweep_lost
 
     first, second = machine("a"), machine("b")
     Tenants(first.db).add("acme")
@@ -204,7 +204,7 @@ def test_texts_of_an_erased_batch_are_gone_from_a_machine_that_had_begun_it(mach
     assert second.trainer.do_next()
     second.workspace().erase_task("mail")
     erase_task(second.db, "acme", "mail")
-    SideStep(first.trainer)()
+    sweep_lost(first.context)
     assert not here.exists()
     assert not texts_under(tmp_path / "a", "quokka")
     assert not texts_under(tmp_path / "b", "quokka")
@@ -239,6 +239,34 @@ def test_a_machine_that_is_stopped_leaves_its_answers_to_the_others_and_none_on_
     assert second.trainer.do_next()
     assert second.see(batch).result["rows"] == 50
     assert sum(answered) == 40
+
+
+def test_a_machine_that_is_stopped_while_storage_fails_keeps_the_only_copy_of_its_answers(machine, monkeypatch):
+    from inlay.service.trainer import side_jobs
+
+    bench = machine("a")
+    Tenants(bench.db).add("acme")
+    bench.submit(make_rows(60))
+    bench.train()
+    batch = bench.workspace().submit(JobRequest("batch", "mail", bench.upload(make_rows(50, seed=3)), {}))
+    monkeypatch.setattr(side_jobs, "CHUNK_ROWS", 10)
+    answer, calls = bench.context.answers.answer, []
+
+    def answer_and_stop(*given: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            bench.trainer.stopping.set()
+        return answer(*given)
+
+    def fail(*given: Any) -> Any:
+        raise StoreUnreachable("no answer", "try later")
+
+    bench.context.answers.answer = answer_and_stop
+    here = bench.db.places.batch_parts("acme", batch.id)
+    with monkeypatch.context() as broken:
+        broken.setattr(type(bench.db.files.snapshots(here)), "save", fail)
+        bench.trainer.do_next()
+    assert sum(path.read_bytes().count(b"\n") for path in here.iterdir()) == 10
 
 
 def test_erased_by_one_machine_nothing_is_left_in_the_bucket(machine, tmp_path):

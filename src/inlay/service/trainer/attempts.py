@@ -51,13 +51,16 @@ class KeptAttempts:
                 log_event("what an attempt kept is damaged", {"attempt": number, "error": error.message}, level=30)
         return False
 
-    def save(self, folder: Path) -> None:
-        """Keep a folder as it is now. If that fails the work goes on, and the next attempt has more to do."""
-        if self._own is not None:
-            try:
-                self._own.save(folder)
-            except InlayError as error:
-                log_event("a place could not be kept for other machines", {"error": error.message}, level=30)
+    def save(self, folder: Path) -> bool:
+        """Keep a folder as it is now, and tell whether that worked. If not, the next attempt has more to do."""
+        if self._own is None:
+            return False
+        try:
+            self._own.save(folder)
+        except InlayError as error:
+            log_event("a place could not be kept for other machines", {"error": error.message}, level=30)
+            return False
+        return True
 
     def drop(self) -> None:
         """Delete what all attempts have kept, once the work is done."""

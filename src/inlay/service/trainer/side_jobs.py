@@ -105,8 +105,8 @@ class BatchWork:
             self._leave_part()
             raise
         except StopAsked:
-            self._kept.save(self._parts)
-            self._leave_part()
+            if self._kept.save(self._parts):  # else this disk has the only copy
+                self._leave_part()
             raise
         except StoreUnreachable:
             raise

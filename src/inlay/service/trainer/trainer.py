@@ -126,18 +126,13 @@ class Trainer:
 
 
 class SideStep:
-    """One step of the thread beside training: the next erasure or batch, and now and then a sweep."""
+    """One step of the thread beside training: the next erasure or batch, and once an hour a sweep."""
 
     def __init__(self, side: Trainer) -> None:
         self._side = side
-        self._swept_at = self._looked_at = -math.inf
+        self._swept_at = -math.inf
 
     def __call__(self) -> bool:
-        if time.monotonic() - self._looked_at >= LOST_S:
-            self._looked_at = time.monotonic()
-            context = self._side.context
-            sweep_runs(context, only_here=True)
-            sweep_lost_parts(context.db)
         if time.monotonic() - self._swept_at >= SWEEP_S:
             self._swept_at = time.monotonic()
             context = self._side.context
@@ -145,6 +140,25 @@ class SideStep:
             if any(deleted.values()):
                 log_event("swept", deleted)
         return self._side.do_next()
+
+
+def sweep_lost(context: TrainerContext) -> None:
+    """Delete this machine's files of jobs that have ended or are erased, perhaps by another machine."""
+    sweep_runs(context, only_here=True)
+    sweep_lost_parts(context.db)
+
+
+def keep_sweeping(context: TrainerContext, stopping: threading.Event) -> None:
+    """Sweep every minute until stopped. It has a thread of its own, as one batch may take hours."""
+    while True:
+        try:
+            sweep_lost(context)
+        except InlayError as error:
+            log_event("files of lost jobs stay for now", {"code": error.code}, level=30)
+        except Exception:
+            log_failure("files of lost jobs could not be looked for")
+        if stopping.wait(LOST_S):
+            return
 
 
 def serve(child: Child) -> None:
@@ -166,9 +180,12 @@ def serve(child: Child) -> None:
     context.queue.reclaim_of(side.owner)
     thread = threading.Thread(target=side.run, args=(SideStep(side),), name="side-jobs", daemon=True)
     thread.start()
+    sweeps = threading.Thread(target=keep_sweeping, args=(context, child.stopping), name="sweeps", daemon=True)
+    sweeps.start()
     child.ready({"backbone": context.backbone.name, "device": str(context.backbone.device)})
     trainer.run(trainer.train_next)
     thread.join(settings.drain_s)
+    sweeps.join(settings.drain_s)
     context.db.close()
 
 

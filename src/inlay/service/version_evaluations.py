@@ -66,7 +66,7 @@ def read_evaluation(folder: SharedFolder, version: int, rows_of: int | None = No
             raise ValueError("it is not what was written")
         evaluation = msgspec.json.decode(sealed.evaluation, type=Evaluation)
         if (evaluation.version, evaluation.rows_of) != (version, rows_of):
-            raise ValueError("it belongs to another version")
+            raise ValueError("it is another version's")
     except (ValueError, msgspec.DecodeError, RecursionError) as error:
         raise StoreDamaged(
             f"the evaluation of version {version} is damaged: {error}",

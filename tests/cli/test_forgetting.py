@@ -307,7 +307,7 @@ def test_gc_keeps_a_run_that_can_go_on(inlay: Inlay, mail: Mail) -> None:
     (cohort / "state.safetensors").write_bytes(b"state")
     age(run.folder.parent)
     ended = inlay("gc", "--runs")
-    assert "kept 1 unfinished run that can go on" in ended.err
+    assert "kept 1 unfinished run that can be continued" in ended.err
     assert {entry.id for entry in list_runs(Store(mail.store))} == {run.id, stopped.name}
     assert (cohort / "state.safetensors").is_file()
 

@@ -165,7 +165,7 @@ def test_a_new_task_starts_from_the_run(inlay: Inlay, trained, tiny_bert_folder:
     ended = inlay(*same, *more)
     assert ended.status == 0, ended.err
     assert f"starts from what the tasks of run `{trained.data['run']}` share" in ended.err
-    assert re.search(r"trains \d\d\d parameters, [\d.]+% of the backbone's, on [\d,]+ that stay as they are", ended.err)
+    assert re.search(r"trains \d\d\d parameters, [\d.]+% of the backbone's, with [\d,]+ shared ones frozen", ended.err)
     assert "lr 0.03" in ended.err
     assert ended.data["tasks"][0]["reference"] == "new@1"
     named = inlay(*same, "--from-run", "post", *more[2:])  # by a task that it was published as

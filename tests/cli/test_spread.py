@@ -44,7 +44,7 @@ def test_only_training_may_run_in_several_processes(inlay: Inlay, mail: Mail, se
     assert (ended.status, ended.out) == (2, "")
     assert ended.err.splitlines() == [
         "process 1: error: `predict` runs in one process, not in 2",
-        "hint: call it without `torchrun`",
+        "hint: run it without `torchrun`",
     ]
 
 

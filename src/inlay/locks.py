@@ -96,11 +96,8 @@ class FileClaim:
 def read_claim(path: Path) -> FileClaim | None:
     """Read the last claim in a file, and whether it is still held; None if the file cannot be read."""
     try:
-        try:
-            file = path.open("r+b")  # NFS locks only files that are open for writing
-        except PermissionError:
-            file = path.open("rb")
-        with file:
+        # NFS locks only files that are open for writing.
+        with path.open("r+b" if os.access(path, os.W_OK) else "rb") as file:
             is_held = _is_locked(file)
             about = json.loads(file.read())
         names, host, process = tuple(about["names"]), str(about["host"]), int(about["process"])

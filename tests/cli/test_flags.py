@@ -72,9 +72,9 @@ def test_every_command_that_trains_has_what_the_hint_at_the_end_of_memory_names(
     assert "--checkpointing recompute activations" in text
     assert "steps are not compiled" in text
     assert "--reuse-memory SIZE" in text
-    assert "default: a quarter of what is free" in text
+    assert "default: a quarter of the free memory" in text
     assert "--reuse-disk SIZE" in text
-    assert "default: half of what is free" in text
+    assert "default: half of the free space" in text
     assert "--threads N" in text
 
 

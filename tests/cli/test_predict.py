@@ -177,7 +177,7 @@ def test_failed_predict_leaves_no_file(inlay: Inlay, mail: Mail, tmp_path: Path)
         (("mail@7", "text"), 3, "versions of `mail`: 1"),
         ((), 2, "no task to ask"),
         (("mail", "text", "--pair", "second"), 4, "leave out the second text"),
-        (("mail", "a", "b", "--pair", "second"), 2, "once per text"),
+        (("mail", "a", "b", "--pair", "second"), 2, "once for each text"),
         (("mail", "--pair", "second"), 2, "text<TAB>pair"),
         (("mail", "--input", "-", "--pair", "second"), 2, "text<TAB>pair"),
         (("mail", "text", "--input", "x.csv"), 2, "exclude each other"),

@@ -262,7 +262,7 @@ def test_doctor_says_where_compiled_programs_are_and_how_large(
     monkeypatch.setenv("INLAY_CACHE_BYTES", "0")
     assert look()["state"] == "absent"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/somebody/elses")
-    assert look()["detail"].startswith("/somebody/elses, by $TORCHINDUCTOR_CACHE_DIR")
+    assert look()["detail"].startswith("/somebody/elses, set by $TORCHINDUCTOR_CACHE_DIR")
 
 
 def test_doctor_names_what_is_missing_and_does_not_crash(inlay: Inlay, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,7 @@ def test_show_names_what_of_method_and_head_is_not_the_usual(inlay: Inlay, mail:
 def test_export_import_remove_gc_round_trip(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
     exported = inlay("export", "mail", "--json").data
     assert Path(exported["file"]) == Path("mail.inlay")
-    assert "rows word for word" in exported["notes"][0], "who sends it on should know"
+    assert "has the text of" in exported["notes"][0], "who sends it on should know"
     assert inlay("import", "mail.inlay", "--name", "post", "--json").data["version"] == "post@1"
     assert inlay("remove", "mail", "--json").data == {"removed": ["mail@1"]}
     assert inlay("gc", "--json").data["num_objects"] == 0, "post still needs the bytes"

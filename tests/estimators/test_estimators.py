@@ -140,7 +140,7 @@ def test_all_forms_of_rows_are_read_alike(fitted, folder):
     [
         (["good", ""], r"X\[1\] is empty"),
         (["good", None], r"X\[1\] is empty"),
-        ([1.0, 2.0], r"X\[0\] is a `float`, no text"),
+        ([1.0, 2.0], r"X\[0\] is a `float`, not a text"),
         ("good", "X is a `str`"),
         ([], r"0 sample\(s\)"),
     ],

@@ -56,7 +56,8 @@ class Rate(NamedTuple):
 
     def __str__(self) -> str:
         seconds = max(self.seconds, 1e-9)
-        return f"{self.num_rows / seconds:,.0f} rows/s, {self.num_tokens / seconds:,.0f} tokens/s"
+        tokens = f", {self.num_tokens / seconds:,.0f} tokens/s" if self.num_tokens else ""  # a service counts its own
+        return f"{self.num_rows / seconds:,.0f} rows/s{tokens}"
 
     def describe(self) -> str:
         """Return the rows, the time and the rates in one line."""

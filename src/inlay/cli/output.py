@@ -22,7 +22,7 @@ from typing import Any, TextIO
 from inlay.cli.screen import printable
 from inlay.cli.typed_files import CONVERTERS, check_converter, check_length, text_cell
 from inlay.errors import BadConfig, InlayError
-from inlay.serving import Answer, answer_cell, describe_answer
+from inlay.serving import AnswerLike, answer_cell, describe_answer
 from inlay.store import telling_full_disk
 
 Record = Mapping[str, Any]
@@ -53,7 +53,7 @@ class Writer:
         self.settled = (0, 0)
         self._num_lines = 0
 
-    def write(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
+    def write(self, records: Sequence[Record], answers: Sequence[AnswerLike]) -> None:
         """Write a window of rows and flush it, so that a reader of the stream has it at once."""
         if self._suffix == ".jsonl":
             for record, answer in zip(records, answers, strict=True):
@@ -65,7 +65,7 @@ class Writer:
         # Both numbers in one assignment: Ctrl-C may come between any two lines.
         self.settled = (self.settled[0] + len(records), end_bytes)
 
-    def _write_cells(self, records: Sequence[Record], answers: Sequence[Answer]) -> None:
+    def _write_cells(self, records: Sequence[Record], answers: Sequence[AnswerLike]) -> None:
         if self._columns is None:
             self._columns = tuple(dict.fromkeys(name for record in records for name in record))
             self._put([*self._columns, *rename_added(self._columns, self._added)])
@@ -192,7 +192,7 @@ def _beside(record: Record, about: Record) -> dict[str, Any]:
     return {**record, **{names[name]: value for name, value in about.items()}}
 
 
-def _cells(answer: Answer, *, is_typed: bool) -> list[Any]:
+def _cells(answer: AnswerLike, *, is_typed: bool) -> list[Any]:
     """Return the added cells: answer, probability, error, abstained. Unless `is_typed`, they are texts."""
     if answer.error is not None:
         return [None, None, str(answer.error.message), None]

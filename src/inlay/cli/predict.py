@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import typer
 
@@ -65,6 +65,10 @@ def predict(
     device: flags.DeviceOption = "auto",
     precision: flags.PrecisionOption = "auto",
     store: flags.StoreOption = None,
+    server: Annotated[
+        str | None,
+        typer.Option("--server", metavar="URL", help="ask this service, with the key in $INLAY_KEY; see `inlay serve`"),
+    ] = None,
     json: flags.JsonOption = False,
 ) -> None:
     """Answer texts, lines from stdin, or a file of any length.
@@ -80,26 +84,41 @@ def predict(
     A task that finds answers in a context takes the question as TEXT and the context as --pair. For a long input on a
     GPU, Inlay compiles its forward pass, which takes some seconds, and keeps the compiled program for the next time.
     With --json, it prints a line of JSON for every text.
+
+    With --server, a service answers, and this machine needs no model and no store. A line of stdin with a tab is then a
+    pair of texts.
     """
     # 1. check the input, before anything is loaded
-    pipeline.check_device_name(device)
-    pipeline.check_backbone_name(backbone)
     serving.check_confidence(min_confidence)
     columns = DataConfig(format=format, header=header, text=text, pair=pair[0] if pair and file is not None else None)
     asked = PredictInput(task, texts or [], pair or [], file, columns)
     asked.check()
-    device = pipeline.check_precision(precision, device)
-    # 2. find the tasks' versions: they say whether lines of stdin are pairs
-    kept = Store(store)
-    pool = serving.EnginePool(
-        kept,
-        lambda name: pipeline.open_stored(backbone, name, kept, device),
-        file=("stdin" if file == "-" else file) if asked.is_file else None,
-        min_confidence=min_confidence,
-        precision=precision,
-        on_compile=screen.log_above,
-    )
-    has_pairs = any(bool(pool.find_version(name).manifest.extra.get("pairs")) for name in asked.tasks)
+    source = ("stdin" if file == "-" else file) if asked.is_file else None
+    # 2. find who answers; the tasks' versions say whether lines of stdin are pairs
+    pool: Pool
+    if server is not None:
+        from inlay.cli.server_pool import ServerPool
+        from inlay.client import Client
+
+        _refuse_beside_server(
+            {"--backbone": backbone, "--store": store}, {"--device": device, "--precision": precision}
+        )
+        pool = ServerPool(Client(server), file=source, min_confidence=min_confidence)
+        has_pairs = True
+    else:
+        pipeline.check_device_name(device)
+        pipeline.check_backbone_name(backbone)
+        device = pipeline.check_precision(precision, device)
+        kept = Store(store)
+        pool = engines = serving.EnginePool(
+            kept,
+            lambda name: pipeline.open_stored(backbone, name, kept, device),
+            file=source,
+            min_confidence=min_confidence,
+            precision=precision,
+            on_compile=screen.log_above,
+        )
+        has_pairs = any(bool(engines.find_version(name).manifest.extra.get("pairs")) for name in asked.tasks)
     windows = asked.read(has_pairs=has_pairs)
     # 3. answer window by window, on the screen or into a file
     to_file = output is not None and str(output) != "-"
@@ -122,6 +141,26 @@ def predict(
     elif to_file:
         screen.emit(f"wrote {output}")
     tally.check(strict=strict)
+
+
+def _refuse_beside_server(unset: Mapping[str, Any], auto: Mapping[str, str]) -> None:
+    """Refuse options about this machine's own engines if a service answers."""
+    given = [name for name, value in unset.items() if value is not None]
+    given += [name for name, value in auto.items() if value != "auto"]
+    if given:
+        reason = f"`{given[0]}` is about this machine, but with `--server` the service answers"
+        raise BadConfig(reason, f"leave out `{given[0]}`")
+
+
+class Pool(Protocol):
+    """Answers rows: the engines of this machine, or a service."""
+
+    loading_s: float
+    num_tokens: int
+
+    @property
+    def drifts(self) -> Mapping[str, serving.Drift]: ...
+    def answer(self, rows: Sequence[data.InputRow]) -> Sequence[serving.AnswerLike]: ...
 
 
 @dataclass(frozen=True)
@@ -227,7 +266,7 @@ class Tally:
     rate: Rate | None = None
     """how fast they were answered, if that was measured"""
 
-    def add(self, answers: Sequence[serving.Answer]) -> None:
+    def add(self, answers: Sequence[serving.AnswerLike]) -> None:
         """Count the answers of a window."""
         errors = [answer.error for answer in answers if answer.error is not None]
         self.num_rows += len(answers)
@@ -248,9 +287,7 @@ class Tally:
         raise BadData(f"{self.num_failed} of {self.num_rows} rows failed, first: {self.first.message}", self.first.hint)
 
 
-def _show_answers(
-    windows: Iterator[list[data.InputRow]], pool: serving.EnginePool, *, names_tasks: bool = False
-) -> Tally:
+def _show_answers(windows: Iterator[list[data.InputRow]], pool: Pool, *, names_tasks: bool = False) -> Tally:
     """Print a line for every text: the answer, its probability, and the text; with `names_tasks` first the task."""
     tally = Tally()
     for rows in windows:
@@ -267,9 +304,7 @@ def _show_answers(
     return tally
 
 
-def _write_answers(
-    windows: Iterator[list[data.InputRow]], pool: serving.EnginePool, target: AbstractContextManager[Writer]
-) -> Tally:
+def _write_answers(windows: Iterator[list[data.InputRow]], pool: Pool, target: AbstractContextManager[Writer]) -> Tally:
     """Write all rows with their answers, window by window, and log the rate at the end."""
     tally = Tally()
     began = time.perf_counter()

@@ -12,6 +12,7 @@ from inlay.lazy_imports import import_lazily
 if TYPE_CHECKING:
     from inlay.serving.answers import (
         Answer,
+        AnswerLike,
         Request,
         Resolved,
         answer_cell,
@@ -32,6 +33,7 @@ __getattr__ = import_lazily(
     {
         "inlay.serving.answers": (
             "Answer",
+            "AnswerLike",
             "Request",
             "Resolved",
             "answer_cell",
@@ -51,6 +53,7 @@ __getattr__ = import_lazily(
 
 __all__ = [
     "Answer",
+    "AnswerLike",
     "Check",
     "CheckedRequest",
     "Drift",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from inlay.errors import BadConfig, BadData, InlayError, StoreDamaged, Unanswered, Unsupported
 from inlay.store import Manifest, Store, Version
@@ -70,6 +70,16 @@ class Answer:
             return {"task": self.task, "error": self.error.to_json()}
         assert self.outcome is not None
         return {"task": self.task, "version": self.version, **self.outcome.to_json()}
+
+
+class AnswerLike(Protocol):
+    """An answer of an engine here, or of a service."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def error(self) -> InlayError | None: ...
+    def to_json(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -163,7 +173,7 @@ def check_confidence(min_confidence: float | None, kind: str | None = None) -> N
             raise Unsupported(f"a `{kind}` task has no confidence to abstain by", "leave out `--min-confidence`")
 
 
-def describe_answer(answer: Answer) -> dict[str, Any]:
+def describe_answer(answer: AnswerLike) -> dict[str, Any]:
     """Return an answer as JSON data, with the probability of its label, or of the label it withheld."""
     about = answer.to_json()
     if "label" in about:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from inlay.data import calibration
-from inlay.data.calibration import _Problem, tune_thresholds
+from inlay.data.calibration import _ThresholdSearch, tune_thresholds
 from inlay.data.metrics import METRICS, score
 
 
@@ -43,7 +43,7 @@ def middles(scores):
 def test_the_cut_between_two_classes_is_the_best_of_all(metric, seed):
     logits, targets = draw_classes(seed, 60, shift=1.0)
     scores = logits[:, 1:] - logits[:, :1]
-    found = _Problem(METRICS[metric].function, is_binary=True).tune(scores, targets[:, None] == 1)
+    found = _ThresholdSearch(METRICS[metric].function, is_binary=True).tune(scores, targets[:, None] == 1)
     best = max(score_cut(metric, logits, targets, [cut]) for cut in middles(scores))
     assert score_cut(metric, logits, targets, found) == pytest.approx(best, abs=1e-12)
 
@@ -53,7 +53,7 @@ def test_the_cut_between_two_classes_is_the_best_of_all(metric, seed):
 def test_the_cuts_of_two_labels_are_the_best_of_all_pairs(metric, seed, monkeypatch):
     monkeypatch.setattr(calibration, "_PULL", 0)
     logits, targets = draw_sets(seed, 40, 2, shift=1.0, positive=0.45)
-    found = _Problem(METRICS[metric].function, is_binary=False).tune(logits, targets > 0)
+    found = _ThresholdSearch(METRICS[metric].function, is_binary=False).tune(logits, targets > 0)
     pairs = itertools.product(middles(logits[:, 0]), middles(logits[:, 1]))
     best = max(score_cut(metric, logits, targets, pair) for pair in pairs)
     assert score_cut(metric, logits, targets, found) == pytest.approx(best, abs=1e-12)
@@ -63,7 +63,7 @@ def test_the_cuts_of_two_labels_are_the_best_of_all_pairs(metric, seed, monkeypa
 def test_the_shared_cut_is_the_best_single_one(metric, monkeypatch):
     monkeypatch.setattr(calibration, "NUM_EACH", 1000)  # no label has a cut of its own
     logits, targets = draw_sets(3, 60, shift=1.0, positive=0.2)
-    found = _Problem(METRICS[metric].function, is_binary=False).tune(logits, targets > 0)
+    found = _ThresholdSearch(METRICS[metric].function, is_binary=False).tune(logits, targets > 0)
     assert len(set(found.tolist())) == 1
     best = max(score_cut(metric, logits, targets, [cut] * 4) for cut in middles(logits))
     assert score_cut(metric, logits, targets, found) == pytest.approx(best, abs=1e-12)
@@ -72,7 +72,7 @@ def test_the_shared_cut_is_the_best_single_one(metric, monkeypatch):
 def test_a_label_of_few_positive_rows_takes_the_shared_cut_and_others_are_drawn_towards_it(monkeypatch):
     logits, targets = draw_sets(0, 400, 3, shift=1.5, positive=0.2)
     targets[9:, 2] = 0  # fewer than ten are left
-    problem = _Problem(METRICS["macro_f1"].function, is_binary=False)
+    problem = _ThresholdSearch(METRICS["macro_f1"].function, is_binary=False)
     drawn = problem.tune(logits, targets > 0)
     monkeypatch.setattr(calibration, "_PULL", 0)
     own = problem.tune(logits, targets > 0)

@@ -161,7 +161,7 @@ def test_width_and_family_of_the_config_are_compared(folder, tiny_bert):
 
 def test_values_that_are_no_numbers_are_refused(folder, tiny_bert):
     edit_weights(folder, lambda tensors: tensors[min(tensors)].fill_(float("nan")))
-    refuse(folder, tiny_bert, BadData, "no numbers")
+    refuse(folder, tiny_bert, BadData, "not finite")
 
 
 class Malicious:

@@ -348,9 +348,9 @@ def _sum_sets(predictions: np.ndarray, targets: np.ndarray, labels: Sequence[str
     predicted[:, : predictions.shape[1]] = predictions > 0
     right = (true == predicted).all(axis=1).astype(np.float64)
     parts = (true & predicted, true, predicted)
-    # As numbers one after the other: together they would take eight times the memory of the targets.
 
     def sum_up(weights: np.ndarray) -> Counts:
+        # As numbers one after the other: together they would take a lot of memory.
         hits, support, proposed = (weights @ part.astype(np.float64) for part in parts)
         return Counts(hits, support, proposed, weights @ right, len(targets))
 

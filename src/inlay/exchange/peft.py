@@ -213,7 +213,7 @@ def _read_head(
     model_class = str((config.get("auto_mapping") or {}).get("base_model_class"))
     if config.get("task_type") != "SEQ_CLS" and not model_class.endswith("ForSequenceClassification"):
         raise Unsupported(
-            f"the `task_type` `{config.get('task_type')}`, which does not show that the head classifies whole texts",
+            f"the `task_type` `{config.get('task_type')}`, which does not say that the head classifies whole texts",
             "train it with task_type='SEQ_CLS'; if it does, set that in the folder's adapter_config.json",
         )
     foreign.check_classifier("AutoModelForSequenceClassification", backbone)

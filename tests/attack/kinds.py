@@ -37,7 +37,7 @@ from world import SETTINGS, TEXT, Silent, World, call, find_version, is_same
 
 from inlay.data import load_task, stream_rows
 from inlay.errors import InlayError
-from inlay.exchange import Wishes, export_folder, import_folder, named_backbone
+from inlay.exchange import ImportOptions, export_folder, import_folder, named_backbone
 from inlay.serving import Engine, Request, describe_answer, verify
 from inlay.settings import MethodConfig
 from inlay.settings.run_config import DataConfig
@@ -365,7 +365,7 @@ class _ForeignFolders:
             mutate_file(chance, path)
         with contextlib.suppress(InlayError):
             named_backbone(source)
-        version = import_folder(source, world.backbone, store, Wishes(name="victim")).version
+        version = import_folder(source, world.backbone, store, ImportOptions(name="victim")).version
         if call("tasks", store) or call("show", store, "victim"):
             raise Silent("was imported, and cannot be listed")
         world.ask(store, "victim")

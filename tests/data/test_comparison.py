@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from inlay.data.calibration import NUM_BINS, bin_confidences
-from inlay.data.comparison import Judged, compare_answers, find_right, mcnemar, sign_share
+from inlay.data.comparison import ScoredRows, compare_answers, find_right, mcnemar, sign_share
 from inlay.data.kinds import KINDS, Scheme
 from inlay.data.metrics import METRICS, list_metrics, score_all
 
@@ -19,7 +19,7 @@ def classes(num_rows=60, num_labels=3, seed=0):
     targets = generator.integers(num_labels, size=num_rows)
     first = np.where(generator.random(num_rows) < 0.6, targets, generator.integers(num_labels, size=num_rows))
     second = np.where(generator.random(num_rows) < 0.8, targets, generator.integers(num_labels, size=num_rows))
-    return Judged("classify", labels, targets), first, second
+    return ScoredRows("classify", labels, targets), first, second
 
 
 def every_kind(seed=0):
@@ -27,20 +27,20 @@ def every_kind(seed=0):
     generator, num_rows = np.random.default_rng(seed), 40
     yield classes(num_rows, 2, seed)
     sets = [generator.integers(2, size=(num_rows, 4)).astype(np.float32) for _ in range(3)]
-    yield Judged("multilabel", ("a", "b", "c", "d"), sets[0]), sets[1], np.where(sets[2] > 0.5, sets[0], sets[1])
+    yield ScoredRows("multilabel", ("a", "b", "c", "d"), sets[0]), sets[1], np.where(sets[2] > 0.5, sets[0], sets[1])
     numbers = generator.normal(size=num_rows)
-    yield Judged("regress", (), numbers), numbers + generator.normal(size=num_rows), numbers + 0.1
+    yield ScoredRows("regress", (), numbers), numbers + generator.normal(size=num_rows), numbers + 0.1
     levels = [generator.integers(4, size=num_rows) for _ in range(3)]
-    yield Judged("ordinal", ("1", "2", "3", "4"), levels[0]), levels[1], np.minimum(levels[0], 2)
+    yield ScoredRows("ordinal", ("1", "2", "3", "4"), levels[0]), levels[1], np.minimum(levels[0], 2)
     labels = ("O", "B-LOC", "I-LOC")
     words = [tuple((2 * place, 2 * place + 1, int(generator.integers(3))) for place in range(4)) for _ in range(40)]
     guesses = [[tuple(labels[generator.integers(3)] for _ in range(4)) for _ in range(40)] for _ in range(2)]
-    yield Judged("tag", labels, Scheme("tag", labels).collect(words)), *guesses
+    yield ScoredRows("tag", labels, Scheme("tag", labels).collect(words)), *guesses
     golds = Scheme("span", ()).collect([((0, "one two"),) if row % 3 else () for row in range(40)])
     answers = [[str(generator.choice(["one two", "two", ""])) for _ in range(40)] for _ in range(2)]
-    yield Judged("span", (), golds), *answers
+    yield ScoredRows("span", (), golds), *answers
     texts = Scheme("text", ()).collect([["good film", "bad plot"][row % 2] for row in range(40)])
-    yield Judged("text", (), texts), *answers
+    yield ScoredRows("text", (), texts), *answers
 
 
 KINDS_OF_ROWS = list(every_kind())
@@ -110,7 +110,7 @@ def test_a_share_of_right_rows_is_tested_by_mcnemar():
 def test_a_verdict_is_beyond_chance_and_knows_which_way_a_metric_goes():
     numbers = np.arange(50.0)
     near, far = numbers + np.tile([0.1, -0.1], 25), numbers + np.tile([2.0, -2.0], 25)
-    rows = Judged("regress", (), numbers)
+    rows = ScoredRows("regress", (), numbers)
     assert not METRICS["rmse"].higher_is_better
     assert compare_answers(rows, "rmse", far, near).verdict == "better"
     assert compare_answers(rows, "rmse", near, far).verdict == "worse"

@@ -15,7 +15,7 @@ import pytest
 from inlay.data import load_task, packed_files, stream_rows
 from inlay.data.data_files import Spool, local_file
 from inlay.data.packed_files import unpack
-from inlay.data.sources import keep_places, name_of_source, open_folder, read_table
+from inlay.data.sources import name_of_source, open_folder, read_table, use_whole_paths
 from inlay.errors import BadData, Missing
 from inlay.settings.run_config import DataConfig
 
@@ -284,7 +284,7 @@ def test_stdin_is_read_whatever_comes(monkeypatch, content):
     task = load_task(DataConfig("-"), "task")
     assert len(task.train) + len(task.dev) == len(ROWS)
     assert load_task(DataConfig("-"), "task").digest == task.digest  # whoever asks again gets the same rows
-    assert keep_places(DataConfig("-")).source == "-"
+    assert use_whole_paths(DataConfig("-")).source == "-"
 
 
 def test_an_empty_stdin_is_said(monkeypatch):

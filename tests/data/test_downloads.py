@@ -11,7 +11,7 @@ import pytest
 from inlay.data import downloads, load_task
 from inlay.data.data_files import hide_secrets
 from inlay.data.downloads import download, is_public
-from inlay.data.sources import keep_places, name_of_source, read_table
+from inlay.data.sources import name_of_source, read_table, use_whole_paths
 from inlay.errors import BadData, InlayError, Missing
 from inlay.settings.run_config import DataConfig
 
@@ -90,7 +90,7 @@ def test_a_url_is_read_as_a_file_is(hosts):
     assert b"Host: data.test" in asked[0]
     assert "secret" not in "".join(task.notes)
     assert name_of_source("https://data.test/a/mail.csv.gz?x=1") == "mail"
-    assert keep_places(DataConfig("https://data.test/mail.csv")).source == "https://data.test/mail.csv"
+    assert use_whole_paths(DataConfig("https://data.test/mail.csv")).source == "https://data.test/mail.csv"
 
 
 SECRET_LINKS = [
@@ -105,24 +105,26 @@ SECRET_LINKS = [
 
 @pytest.mark.parametrize(("link", "shown"), SECRET_LINKS)
 def test_what_is_secret_in_a_link_is_neither_shown_nor_kept(link, shown):
-    kept = keep_places(DataConfig(link, dev=link, test=link))
+    kept = use_whole_paths(DataConfig(link, dev=link, test=link))
     assert hide_secrets(link) == shown
     for place in (kept.source, kept.dev, kept.test):
         assert place.startswith(f"{shown}#")
         assert not any(part in place for part in ("s3", "cret", "Signature"))
-    assert keep_places(kept) == kept  # kept again it stays
-    assert keep_places(DataConfig(f"{link}x")).source != kept.source  # another link is told from it
+    assert use_whole_paths(kept) == kept  # kept again it stays
+    assert use_whole_paths(DataConfig(f"{link}x")).source != kept.source  # another link is told from it
     assert "s3" not in name_of_source(link)
 
 
 def test_what_is_kept_of_a_link_proves_no_guess_of_its_password():
-    first, second = (keep_places(DataConfig(f"https://me:{word}@data.test/a.csv?x=1")) for word in ("apple", "pear"))
+    first, second = (
+        use_whole_paths(DataConfig(f"https://me:{word}@data.test/a.csv?x=1")) for word in ("apple", "pear")
+    )
     assert first.source == second.source
 
 
 @pytest.mark.parametrize("link", ["https://data.test/v@1/a.csv", "http://[::1]:80/x@y", "https://data.test:80/a@b"])
 def test_a_link_without_secrets_is_kept_as_it_is(link):
-    assert hide_secrets(link) == link == keep_places(DataConfig(link)).source
+    assert hide_secrets(link) == link == use_whole_paths(DataConfig(link)).source
 
 
 @pytest.mark.parametrize("link", ["https://me:s3cret@data.test/a.csv", "https://me:s3/cret@data.test/a.csv"])

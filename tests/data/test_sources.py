@@ -9,7 +9,7 @@ import types
 import pandas as pd
 import pytest
 
-from inlay.data.sources import keep_places, open_folder, open_hub, read_table, stream_rows
+from inlay.data.sources import open_folder, open_hub, read_table, stream_rows, use_whole_paths
 from inlay.errors import BadData, Missing
 from inlay.settings.run_config import DataConfig
 
@@ -294,12 +294,12 @@ def test_an_empty_second_text_is_none_so_that_one_file_may_mix_pair_tasks_with_o
 def test_places_are_kept_so_that_rows_are_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("INLAY_DATA", "sets")
-    kept = keep_places(DataConfig(source="mail.csv", dev="more/dev.csv"))
+    kept = use_whole_paths(DataConfig(source="mail.csv", dev="more/dev.csv"))
     assert (kept.source, kept.dev, kept.root) == (str(tmp_path / "mail.csv"), str(tmp_path / "more/dev.csv"), None)
-    kept = keep_places(DataConfig(source="glue/cola"))
+    kept = use_whole_paths(DataConfig(source="glue/cola"))
     assert (kept.source, kept.root) == ("glue/cola", str(tmp_path / "sets"))
-    assert keep_places(DataConfig(source="hub:imdb")) == DataConfig(source="hub:imdb")
-    assert keep_places(DataConfig()) == DataConfig()
+    assert use_whole_paths(DataConfig(source="hub:imdb")) == DataConfig(source="hub:imdb")
+    assert use_whole_paths(DataConfig()) == DataConfig()
 
 
 def test_a_first_line_longer_than_a_csv_field_may_be_is_read(tmp_path):

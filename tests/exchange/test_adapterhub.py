@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from inlay.exchange import Wishes, export_folder, import_folder
+from inlay.exchange import ImportOptions, export_folder, import_folder
 from inlay.exchange.foreign import read_labels
 from inlay.exchange.to_adapterhub import _find_factor
 from inlay.model.bank.methods import SlotSpec
@@ -37,7 +37,7 @@ def old_folder(tiny_bert, publish_random, tmp_path):
 
 def bring(folder: Any, backbone: Any) -> Any:
     store = Store(folder.parent / "store")
-    return store.load(import_folder(folder, backbone, store, Wishes(name="task")).version)
+    return store.load(import_folder(folder, backbone, store, ImportOptions(name="task")).version)
 
 
 def test_old_names_of_modules_are_read(old_folder, tiny_bert):

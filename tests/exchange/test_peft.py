@@ -11,7 +11,7 @@ import transformers
 
 from inlay.data.tasks import Split
 from inlay.errors import BadData, Unsupported, WrongBackbone
-from inlay.exchange import Wishes, export_folder, import_folder
+from inlay.exchange import ImportOptions, export_folder, import_folder
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import collate
@@ -108,7 +108,7 @@ def test_trained_in_peft_gives_the_same_logits_in_inlay(family, case, backbone_f
     model.save_pretrained(tmp_path / "folder", safe_serialization=case != "dropout")
     with torch.no_grad():
         expected = model(**inputs).logits
-    imported = import_folder(tmp_path / "folder", backbone, store, Wishes(name="task"))
+    imported = import_folder(tmp_path / "folder", backbone, store, ImportOptions(name="task"))
     logits = infer_version(store, imported.version, backbone, texts)
     torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
     assert logits.std(0).min() > 1e-4, "rows that all get the same answer prove nothing"
@@ -119,7 +119,7 @@ def test_trained_pooler_comes_along(backbone_folder, tiny_bert, texts, tmp_path)
     inputs, store = make_inputs(tiny_bert, texts), Store(tmp_path / "store")
     model = train_in_peft(backbone_folder("bert"), config, inputs=inputs)
     model.save_pretrained(tmp_path / "folder")
-    imported = import_folder(tmp_path / "folder", tiny_bert, store, Wishes(name="task"))
+    imported = import_folder(tmp_path / "folder", tiny_bert, store, ImportOptions(name="task"))
     with torch.no_grad():
         torch.testing.assert_close(
             infer_version(store, imported.version, tiny_bert, texts), model(**inputs).logits, rtol=1e-5, atol=1e-5
@@ -164,7 +164,7 @@ def test_gradients_equal_those_of_peft(family, case, backbone_folder, backbone_o
     backbone, store = backbone_of(family), Store(tmp_path / "store")
     model = train_in_peft(backbone_folder(family), kind(task_type="SEQ_CLS", **settings))
     model.save_pretrained(tmp_path / "folder")
-    imported = import_folder(tmp_path / "folder", backbone, store, Wishes(name="task"))
+    imported = import_folder(tmp_path / "folder", backbone, store, ImportOptions(name="task"))
     loaded = store.load(imported.version)
     targets = torch.arange(len(texts)) % 3
     torch.nn.functional.cross_entropy(model(**make_inputs(backbone, texts)).logits, targets).backward()
@@ -230,7 +230,7 @@ def test_what_inlay_cannot_do_exactly_is_refused_by_name(case, backbone_folder, 
     settings, error, words = REFUSED[case]
     save_lora(backbone_folder("bert"), tmp_path / "folder", **settings)
     with pytest.raises(error, match=words) as raised:
-        import_folder(tmp_path / "folder", tiny_bert, Store(tmp_path / "store"), Wishes())
+        import_folder(tmp_path / "folder", tiny_bert, Store(tmp_path / "store"), ImportOptions())
     assert raised.value.hint
     assert not (tmp_path / "store" / "objects").exists()
 
@@ -239,7 +239,7 @@ def test_other_methods_of_peft_are_refused_by_name(backbone_folder, tiny_bert, t
     config = peft.LoHaConfig(task_type="SEQ_CLS", target_modules=["query"])
     train_in_peft(backbone_folder("bert"), config).save_pretrained(tmp_path / "folder")
     with pytest.raises(Unsupported, match="PEFT's method `LOHA`"):
-        import_folder(tmp_path / "folder", tiny_bert, Store(tmp_path / "store"), Wishes())
+        import_folder(tmp_path / "folder", tiny_bert, Store(tmp_path / "store"), ImportOptions())
 
 
 def test_head_of_a_token_classifier_is_refused(backbone_folder, tiny_bert, tmp_path):
@@ -247,14 +247,14 @@ def test_head_of_a_token_classifier_is_refused(backbone_folder, tiny_bert, tmp_p
     config = LORA(task_type="TOKEN_CLS", target_modules=["query"])
     peft.get_peft_model(base, config).save_pretrained(tmp_path / "folder")
     with pytest.raises(Unsupported, match="`TOKEN_CLS`, which does not say"):
-        import_folder(tmp_path / "folder", tiny_bert, Store(tmp_path / "store"), Wishes())
+        import_folder(tmp_path / "folder", tiny_bert, Store(tmp_path / "store"), ImportOptions())
 
 
 def test_adapter_without_a_head_is_refused(backbone_folder, tiny_bert, tmp_path):
     base = transformers.AutoModel.from_pretrained(backbone_folder("bert"))
     peft.get_peft_model(base, LORA(target_modules=["query"])).save_pretrained(tmp_path / "folder")
     with pytest.raises(Unsupported, match="without a classifier"):
-        import_folder(tmp_path / "folder", tiny_bert, Store(tmp_path / "store"), Wishes())
+        import_folder(tmp_path / "folder", tiny_bert, Store(tmp_path / "store"), ImportOptions())
 
 
 @pytest.mark.parametrize("family", ["distilbert", "electra", "deberta-v2"])
@@ -262,10 +262,10 @@ def test_head_that_no_head_of_inlay_is_like_is_refused(family, backbone_folder, 
     targets = {"distilbert": ["v_lin"], "electra": ["value"], "deberta-v2": ["value_proj"]}[family]
     save_lora(backbone_folder(family), tmp_path / "folder", target_modules=targets)
     with pytest.raises(Unsupported, match=f"family `{family}` has a (relu|gelu) layer"):
-        import_folder(tmp_path / "folder", backbone_of(family), Store(tmp_path / "store"), Wishes())
+        import_folder(tmp_path / "folder", backbone_of(family), Store(tmp_path / "store"), ImportOptions())
 
 
 def test_another_backbone_is_refused(backbone_folder, backbone_of, tmp_path):
     save_lora(backbone_folder("bert"), tmp_path / "folder", target_modules=["query"])
     with pytest.raises(WrongBackbone, match="in no module of the backbone's family, `roberta`"):
-        import_folder(tmp_path / "folder", backbone_of("roberta"), Store(tmp_path / "store"), Wishes())
+        import_folder(tmp_path / "folder", backbone_of("roberta"), Store(tmp_path / "store"), ImportOptions())

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from inlay.errors import BadData, InlayError, Unsupported, WrongBackbone
-from inlay.exchange import FORMATS, Wishes, export_folder, import_folder
+from inlay.exchange import FORMATS, ImportOptions, export_folder, import_folder
 from inlay.exchange.foreign import TaskToExport
 from inlay.model.bank.methods import SlotSpec, resolve_method
 from inlay.model.heads.heads import HeadSpec
@@ -46,7 +46,7 @@ def change(path: Any, **settings: Any) -> None:
 def refuse(folder: Any, backbone: Any, error: type[Exception], words: str) -> None:
     store = Store(folder.parent / "store")
     with pytest.raises(error, match=words) as raised:
-        import_folder(folder, backbone, store, Wishes())
+        import_folder(folder, backbone, store, ImportOptions())
     assert raised.value.hint, "what to do"
     assert store.ledger() == []
 
@@ -178,7 +178,7 @@ def test_pickle_that_would_run_code_is_refused_unrun(folder, tiny_bert, capsys):
 def test_refused_pickle_is_told_without_the_advice_and_the_warnings_of_torch(folder, tiny_bert):
     (folder / "pytorch_adapter.bin").write_bytes(pickle.dumps(Malicious(), protocol=4))
     with pytest.raises(BadData) as raised:  # and no warning, which would be an error here
-        import_folder(folder, tiny_bert, Store(folder.parent / "store"), Wishes())
+        import_folder(folder, tiny_bert, Store(folder.parent / "store"), ImportOptions())
     assert "more than plain tensors" in raised.value.message
     assert "weights_only" not in f"{raised.value.message} {raised.value.hint}"
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from inlay.errors import BadConfig, Missing, WrongBackbone
-from inlay.exchange import FORMATS, Wishes, export_folder, import_folder, named_backbone
+from inlay.exchange import FORMATS, ImportOptions, export_folder, import_folder, named_backbone
 from inlay.model.bank.methods import METHODS, SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.serving import Engine, Request
@@ -52,7 +52,7 @@ def test_export_and_import_give_equal_tensors(format_name, family, case, head, b
     backbone, store = backbone_of(family), Store(tmp_path / "store")
     version = publish_random(store, "task", backbone, SlotSpec.of(METHOD_CASES[case], head))
     export_folder("task", store, backbone, format_name, tmp_path / "folder")
-    back = import_folder(tmp_path / "folder", backbone, store, Wishes(name="back"))
+    back = import_folder(tmp_path / "folder", backbone, store, ImportOptions(name="back"))
     before, after = store.load(version), store.load(back.version)
     assert before.tensors.keys() == after.tensors.keys()
     for name, tensor in before.tensors.items():
@@ -83,7 +83,7 @@ def exported(tiny_bert, publish_random, tmp_path):
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_imported_version_is_proved_and_served_like_any_other(format_name, exported, tiny_bert, texts, tmp_path):
-    imported = import_folder(tmp_path / format_name, tiny_bert, exported, Wishes(name="back"))
+    imported = import_folder(tmp_path / format_name, tiny_bert, exported, ImportOptions(name="back"))
     (check,) = verify([imported.version], tiny_bert, exported)
     assert (check.problem, check.is_exact) == ("", True)
     answers = Engine(tiny_bert, exported).predict(
@@ -96,25 +96,25 @@ def test_imported_version_is_proved_and_served_like_any_other(format_name, expor
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_imported_version_says_where_it_came_from(format_name, exported, tiny_bert, tmp_path):
     folder = tmp_path / format_name
-    imported = import_folder(folder, tiny_bert, exported, Wishes(name="back"))
+    imported = import_folder(folder, tiny_bert, exported, ImportOptions(name="back"))
     origin = exported.manifest(imported.version).extra["origin"]
     assert origin["format"] == format_name
     assert origin["library"] == {"adapterhub": "adapters 1.3.0", "peft": "peft 0.21.2"}[format_name]
     assert "adapter_config.json" in origin["files"]
-    assert import_folder(folder, tiny_bert, exported, Wishes(name="back")).version == imported.version
+    assert import_folder(folder, tiny_bert, exported, ImportOptions(name="back")).version == imported.version
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
 def test_folder_of_another_backbone_is_refused(format_name, exported, backbone_of, tmp_path):
     with pytest.raises(WrongBackbone):
-        import_folder(tmp_path / format_name, backbone_of("roberta"), exported, Wishes())
+        import_folder(tmp_path / format_name, backbone_of("roberta"), exported, ImportOptions())
 
 
 def test_exported_folder_remembers_the_fingerprint(exported, tmp_path, tiny_bert):
     text = (tmp_path / "peft" / "inlay.json").read_text().replace(tiny_bert.fingerprint, "0" * 64)
     (tmp_path / "peft" / "inlay.json").write_text(text)
     with pytest.raises(WrongBackbone, match="fingerprint"):
-        import_folder(tmp_path / "peft", tiny_bert, exported, Wishes())
+        import_folder(tmp_path / "peft", tiny_bert, exported, ImportOptions())
 
 
 @pytest.mark.parametrize(("format_name", "key"), [(name, form.base) for name, form in FORMATS.items()])
@@ -159,7 +159,7 @@ def test_numbers_keep_their_scale(tiny_bert, publish_random, texts, tmp_path):
     publish_random(store, "task", tiny_bert, SlotSpec.of(METHOD_CASES["houlsby"], head))
     folder = export_folder("task", store, tiny_bert, "adapterhub", tmp_path / "folder")
     assert any("scale of the targets" in note for note in folder.notes)
-    import_folder(tmp_path / "folder", tiny_bert, store, Wishes(name="back"))
+    import_folder(tmp_path / "folder", tiny_bert, store, ImportOptions(name="back"))
     answers = Engine(tiny_bert, store).predict([Request(task, text) for text in texts for task in ("task", "back")])
     values = [answer.outcome.value for answer in answers]
     assert values[::2] == pytest.approx(values[1::2], rel=1e-5)
@@ -172,7 +172,7 @@ def test_shared_adapters_leave_as_copies_with_a_note(tiny_bert, publish_random, 
     publish_random(store, "task", tiny_bert, SlotSpec.of(method, CLS))
     folder = export_folder("task", store, tiny_bert, "adapterhub", tmp_path / "folder")
     assert any("copies" in note for note in folder.notes)
-    import_folder(tmp_path / "folder", tiny_bert, store, Wishes(name="back"))
+    import_folder(tmp_path / "folder", tiny_bert, store, ImportOptions(name="back"))
     answers = Engine(tiny_bert, store).predict([Request(task, text) for text in texts for task in ("task", "back")])
     for ours, theirs in zip(answers[::2], answers[1::2], strict=True):
         torch.testing.assert_close(ours.logits, theirs.logits)
@@ -181,17 +181,17 @@ def test_shared_adapters_leave_as_copies_with_a_note(tiny_bert, publish_random, 
 def test_labels_are_the_users_or_the_folders_or_numbered(exported, tiny_bert, tmp_path):
     (tmp_path / "peft" / "inlay.json").unlink()
     (tmp_path / "adapterhub" / "inlay.json").unlink()
-    named = import_folder(tmp_path / "adapterhub", tiny_bert, exported, Wishes(name="named"))
+    named = import_folder(tmp_path / "adapterhub", tiny_bert, exported, ImportOptions(name="named"))
     assert exported.manifest(named.version).labels == ("label-0", "label-1", "label-2")
-    numbered = import_folder(tmp_path / "peft", tiny_bert, exported, Wishes(name="numbered"))
+    numbered = import_folder(tmp_path / "peft", tiny_bert, exported, ImportOptions(name="numbered"))
     assert exported.manifest(numbered.version).labels == ("LABEL_0", "LABEL_1", "LABEL_2")
     assert any("--labels" in note for note in numbered.notes)
-    told = import_folder(tmp_path / "peft", tiny_bert, exported, Wishes(name="told", labels=("x", "y", "z")))
+    told = import_folder(tmp_path / "peft", tiny_bert, exported, ImportOptions(name="told", labels=("x", "y", "z")))
     assert exported.manifest(told.version).labels == ("x", "y", "z")
     with pytest.raises(BadConfig, match="2 labels for 3 outputs"):
-        import_folder(tmp_path / "peft", tiny_bert, exported, Wishes(labels=("x", "y")))
+        import_folder(tmp_path / "peft", tiny_bert, exported, ImportOptions(labels=("x", "y")))
     with pytest.raises(BadConfig, match="kind `regress`"):
-        import_folder(tmp_path / "peft", tiny_bert, exported, Wishes(kind="regress"))
+        import_folder(tmp_path / "peft", tiny_bert, exported, ImportOptions(kind="regress"))
 
 
 def test_export_overwrites_nothing_and_makes_no_folders_above(exported, tiny_bert, tmp_path):

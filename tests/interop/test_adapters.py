@@ -17,7 +17,7 @@ import torch
 
 from inlay.data.tasks import Split
 from inlay.errors import Unsupported
-from inlay.exchange import Wishes, export_folder, import_folder
+from inlay.exchange import ImportOptions, export_folder, import_folder
 from inlay.model.bank.methods import SlotSpec
 from inlay.model.heads.heads import HeadSpec
 from inlay.settings.run_config import MethodConfig
@@ -120,7 +120,7 @@ def trained(backbone_folder: Any, backbone_of: Any, texts: list[str], in_adapter
 def test_trained_in_adapters_gives_the_same_logits_in_inlay(family, case, trained, backbone_of, texts, tmp_path):
     folder, expected = trained[f"{family}/{case}"]
     backbone, store = backbone_of(family), Store(tmp_path)
-    imported = import_folder(folder, backbone, store, Wishes(name="task"))
+    imported = import_folder(folder, backbone, store, ImportOptions(name="task"))
     loaded = store.load(imported.version)
     spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
     split = Split(texts, None, None, [])
@@ -135,7 +135,7 @@ def test_trained_in_adapters_gives_the_same_logits_in_inlay(family, case, traine
 def test_what_inlay_cannot_do_is_refused_by_name(family, case, trained, backbone_of, tmp_path):
     folder, _ = trained[f"{family}/{case}"]
     with pytest.raises(Unsupported, match=r"linear layer `(query|key)` of the backbone family `deberta-v2`"):
-        import_folder(folder, backbone_of(family), Store(tmp_path), Wishes(name="task"))
+        import_folder(folder, backbone_of(family), Store(tmp_path), ImportOptions(name="task"))
 
 
 LEAVING_CASES = [(family, case) for family in FAMILIES for case in LEAVING]

@@ -13,7 +13,7 @@ from inlay.errors import InlayError
 from inlay.pipeline import trackers
 from inlay.pipeline.trackers import list_settings, mask_urls, open_trackers
 from inlay.settings import DataConfig, FitSettings, MethodConfig, RunConfig, TrainConfig
-from inlay.training import emit_to, fit, make_run
+from inlay.training import fan_out, fit, make_run
 from toys import make_toy_task
 
 
@@ -25,7 +25,7 @@ def config_of(seed: int) -> RunConfig:
 def train(backbone, folder: Path, names: list[str], seeds: tuple[int, ...] = (0,), **settings):
     task = make_toy_task()
     runs = [make_run(task, config_of(seed), backbone) for seed in seeds]
-    return runs, fit(runs, backbone, folder, FitSettings(**settings), emit_to(*open_trackers(names, folder)))
+    return runs, fit(runs, backbone, folder, FitSettings(**settings), fan_out(*open_trackers(names, folder)))
 
 
 def test_tensorboard_reads_every_epoch_of_every_run(tiny_bert, tmp_path):
@@ -90,7 +90,7 @@ def test_a_folder_that_cannot_be_written_ends_the_log_and_not_the_training(tiny_
     run = make_run(make_toy_task(), config_of(0), tiny_bert)
     (tmp_path / run.id).mkdir()
     (tmp_path / run.id / "tensorboard").write_text("a file where the folder should be")
-    (result,) = fit([run], tiny_bert, tmp_path, FitSettings(), emit_to(*open_trackers(["tensorboard"], tmp_path)))
+    (result,) = fit([run], tiny_bert, tmp_path, FitSettings(), fan_out(*open_trackers(["tensorboard"], tmp_path)))
     assert result.status == "finished"
     assert "File exists" in capsys.readouterr().err
 

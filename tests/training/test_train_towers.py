@@ -19,7 +19,7 @@ from inlay.settings import DataConfig, JointConfig, MethodConfig, RunConfig, Tra
 from inlay.store import Store
 from inlay.training import FitSettings, fit, make_run, publish
 from inlay.training.cohort.cohort import Cohort, CohortSettings
-from inlay.training.cohort.fit import Interrupted, has_known_heads
+from inlay.training.cohort.fit import Interrupted, has_compiled_losses
 from inlay.training.evaluate import encode_rows
 from inlay.training.run.joint import make_joint_run, materialize
 from inlay.training.run.make_run import read_trained
@@ -237,8 +237,8 @@ def _result_of(member, cohort):
 
 def test_towers_leave_compiled_steps_to_others(tiny_bert, toy_pairs):
     """Programs know no heads of two texts: such runs train apart, where there are programs."""
-    assert not has_known_heads(make(toy_pairs(), tiny_bert))
-    assert has_known_heads(make(toy_pairs(), tiny_bert, "joined"))
+    assert not has_compiled_losses(make(toy_pairs(), tiny_bert))
+    assert has_compiled_losses(make(toy_pairs(), tiny_bert, "joined"))
 
 
 def test_a_plan_counts_and_measures_towers(tiny_bert, toy_pairs):

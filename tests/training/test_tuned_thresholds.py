@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from inlay.data.metrics import score
-from inlay.exchange import Wishes, export_folder, import_folder
+from inlay.exchange import ImportOptions, export_folder, import_folder
 from inlay.exchange.onnx import GraphTask, _describe_task
 from inlay.model.bank.methods import SlotSpec
 from inlay.model.heads.heads import HEADS, HeadSpec, Output
@@ -144,7 +144,7 @@ def test_folders_of_other_libraries_say_them_and_bring_them_back(
     export_folder("task", store, tiny_bert, format_name, tmp_path / "folder")
     readme = (tmp_path / "folder" / "README.md").read_text()
     assert ", ".join(f"{cut:g}" for cut in cuts) in readme
-    back = import_folder(tmp_path / "folder", tiny_bert, store, Wishes(name="back"))
+    back = import_folder(tmp_path / "folder", tiny_bert, store, ImportOptions(name="back"))
     assert tuple(store.manifest(back.version).head["thresholds"]) == cuts
     answers = Engine(tiny_bert, store).predict([Request(task, text) for text in texts for task in ("task", "back")])
     for ours, theirs in zip(answers[::2], answers[1::2], strict=True):

@@ -82,7 +82,7 @@ def train(
         ready = prepare(asked, opened, device, backbone, data, dev, test)
         pipeline.describe_run(ready.run, ready.backbone)
         how: dict[str, Any] = {"lister": "inlay.baseline(…)", "writes_report": report, "trackers": tuple(log)}
-        options = pipeline.TrainWishes(None, publish, probes, folds, fit or FitSettings(), **how)
+        options = pipeline.TrainOptions(None, publish, probes, folds, fit or FitSettings(), **how)
         return of_first(pipeline.train_and_publish(ready, asked, options, spend))
 
 
@@ -129,7 +129,7 @@ def sweep(
         points = explore.make_grid(asked, axes, seeds)  # refuses impossible values before anything is read
         cluster = None if on is None else pipeline.parse_cluster(on)
         how: dict[str, Any] = {"cluster": cluster, "trackers": tuple(log), "writes_report": report}
-        options = pipeline.TrainWishes(publishes=publish, fit=fit or FitSettings(), **how)
+        options = pipeline.TrainOptions(publishes=publish, fit=fit or FitSettings(), **how)
         first = prepare(points[0], opened, device, backbone, data, dev, test)
         return of_first(pipeline.sweep_and_publish(axes, points, options, lambda _: first))
 
@@ -386,7 +386,7 @@ def import_(
         return pipeline.open_once(backbone or pipeline.find_stored(stored, opened), "cpu")
 
     if source.is_dir():
-        options = exchange.Wishes(name, None if labels is None else tuple(labels), kind, max_length)
+        options = exchange.ImportOptions(name, None if labels is None else tuple(labels), kind, max_length)
         named = "" if backbone else exchange.named_backbone(source)
         return exchange.import_folder(source, open_named(named), opened, options).version
     for option, value in (("labels", labels), ("kind", kind), ("max_length", max_length)):

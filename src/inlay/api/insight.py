@@ -106,7 +106,7 @@ def learn_curve(
         made = explore.make_curve_runs(read, asked, frozen, opened, num_sizes=num_sizes, num_draws=num_draws)
         runs = [run for _, _, run in made]
         results = pipeline.fit_runs(runs, frozen, opened.root / "runs", fit or FitSettings())
-        pipeline.write_briefly(runs, results, frozen, opened.root / "runs", reports.OF_A_SHARE)
+        pipeline.write_brief_reports(runs, results, frozen, opened.root / "runs", reports.OF_A_SHARE)
         return explore.fit_curve(read, explore.read_points(made, results))
 
 

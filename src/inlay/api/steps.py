@@ -124,7 +124,7 @@ def fit(
     folder = (store or Store()).root / "runs"
     results = training.fit(runs, backbone, folder, settings or FitSettings(), emit)
     if report:
-        pipeline.write_briefly(runs, results, backbone, folder)
+        pipeline.write_brief_reports(runs, results, backbone, folder)
     return results
 
 

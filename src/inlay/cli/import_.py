@@ -52,7 +52,7 @@ def import_(
         )
         notes: tuple[str, ...] = ()
     else:
-        options = exchange.Wishes(name, None if labels is None else split_list(labels), kind, max_length)
+        options = exchange.ImportOptions(name, None if labels is None else split_list(labels), kind, max_length)
         opened = pipeline.open_stored(backbone, "" if backbone else exchange.named_backbone(path), kept, "cpu")
         imported = exchange.import_folder(path, opened, kept, options)
         version, notes = imported.version, (f"made by {imported.library} for {imported.base}", *imported.notes)

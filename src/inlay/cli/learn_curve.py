@@ -55,7 +55,7 @@ def learn_curve(
     screen.detail(f"learning curve: {listed} rows, {draws} runs on each")
     runs = [each for _, _, each in made]
     results = pipeline.fit_runs(runs, backbone, opened.root / "runs", dataclasses.replace(effort, restart=not resume))
-    pipeline.write_briefly(runs, results, backbone, opened.root / "runs", reports.OF_A_SHARE)
+    pipeline.write_brief_reports(runs, results, backbone, opened.root / "runs", reports.OF_A_SHARE)
     curve = explore.fit_curve(task, explore.read_points(made, results))
     if picture is not None:
         write_atomically(picture, explore.draw_learning_curve(curve, picture.suffix))

@@ -85,7 +85,7 @@ def multitask(
     chosen = next(item for item in ready.runs if item.id == best.run_id)
     if report:
         others = [item for item in ready.runs if item.id != best.run_id]
-        pipeline.write_briefly(others, results, ready.backbone, ready.runs_folder)
+        pipeline.write_brief_reports(others, results, ready.backbone, ready.runs_folder)
     found = _put_down(chosen, best, ready, publish=publish, writes_report=report)
     found["seeds"] = [{"run": result.run_id, "mean": result.dev_metric} for result in results]
     screen.emit_json(found) if json else put_report(found)

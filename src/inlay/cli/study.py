@@ -329,10 +329,10 @@ class _StudyCommand:
         """Train the missing runs, in this process, in several, or on a cluster."""
         from inlay.cli.study_progress import JobsProgress, ScreenProgress
         from inlay.studies import JobSettings, conduct, conduct_in_jobs, conduct_on_ray
-        from inlay.training import take_share
+        from inlay.training import limit_memory_share
 
         for plan in plans:
-            take_share(plan.backbone.device, memory_share)
+            limit_memory_share(plan.backbone.device, memory_share)
         with _resumable():
             if cluster is not None:
                 device = None if self.device == "auto" else self.device

@@ -66,7 +66,7 @@ def sweep(
     cluster = None if on is None else pipeline.parse_cluster(on, ray_cpus, ray_gpus)
     fit = dataclasses.replace(effort, restart=not resume)
     how: dict[str, Any] = {"cluster": cluster, "trackers": tuple(log or ()), "writes_report": report}
-    options = pipeline.TrainWishes(name, publish, fit=fit, **how)
+    options = pipeline.TrainOptions(name, publish, fit=fit, **how)
     found = pipeline.sweep_and_publish(axes, grid, options, lambda first: pipeline.prepare(first, opened, device, name))
     if found is None:  # the first process has the last word
         return

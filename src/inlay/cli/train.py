@@ -83,7 +83,7 @@ def train(
     # the command that lists rows that may be labelled wrongly: `inlay baseline` with the options about the data
     of_data = {key: value for key, value in run.flags.items() if key.startswith("data.")}
     lister = shlex.join(["inlay", "baseline", *dataclasses.replace(run, preset=None, flags=of_data).words()])
-    options = pipeline.TrainWishes(
+    options = pipeline.TrainOptions(
         name, publish, probes, folds, fit, lister, writes_report=report, trackers=tuple(log or ())
     )
     finished = pipeline.train_and_publish(ready, asked, options, spend)

@@ -125,7 +125,7 @@ def _train(ray: Any, groups: list[list[AnyRun]], order: _GroupOrder, where: RayS
                     hint = (
                         "the same command trains what is left; ask for more memory with `--ray-cpus`, or see Ray's log"
                     )
-                    failures.append(LostProcess(f"{lost}: {describe_loss(error)}", hint))
+                    failures.append(LostProcess(f"{lost}: {first_error_line(error)}", hint))
                     continue
                 write_files(order.folder, done.files)
                 if done.error is not None:
@@ -142,7 +142,7 @@ def _train_group(group: list[AnyRun], order: _GroupOrder, relay: Any) -> _Done:
     """Train a group, on the machine that Ray chose. An InlayError is returned as data."""
     try:
         check_versions(order.versions)
-        backbone = open_same(order.backbone, order.fingerprint)
+        backbone = load_same_backbone(order.backbone, order.fingerprint)
         is_shared = (order.folder / order.mark).is_file()
         import ray
 
@@ -170,7 +170,7 @@ def check_versions(wanted: tuple[str, ...]) -> None:
         raise Unsupported(message, "install the same versions on all machines")
 
 
-def open_same(name: str, fingerprint: str, device: str | None = None) -> Backbone:
+def load_same_backbone(name: str, fingerprint: str, device: str | None = None) -> Backbone:
     """Load the backbone on a machine of the cluster; refuse a different one with the same name."""
     backbone = load_backbone(name, device=device)
     if backbone.fingerprint != fingerprint:
@@ -223,6 +223,6 @@ def count_places(ray: Any, where: RaySettings) -> int:
     return fitting
 
 
-def describe_loss(error: Exception) -> str:
+def first_error_line(error: Exception) -> str:
     """Return the first line of Ray's error on lost work."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)[:300]

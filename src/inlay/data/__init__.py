@@ -14,7 +14,7 @@ from inlay.data.calibration import (
     tune_thresholds,
 )
 from inlay.data.columns import find_fault
-from inlay.data.comparison import Comparison, Judged, compare_answers, find_right
+from inlay.data.comparison import Comparison, ScoredRows, compare_answers, find_right
 from inlay.data.data_files import hide_secrets
 from inlay.data.encode import Encoded, describe, epoch_batches
 from inlay.data.file_contents import FileQuestion, describe_fault, describe_file
@@ -45,7 +45,7 @@ from inlay.data.metrics import (
 )
 from inlay.data.published_sets import GLUE, open_glue
 from inlay.data.sampling import TaskSampler, draw_by_label, task_shares
-from inlay.data.sources import InputRow, Source, keep_places, name_of_source, stream_rows
+from inlay.data.sources import InputRow, Source, name_of_source, stream_rows, use_whole_paths
 from inlay.data.splits import Folds, group_keys, make_folds, row_keys
 from inlay.data.squad import tune_threshold
 from inlay.data.tags import entity_types
@@ -70,12 +70,12 @@ __all__ = [
     "FileQuestion",
     "Folds",
     "InputRow",
-    "Judged",
     "LabelErrors",
     "Reading",
     "Report",
     "RowsGiven",
     "Scheme",
+    "ScoredRows",
     "Source",
     "Split",
     "Task",
@@ -112,7 +112,6 @@ __all__ = [
     "hide_secrets",
     "is_better",
     "join_labels",
-    "keep_places",
     "likeliest_temperature",
     "list_metrics",
     "load_task",
@@ -132,4 +131,5 @@ __all__ = [
     "task_shares",
     "tune_threshold",
     "tune_thresholds",
+    "use_whole_paths",
 ]

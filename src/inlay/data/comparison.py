@@ -56,7 +56,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class ScoredRows:
     """The rows that two versions answered, with their targets. `labels` includes those that training never saw."""
 
     kind: str
@@ -65,7 +65,7 @@ class Judged:
 
 
 def compare_answers(
-    rows: Judged, metric: str, first: Any, second: Any, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES
+    rows: ScoredRows, metric: str, first: Any, second: Any, *, seed: int = 0, num_resamples: int = NUM_RESAMPLES
 ) -> Comparison:
     """Compare two versions' outputs, or decisions, on the same rows."""
     decisions = [decide(rows.kind, outputs) for outputs in (first, second)]
@@ -105,7 +105,7 @@ def sign_share(differences: np.ndarray) -> float:
     return min(1.0, 2 * min(below, above) / (len(differences) + 1))
 
 
-def find_right(rows: Judged, decisions: Any) -> np.ndarray | None:
+def find_right(rows: ScoredRows, decisions: Any) -> np.ndarray | None:
     """Return which rows are decided right; None for numbers, which are never exactly right."""
     kind, targets = KINDS[rows.kind], rows.targets
     if kind.is_number:
@@ -126,7 +126,7 @@ def find_right(rows: Judged, decisions: Any) -> np.ndarray | None:
     return np.array(exact, dtype=bool)
 
 
-def _make_summing(rows: Judged, decisions: Any) -> Summing:
+def _make_summing(rows: ScoredRows, decisions: Any) -> Summing:
     """Return the function that sums up rows counted by weights, as a metric takes them."""
     summing = SAMPLES[KINDS[rows.kind].sample]
     if summing is not None:

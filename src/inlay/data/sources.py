@@ -95,7 +95,7 @@ class InputRow:
         return count_letters(self.record or {})
 
 
-def keep_places(config: DataConfig) -> DataConfig:
+def use_whole_paths(config: DataConfig) -> DataConfig:
     """Return settings that find the same rows from any working folder: with absolute paths, also of published sets.
 
     Of a URL only what is not secret is kept: a signed link must be given again.

@@ -74,7 +74,7 @@ FORMATS = {
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ImportOptions:
     """What the user chose for an import; None leaves the choice to the folder."""
 
     name: str | None = None
@@ -138,7 +138,7 @@ def import_file(path: Path, name: str | None, store: Store, open_backbone: Calla
     return store.import_(path, name, check)
 
 
-def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes) -> Imported:
+def import_folder(folder: Path, backbone: Backbone, store: Store, options: ImportOptions) -> Imported:
     """Publish the task in another library's folder as a version on `backbone`."""
     format_name = find_format(folder)
     if backbone.is_seq2seq:
@@ -156,12 +156,12 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, wishes: Wishes
             "name the backbone it was trained on with `--backbone`",
         )
     # 2. make the manifest and sidecar of the version
-    manifest, notes = _describe(foreign, own, backbone, wishes)
+    manifest, notes = _describe(foreign, own, backbone, options)
     paths = [folder / file for file in FORMATS[format_name].files]
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()}
     origin = {"format": format_name, "library": foreign.library, "base": foreign.base, "files": digests}
     manifest = dataclasses.replace(manifest, extra={**manifest.extra, "origin": origin})
-    name = wishes.name or own.get("name") or legal_name(folder.resolve().name)
+    name = options.name or own.get("name") or legal_name(folder.resolve().name)
     sidecar = {
         "published_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": platform.node(),
@@ -220,12 +220,12 @@ def _read_own(path: Path) -> dict[str, Any]:
 
 
 def _describe(
-    foreign: Foreign, own: dict[str, Any], backbone: Backbone, wishes: Wishes
+    foreign: Foreign, own: dict[str, Any], backbone: Backbone, options: ImportOptions
 ) -> tuple[Manifest, tuple[str, ...]]:
     """Return the manifest of an imported version, and notes on what had to be guessed."""
-    head = _choose_head(foreign.head, own, wishes)
-    labels, notes = _choose_labels(foreign, own, wishes, head.kind)
-    length = wishes.max_length or own.get("max_length") or find_head(head.kind).max_length
+    head = _choose_head(foreign.head, own, options)
+    labels, notes = _choose_labels(foreign, own, options, head.kind)
+    length = options.max_length or own.get("max_length") or find_head(head.kind).max_length
     spec, length = SlotSpec(foreign.method, head), min(length, backbone.max_length)
     has_pairs = bool(own.get("pairs"))
     # The probes and their canonical answers; if the task reads pairs, each row has the next one as its second text.
@@ -259,9 +259,9 @@ def _describe(
     return manifest, notes
 
 
-def _choose_head(head: HeadSpec, own: dict[str, Any], wishes: Wishes) -> HeadSpec:
+def _choose_head(head: HeadSpec, own: dict[str, Any], options: ImportOptions) -> HeadSpec:
     """Return the folder's head, with the kind that the user chose, and the decisions of Inlay's own export."""
-    kind = wishes.kind or own.get("kind") or head.kind
+    kind = options.kind or own.get("kind") or head.kind
     is_number = head.num_outputs == 1
     fitting = [name for name, each in KINDS.items() if each.head_type is not None and each.is_number == is_number]
     if kind not in fitting:
@@ -277,12 +277,12 @@ def _choose_head(head: HeadSpec, own: dict[str, Any], wishes: Wishes) -> HeadSpe
 
 
 def _choose_labels(
-    foreign: Foreign, own: dict[str, Any], wishes: Wishes, kind: str
+    foreign: Foreign, own: dict[str, Any], options: ImportOptions, kind: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the user's labels, or the folder's, or LABEL_0 … as in transformers; and a note on guessed ones."""
     if KINDS[kind].is_number:
         return (), ()
-    labels = wishes.labels or tuple(own.get("labels") or ()) or foreign.labels
+    labels = options.labels or tuple(own.get("labels") or ()) or foreign.labels
     if not labels:
         labels = tuple(f"LABEL_{index}" for index in range(foreign.head.num_outputs))
         return labels, (f"the folder names no labels: they are {labels[0]} … {labels[-1]}; give them with --labels",)

@@ -17,10 +17,10 @@ from inlay.pipeline.backbones import (
 )
 from inlay.pipeline.evaluation import EvaluationReport, ScoredVersion, evaluate, list_mistakes, read_probe_rows
 from inlay.pipeline.preparation import describe_run, describe_task, load_task, name_of, prepare
-from inlay.pipeline.progress import TrainingProgress, fit_runs, parse_cluster, write_briefly
+from inlay.pipeline.progress import TrainingProgress, fit_runs, parse_cluster, write_brief_reports
 from inlay.pipeline.time_budget import COLUMNS, Budget, parse_budget, read_budget
 from inlay.pipeline.trackers import check_trackers
-from inlay.pipeline.train import SweepReport, TrainReport, TrainWishes, sweep_and_publish, train_and_publish
+from inlay.pipeline.train import SweepReport, TrainOptions, TrainReport, sweep_and_publish, train_and_publish
 
 __all__ = [
     "COLUMNS",
@@ -28,8 +28,8 @@ __all__ = [
     "EvaluationReport",
     "ScoredVersion",
     "SweepReport",
+    "TrainOptions",
     "TrainReport",
-    "TrainWishes",
     "TrainingProgress",
     "check_backbone_name",
     "check_device_name",
@@ -54,5 +54,5 @@ __all__ = [
     "read_probe_rows",
     "sweep_and_publish",
     "train_and_publish",
-    "write_briefly",
+    "write_brief_reports",
 ]

@@ -47,11 +47,11 @@ def fit_runs(
         emit: training.Emit
         emit = TrainingProgress(meter, num_runs=len(runs)) if terminal.is_main_process() else training.ignore
         if trackers and terminal.is_main_process():
-            emit = training.emit_to(emit, *open_trackers(trackers, folder))
+            emit = training.fan_out(emit, *open_trackers(trackers, folder))
         return training.fit(runs, backbone, folder, settings, emit, referee=referee)
 
 
-def write_briefly(
+def write_brief_reports(
     runs: Sequence[training.AnyRun],
     results: Sequence[training.Result],
     backbone: model.Backbone,

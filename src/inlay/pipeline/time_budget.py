@@ -20,7 +20,7 @@ from typing import Any
 
 from inlay import reports, terminal, training
 from inlay.errors import BadConfig, StoreDamaged
-from inlay.pipeline.progress import fit_runs, write_briefly
+from inlay.pipeline.progress import fit_runs, write_brief_reports
 from inlay.settings import FitSettings, RunConfig, digest
 from inlay.store import write_atomically
 
@@ -111,7 +111,7 @@ class Budget:
         by_id = {run.id: run for run in runs}
         self.candidates = [_describe_candidate(by_id[run_id], standings[run_id], results[run_id]) for run_id in order]
         if writes_reports:
-            write_briefly(runs, trained, ready.backbone, folder, reports.OF_A_CANDIDATE)
+            write_brief_reports(runs, trained, ready.backbone, folder, reports.OF_A_CANDIDATE)
         chosen, result = by_id[order[0]], results[order[0]]
         own_folder: Path | None = folder
         if result.status == "finished":

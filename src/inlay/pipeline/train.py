@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from inlay import data, explore, reports, terminal, training
 from inlay.errors import InlayError
 from inlay.notebook import show_html, show_metrics
-from inlay.pipeline.progress import fit_runs, write_briefly
+from inlay.pipeline.progress import fit_runs, write_brief_reports
 from inlay.pipeline.time_budget import Budget
 from inlay.settings import FitSettings, RunConfig
 from inlay.store import Version
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TrainWishes:
+class TrainOptions:
     """What the caller wants besides the run's settings."""
 
     name: str | None = None
@@ -141,7 +141,7 @@ class SweepReport:
 
 
 def train_and_publish(
-    ready: training.PreparedRun, asked: RunConfig, wishes: TrainWishes, budget: Budget | None = None
+    ready: training.PreparedRun, asked: RunConfig, options: TrainOptions, budget: Budget | None = None
 ) -> TrainReport | None:
     """Train a prepared run and publish it, as wished; None in all of several processes but the first.
 
@@ -149,30 +149,30 @@ def train_and_publish(
     """
     # 1. train: the folds first, if there are any, then the run or the candidates of a budget
     validated = None
-    if wishes.folds is not None:
-        validated = _cross_validate(ready, wishes.folds, wishes.fit, writes_reports=wishes.writes_report)
+    if options.folds is not None:
+        validated = _cross_validate(ready, options.folds, options.fit, writes_reports=options.writes_report)
     if budget is None:
         was_finished = ready.is_finished
-        result = fit_runs([ready.run], ready.backbone, ready.runs_folder, wishes.fit, trackers=wishes.trackers)[0]
+        result = fit_runs([ready.run], ready.backbone, ready.runs_folder, options.fit, trackers=options.trackers)[0]
     else:
         ready, result, was_finished = budget.train(
-            ready, asked, wishes.fit, wishes.trackers, writes_reports=wishes.writes_report
+            ready, asked, options.fit, options.trackers, writes_reports=options.writes_report
         )
     if not terminal.is_main_process():  # the first process reports
         return None
     # 2. publish
-    report = _finish_run(ready, result, wishes, None if validated is None else validated.scores)
+    report = _finish_run(ready, result, options, None if validated is None else validated.scores)
     # 3. note what was found out about the data
     is_balanced = ready.run.config.train.class_weights == "balanced"
     found = data.describe_unpredicted(ready.run.task, result.unpredicted, is_balanced=is_balanced)
     if validated is None:  # a cross-validation lists the rows that may be labelled wrongly
         suspects = next(iter(result.history), {}).get("suspects", {})
-        found += data.describe_suspects(suspects, wishes.lister)
+        found += data.describe_suspects(suspects, options.lister)
     for note in found:
         terminal.detail(note)
     about = report.about | ({} if validated is None else validated.to_json())
     known: dict[str, Any] = {"was_finished": was_finished, "validated": validated, "notes": tuple(found)}
-    return _add_report(dataclasses.replace(report, about=about, **known), wishes)
+    return _add_report(dataclasses.replace(report, about=about, **known), options)
 
 
 def _cross_validate(
@@ -193,7 +193,7 @@ def _cross_validate(
     if not terminal.is_main_process():
         return None
     if writes_reports:
-        write_briefly(planned.runs, results, ready.backbone, ready.runs_folder, reports.OF_A_FOLD)
+        write_brief_reports(planned.runs, results, ready.backbone, ready.runs_folder, reports.OF_A_FOLD)
     with terminal.working("answering the rows that folds left out"):
         scores = training.judge_folds(planned, results, ready.backbone)
     if scores.probabilities is None:
@@ -207,24 +207,24 @@ def _cross_validate(
 def _finish_run(
     ready: training.PreparedRun,
     result: training.Result,
-    wishes: TrainWishes,
+    options: TrainOptions,
     folds: training.FoldScores | None = None,
 ) -> TrainReport:
     """Publish a trained run, if asked for, and make its report."""
-    ready = dataclasses.replace(ready, probes=wishes.probes)
+    ready = dataclasses.replace(ready, probes=options.probes)
     training.check_trained(result)
     version = None
-    if wishes.publishes:
+    if options.publishes:
         tested = "scoring the test rows and " if ready.run.task.test is not None else ""
         with terminal.working(f"publishing: {tested}answering the probes"):
-            version = training.publish_result(ready, result, name=wishes.name, folds=folds)
+            version = training.publish_result(ready, result, name=options.name, folds=folds)
     return TrainReport(ready, result, version, training.report_run(ready, result, version))
 
 
 def sweep_and_publish(
     axes: Mapping[str, Sequence[Any]],
     grid: Sequence[RunConfig],
-    wishes: TrainWishes,
+    options: TrainOptions,
     prepare_first: Callable[[RunConfig], training.PreparedRun],
 ) -> SweepReport | None:
     """Train every point of a grid as one cohort, rank them, and publish the best; None as for `train_and_publish`.
@@ -239,23 +239,23 @@ def sweep_and_publish(
     parts = [f"{len(values)} of {key.partition('.')[2]}" for key, values in axes.items() if len(values) > 1]
     product = " × ".join([*parts, terminal.count(num_seeds, "seed")]).replace("of name", "of method")
     terminal.detail(f"sweep: {terminal.count(len(runs), 'run')}: {product}")
-    where: dict[str, Any] = {"cluster": wishes.cluster, "trackers": wishes.trackers}
-    results = fit_runs(runs, ready.backbone, ready.runs_folder, wishes.fit, **where)
+    where: dict[str, Any] = {"cluster": options.cluster, "trackers": options.trackers}
+    results = fit_runs(runs, ready.backbone, ready.runs_folder, options.fit, **where)
     if not terminal.is_main_process():
         return None
     ranking = explore.rank(runs, results, tuple(axes))
     others = [run for run in runs if run.id != ranking.best.run_id]
-    if wishes.writes_report:
-        write_briefly(others, results, ready.backbone, ready.runs_folder)
+    if options.writes_report:
+        write_brief_reports(others, results, ready.backbone, ready.runs_folder)
     chosen = dataclasses.replace(ready, run=next(item for item in runs if item.id == ranking.best.run_id))
     best = next(result for result in results if result.run_id == ranking.best.run_id)
-    return SweepReport(ranking, _add_report(_finish_run(chosen, best, wishes), wishes))
+    return SweepReport(ranking, _add_report(_finish_run(chosen, best, options), options))
 
 
-def _add_report(finished: TrainReport, wishes: TrainWishes) -> TrainReport:
+def _add_report(finished: TrainReport, options: TrainOptions) -> TrainReport:
     """Write the report and the model card into the run's folder, if asked for; a failure is only noted."""
     page = None
-    if wishes.writes_report:
+    if options.writes_report:
         try:
             with terminal.working("writing the report"):
                 test = finished.metrics.get("test")

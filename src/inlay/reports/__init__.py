@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         answer_again,
         check_comparable,
         choose_rows,
+        collect_targets,
         decide_rows,
         describe_outputs,
         describe_version,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
         has_same_rows,
         leave_out,
         list_labels,
-        make_judged,
         read_answer,
     )
     from inlay.reports.forgetting import forget_task
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
         spell_row,
     )
     from inlay.reports.wording import (
+        capitalize_first,
         duration,
-        first_large,
         is_share,
         level,
         metric_words,
@@ -81,7 +81,7 @@ _HOMES = {
     "inlay.reports.evaluations": (
         "EvaluatedRow", "Evaluation", "answer_again", "check_comparable", "choose_rows", "decide_rows",
         "describe_outputs", "describe_version", "digest_rows", "evaluate_version", "find_trained", "has_same_rows",
-        "leave_out", "list_labels", "make_judged", "read_answer",
+        "leave_out", "list_labels", "collect_targets", "read_answer",
     ),
     "inlay.reports.forgetting": ("forget_task",),
     "inlay.reports.run_folders": (
@@ -95,7 +95,7 @@ _HOMES = {
     "inlay.reports.task_report": ("TaskReport", "report_version", "write_reports"),
     "inlay.reports.version_reports": ("SHOWN_LABELS", "choose_labels", "list_errors", "make_report", "spell_row"),
     "inlay.reports.wording": (
-        "duration", "first_large", "is_share", "level", "metric_words", "percent", "plural", "show_bytes",
+        "duration", "capitalize_first", "is_share", "level", "metric_words", "percent", "plural", "show_bytes",
         "show_number", "show_score",
     ),
 }
@@ -115,9 +115,11 @@ __all__ = [
     "RunEntry",
     "TaskReport",
     "answer_again",
+    "capitalize_first",
     "check_comparable",
     "choose_labels",
     "choose_rows",
+    "collect_targets",
     "compare_runs",
     "decide_rows",
     "delete_runs",
@@ -129,7 +131,6 @@ __all__ = [
     "evaluate_version",
     "find_runs",
     "find_trained",
-    "first_large",
     "forget_task",
     "has_same_rows",
     "is_share",
@@ -139,7 +140,6 @@ __all__ = [
     "list_labels",
     "list_runs",
     "list_unneeded_runs",
-    "make_judged",
     "make_report",
     "metric_words",
     "percent",

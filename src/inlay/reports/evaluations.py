@@ -20,7 +20,7 @@ from inlay.errors import NotFinite, Unsupported
 from inlay.store import Manifest
 
 if TYPE_CHECKING:
-    from inlay.data import Judged, Split
+    from inlay.data import ScoredRows, Split
     from inlay.training import SplitOutputs
 
 MOST_ROWS = 5000
@@ -176,7 +176,7 @@ def _fill_in(empty: Evaluation, answers: Sequence[Mapping[str, Any]]) -> Evaluat
     for row, answer in zip(empty.rows, answers, strict=True):
         given, confidence = read_answer(answer)
         rows.append(dataclasses.replace(row, given=given, confidence=confidence))
-    judged = make_judged(empty.kind, list_labels([empty]), rows)
+    judged = collect_targets(empty.kind, list_labels([empty]), rows)
     right = find_right(judged, decide_rows(judged, rows))
     verdicts: list[bool | None] = [None] * len(rows) if right is None else right.tolist()
     judged_rows = [dataclasses.replace(row, is_right=verdict) for row, verdict in zip(rows, verdicts, strict=True)]
@@ -216,15 +216,15 @@ def list_labels(evaluations: Sequence[Evaluation]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def make_judged(kind: str, labels: tuple[str, ...], rows: Sequence[EvaluatedRow]) -> Judged:
+def collect_targets(kind: str, labels: tuple[str, ...], rows: Sequence[EvaluatedRow]) -> ScoredRows:
     """Return the rows' targets as arrays."""
-    from inlay.data import Judged, Scheme
+    from inlay.data import Scheme, ScoredRows
 
     scheme = Scheme(kind, labels)
-    return Judged(kind, labels, scheme.collect([scheme.read(_to_tuples(row.target)) for row in rows]))
+    return ScoredRows(kind, labels, scheme.collect([scheme.read(_to_tuples(row.target)) for row in rows]))
 
 
-def decide_rows(judged: Judged, rows: Sequence[EvaluatedRow]) -> Any:
+def decide_rows(judged: ScoredRows, rows: Sequence[EvaluatedRow]) -> Any:
     """Return the answers in the form that metrics take: an array of classes, sets or numbers; or tags, or texts."""
     from inlay.data import KINDS, Scheme
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from inlay.reports.markup import clean
 from inlay.reports.snippets import LOCAL_SERVICE, write_command, write_curl, write_library
 from inlay.reports.task_report import TaskReport
-from inlay.reports.wording import duration, first_large, metric_words, percent, plural, show_bytes, show_score
+from inlay.reports.wording import capitalize_first, duration, metric_words, percent, plural, show_bytes, show_score
 
 _MOST_LABELS = 50
 _SPECIAL = re.compile(r"([\\`*_\[\]!|~])")
@@ -64,7 +64,7 @@ def _summarise(report: TaskReport) -> str:
         labels = ", ".join(map(escape_markdown, report.labels[:_MOST_LABELS]))
         left = len(report.labels) - _MOST_LABELS
         what += f", {plural(len(report.labels), 'label')}: {labels}" + (f" and {left} more" if left > 0 else "")
-    scored = f"{first_large(metric_words(report.metric))}: **{show_score(value, report.metric)}**{interval}"
+    scored = f"{capitalize_first(metric_words(report.metric))}: **{show_score(value, report.metric)}**{interval}"
     base = (
         f"A task of {what}. It is an adapter for the frozen backbone {escape_markdown(str(report.backbone['name']))}."
     )

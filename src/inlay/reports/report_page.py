@@ -11,8 +11,8 @@ from inlay.reports.snippets import LOCAL_SERVICE, write_command, write_curl, wri
 from inlay.reports.task_report import SideDetails, TaskReport
 from inlay.reports.version_reports import SHOWN_LABELS, choose_labels
 from inlay.reports.wording import (
+    capitalize_first,
     duration,
-    first_large,
     level,
     metric_words,
     percent,
@@ -97,7 +97,7 @@ def _draw_scores(report: TaskReport) -> Html:
     names = list(dict.fromkeys(name for side in report.scores for name in side.metrics))
     rows = []
     for name in names:
-        cells = [tag("th", {"scope": "row"}, first_large(metric_words(name)))]
+        cells = [tag("th", {"scope": "row"}, capitalize_first(metric_words(name)))]
         for side in report.scores:
             value, low, high = side.metrics.get(name, (None, None, None))
             cells.append(tag("td", _NUMBER, show_score(value, name)))

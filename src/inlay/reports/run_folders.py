@@ -107,12 +107,12 @@ def list_runs(store: Store) -> list[RunEntry]:
 
 
 def _read_run(folder: Path, versions: Sequence[str]) -> RunEntry:
-    from inlay.data import keep_places
+    from inlay.data import use_whole_paths
 
     config, result = RunConfig(), {}
     with suppress(OSError, InlayError):
         config = read_toml(folder / "config.toml")
-        config = replace(config, data=keep_places(config.data))  # older folders have links exactly as they were given
+        config = replace(config, data=use_whole_paths(config.data))  # older folders have links as they were given
     with suppress(OSError, ValueError):
         result = json.loads((folder / "result.json").read_text(encoding="utf8"))
     settings = {

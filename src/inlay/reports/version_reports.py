@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from inlay.reports.evaluations import EvaluatedRow, Evaluation, decide_rows, list_labels, make_judged
+from inlay.reports.evaluations import EvaluatedRow, Evaluation, collect_targets, decide_rows, list_labels
 
 if TYPE_CHECKING:
     from inlay.data import Report
@@ -23,7 +23,7 @@ def score_rows(evaluation: Evaluation) -> Report:
     from inlay.data import evaluate_report
 
     labels = list_labels([evaluation])
-    judged = make_judged(evaluation.kind, labels, evaluation.rows)
+    judged = collect_targets(evaluation.kind, labels, evaluation.rows)
     decisions = decide_rows(judged, evaluation.rows)
     unseen = labels[len(evaluation.labels) :]
     return evaluate_report(evaluation.kind, evaluation.labels, judged.targets, decisions, unseen=unseen)

@@ -61,7 +61,7 @@ def metric_words(metric: str | None) -> str:
     return "score" if metric is None else _METRICS.get(metric, (metric.replace("_", " "), False))[0]
 
 
-def first_large(text: str) -> str:
+def capitalize_first(text: str) -> str:
     """Return a text with its first letter large, unless it begins with a file's name."""
     is_name = "." in text.partition(" ")[0][:-1].rstrip(".:")
     return text if is_name else text[:1].upper() + text[1:]

@@ -20,12 +20,12 @@ from inlay.reports import (
     Evaluation,
     answer_again,
     check_comparable,
+    collect_targets,
     decide_rows,
     describe_version,
     find_trained,
     has_same_rows,
     list_labels,
-    make_judged,
     spell_row,
 )
 from inlay.service.state import SharedFolder
@@ -102,7 +102,7 @@ def compare(first: Evaluation, second: Evaluation, seed: int = 0) -> dict[str, A
             "one of the two was trained on each row: add new rows",
         )
     sides = [[each.rows[row] for row in kept] for each in (first, second)]
-    judged = make_judged(first.kind, list_labels([newer, first, second]), sides[0])
+    judged = collect_targets(first.kind, list_labels([newer, first, second]), sides[0])
     found = compare_answers(
         judged, newer.metric, decide_rows(judged, sides[0]), decide_rows(judged, sides[1]), seed=seed
     )

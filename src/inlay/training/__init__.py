@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inlay.training.cohort.cohort import Cohort
-from inlay.training.cohort.fit import FitSettings, fit, has_known_heads, structure_of, trains_apart
+from inlay.training.cohort.fit import FitSettings, fit, has_compiled_losses, needs_own_cohort, structure_of
 from inlay.training.cohort.loop import Interrupted
 from inlay.training.cohort.member import CONTRAST, PROBE, AnyMember, Member
 from inlay.training.cohort.memory import (
@@ -12,7 +12,7 @@ from inlay.training.cohort.memory import (
     choose_slots,
     count_slot_bytes,
     describe_bytes,
-    take_share,
+    limit_memory_share,
 )
 from inlay.training.cohort.resume import drop_rows, list_stopped
 from inlay.training.evaluate import (
@@ -41,7 +41,7 @@ from inlay.training.events import (
     StateSaved,
     StatesCached,
     StepTaken,
-    emit_to,
+    fan_out,
     ignore,
 )
 from inlay.training.recipe.candidates import Spending, count_answered, list_changes, make_candidate, plan_spending
@@ -156,18 +156,19 @@ __all__ = [
     "describe_backbone",
     "describe_bytes",
     "drop_rows",
-    "emit_to",
     "encode_rows",
+    "fan_out",
     "find_run",
     "fit",
     "fit_linear",
     "fit_probe",
-    "has_known_heads",
+    "has_compiled_losses",
     "ignore",
     "inherit",
     "is_finished",
     "judge_folds",
     "judge_split",
+    "limit_memory_share",
     "linear_kinds",
     "list_changes",
     "list_stopped",
@@ -180,6 +181,7 @@ __all__ = [
     "materialize",
     "measure_durations",
     "measure_step_cost",
+    "needs_own_cohort",
     "plan_joint",
     "plan_spending",
     "publish",
@@ -198,7 +200,5 @@ __all__ = [
     "score_split",
     "start_from",
     "structure_of",
-    "take_share",
-    "trains_apart",
     "write_tensors",
 ]

@@ -34,7 +34,7 @@ def ignore(event: Event) -> None:
     """Listen to nothing."""
 
 
-def emit_to(*listeners: Emit) -> Emit:
+def fan_out(*listeners: Emit) -> Emit:
     """Return a listener that hands every event to all of these, in order."""
 
     def emit(event: Event) -> None:

@@ -13,10 +13,10 @@ from page_bench import OWN
 
 from inlay.errors import BadConfig, UnknownName
 from inlay.reports import (
+    capitalize_first,
     choose_labels,
     draw_calibration,
     duration,
-    first_large,
     level,
     plural,
     show_bytes,
@@ -148,8 +148,8 @@ _FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
 def test_words_begin_large_but_names_of_files_stay():
-    assert first_large("every row has one label") == "Every row has one label"
-    assert first_large("mail.csv: every row has one label") == "mail.csv: every row has one label"
+    assert capitalize_first("every row has one label") == "Every row has one label"
+    assert capitalize_first("mail.csv: every row has one label") == "mail.csv: every row has one label"
 
 
 def test_cells_and_labels_are_shown_without_the_marks_of_a_file():

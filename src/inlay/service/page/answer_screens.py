@@ -11,7 +11,7 @@ from zlib import crc32
 from starlette.responses import Response
 
 from inlay.errors import InlayError
-from inlay.reports import first_large, percent, plural, show_number, write_client, write_curl
+from inlay.reports import capitalize_first, percent, plural, show_number, write_client, write_curl
 from inlay.service import views
 from inlay.service.page.explaining import Explained, explain_problem
 from inlay.service.page.page_call import PageCall, go_to, job_path, task_path
@@ -92,7 +92,7 @@ def _describe_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
         return {"says": "", "answer": {}, "more": "", "error": explain_problem(answer["error"])}
     more = ""
     if not answer.get("probabilities") and answer.get("probability") is not None:
-        more = first_large(f"{percent(answer['probability'])} sure")
+        more = capitalize_first(f"{percent(answer['probability'])} sure")
     shown = {"probabilities": answer.get("probabilities")}
     return {"says": _say_answer(answer), "answer": shown, "more": more, "error": None}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from inlay.reports import duration, first_large, is_share, metric_words, plural, show_number, show_score
+from inlay.reports import capitalize_first, duration, is_share, metric_words, plural, show_number, show_score
 from inlay.service.page.explaining import explain_problem, plain_note
 from inlay.service.page.page_call import PageCall, go_to, job_path
 from inlay.service.page.rendering import nth, read_time
@@ -98,7 +98,7 @@ def _say_outcome(job: Mapping[str, Any]) -> str:
     if job["state"] == "queued":
         return f"{nth(job['place'])} in the queue" if job["place"] else ""
     if job["error"]:
-        return first_large(str(job["error"].get("detail") or job["error"].get("message") or ""))
+        return capitalize_first(str(job["error"].get("detail") or job["error"].get("message") or ""))
     result = job["result"] or {}
     if result.get("version"):
         return f"version {result['version']}, {'live' if result.get('is_live') else 'kept aside'}"
@@ -146,7 +146,7 @@ def _find_points(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]], me
 def _find_steps(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     if job["kind"] != "train":
         known = {"queued": "Waiting", "running": "Working", "succeeded": "Done", "failed": "Failed"}
-        return [{"words": known.get(job["state"], first_large(job["state"])), "state": "now"}]
+        return [{"words": known.get(job["state"], capitalize_first(job["state"])), "state": "now"}]
     seen = {event["kind"] for event in events}
     reached = {"queued": True, "read": "claimed" in seen, "training": bool({"training", "epoch", "read"} & seen)}
     reached |= {"published": "published" in seen, "live": job["state"] == "succeeded"}
@@ -156,7 +156,7 @@ def _find_steps(job: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> 
         look = "done" if number < last or job["state"] == "succeeded" else "now" if number == last else ""
         shown = "Kept aside" if name == "live" and "kept" in seen else words
         if look == "now" and job["state"] in ("failed", "cancelled"):
-            look, shown = "failed", first_large(job["state"])
+            look, shown = "failed", capitalize_first(job["state"])
         steps.append({"words": shown, "state": look})
     return steps
 
@@ -213,13 +213,17 @@ def _describe_result(result: Mapping[str, Any] | None, metric: str) -> dict[str,
     for side, words in (("test", "on test rows"), ("dev", "on the rows it is judged by")):
         score = (result.get("metrics") or {}).get(side, {}).get(metric)
         if score is not None:
-            facts.append((f"{first_large(metric_words(metric))} {words}", show_score(score, metric)))
-    return {**result, "facts": facts, "reason_words": first_large(str(result.get("reason") or "")).rstrip(".") + "."}
+            facts.append((f"{capitalize_first(metric_words(metric))} {words}", show_score(score, metric)))
+    return {
+        **result,
+        "facts": facts,
+        "reason_words": capitalize_first(str(result.get("reason") or "")).rstrip(".") + ".",
+    }
 
 
 def _say_event(event: Mapping[str, Any], metric: str) -> dict[str, Any]:
     data, kind = event["data"], event["kind"]
-    words = _EVENTS.get(kind, first_large(plain_note(event["message"])))
+    words = _EVENTS.get(kind, capitalize_first(plain_note(event["message"])))
     score = (data.get("dev") or {}).get(metric)
     if kind == "read":
         words = _say_rows([event]) or words

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from starlette.responses import Response
 
 from inlay.errors import InlayError
-from inlay.reports import first_large
+from inlay.reports import capitalize_first
 from inlay.service import views
 from inlay.service.page.explaining import Explained, explain_problem, plain_note
 from inlay.service.page.page_call import PageCall, go_to, job_path
@@ -230,7 +230,7 @@ async def train_dataset(call: PageCall) -> Response:
     except InlayError as error:
         field = _SETTING.match(error.message)
         if field is not None and error.hint and any(field[1] == name for name, _, _ in _SETTINGS):
-            return _show_dataset(call, dataset, {field[1]: first_large(error.hint)})
+            return _show_dataset(call, dataset, {field[1]: capitalize_first(error.hint)})
         return _show_dataset(call, dataset, {}, call.explain(error))
     return go_to(job_path(job.id))
 

@@ -16,8 +16,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from inlay.reports import (
+    capitalize_first,
     duration,
-    first_large,
     level,
     metric_words,
     percent,
@@ -47,7 +47,7 @@ def _environment() -> Environment:
         "clock": clock,
         "day": show_day,
         "duration": duration,
-        "large": first_large,
+        "large": capitalize_first,
         "level": level,
         "listed": listed,
         "number": show_number,

@@ -15,9 +15,9 @@ from inlay.errors import InlayError
 from inlay.explore import MOST_WORDS, leave_out, measure_effects, place_words
 from inlay.reports import (
     SHOWN_LABELS,
+    capitalize_first,
     choose_labels,
     draw_calibration,
-    first_large,
     is_share,
     level,
     metric_words,
@@ -100,8 +100,8 @@ def _list_scores(
         if side == "dev" and report is not None and report["interval"] is not None:
             low, high = report["interval"]
             bounds = f"{show_score(low, metric)} to {show_score(high, metric)}"
-        shown = [(first_large(metric_words(metric)), show_score(scores.get(metric), metric), bounds)]
-        shown += [(first_large(metric_words(name)), show_score(scores[name], name), "") for name in names]
+        shown = [(capitalize_first(metric_words(metric)), show_score(scores.get(metric), metric), bounds)]
+        shown += [(capitalize_first(metric_words(name)), show_score(scores[name], name), "") for name in names]
         found.append((words, shown))
     return found
 

@@ -15,7 +15,7 @@ from inlay.data import Task
 from inlay.errors import InlayError, OutOfMemory
 from inlay.service.logs import log_failure
 from inlay.service.state import Dataset, JobNote, Tenant
-from inlay.service.web.problems import Secrets, describe_words, speak_http
+from inlay.service.web.problems import Secrets, make_problem_body, speak_http
 from inlay.training import EpochEnded, Event, MemoryRanOut, Notice
 
 _MOST_NOTES = 50
@@ -51,10 +51,10 @@ def describe_failure(error: BaseException, words: PlainWords) -> dict[str, Any]:
     if not isinstance(error, InlayError):
         log_failure("a job failed with an unexpected error", {"error": type(error).__name__})
         ask = "try once more; if it fails again, ask the operator of this service"
-        return {**describe_words("unforeseen", 500, _OURS, ask), "message": _OURS}
+        return {**make_problem_body("unforeseen", 500, _OURS, ask), "message": _OURS}
     hint = None if error.hint is None else words.clean(error.hint)
     message = words.clean(error.message)
-    return {**describe_words(error.code, error.http_status, message, hint), "message": message}
+    return {**make_problem_body(error.code, error.http_status, message, hint), "message": message}
 
 
 def note_notes(notes: Sequence[str], words: PlainWords) -> list[str]:

@@ -40,7 +40,7 @@ from inlay.service.trainer.job_data import TrainerContext, find_dataset
 from inlay.service.trainer.job_notes import PlainWords, describe_failure, make_words
 from inlay.service.trainer.job_settings import BATCH_SETTINGS, make_tree
 from inlay.service.trainer.leases import Lease
-from inlay.service.web.problems import describe_words
+from inlay.service.web.problems import make_problem_body
 from inlay.serving import check_confidence
 from inlay.settings import DataConfig, from_tree
 from inlay.store import make_directory, sync_directory
@@ -173,7 +173,7 @@ class BatchWork:
                     said = found["error"]
                     message = self._words.clean(said["message"])
                     hint = None if said["hint"] is None else self._words.clean(said["hint"])
-                    problem = describe_words(said["code"], said["status"], message, hint)
+                    problem = make_problem_body(said["code"], said["status"], message, hint)
                     found = {"error": {**problem, "message": message}}
                 else:
                     found = {**found, **shown}

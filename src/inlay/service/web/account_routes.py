@@ -17,7 +17,7 @@ from inlay.service.home import read_fleet, read_status
 from inlay.service.state import JobQueue, Key, Keys, Tenants, Workspace
 from inlay.service.web.app_state import AppState
 from inlay.service.web.bodies import KeyBody, RotationBody
-from inlay.service.web.guard import CurrentHere, Here, MadeReply, answer_once, make_router, needs
+from inlay.service.web.guard import CreatedReply, CurrentCall, RouteCall, answer_once, make_router, needs
 from inlay.service.web.problems import FieldFault, RequestRefused, bad_fields
 from inlay.service.web.shapes import DayUsageShape, KeyShape, LimitsShape, ListShape, MadeKeyShape
 
@@ -26,13 +26,13 @@ Days = Annotated[int, Query(ge=1, le=366)]
 
 
 @router.get("/v1/usage", response_model=ListShape[DayUsageShape])
-def list_usage(here: CurrentHere, days: Days = 30) -> Any:
+def list_usage(here: CurrentCall, days: Days = 30) -> Any:
     """List what was answered in the last days (UTC), by day and task, newest first."""
     return {"items": [item.to_json() for item in here.workspace.usage(days)], "next_cursor": None}
 
 
 @router.get("/v1/limits", response_model=LimitsShape)
-def get_limits(here: CurrentHere) -> Any:
+def get_limits(here: CurrentCall) -> Any:
     """Return what you may use, and what of it is used."""
     tenant = here.workspace.tenant
     return {"tenant": tenant.name, "weight": tenant.weight, **here.workspace.limits().to_json()}
@@ -45,7 +45,7 @@ def get_limits(here: CurrentHere) -> Any:
     openapi_extra=needs("admin"),
     summary="Make a key",
 )
-def make_key(here: CurrentHere, body: KeyBody) -> Response:
+def make_key(here: CurrentCall, body: KeyBody) -> Response:
     """Make a key. Its `secret` is in this answer and nowhere else: it is not shown again."""
     expires_at = None
     if body.expires_at is not None:
@@ -63,21 +63,21 @@ def make_key(here: CurrentHere, body: KeyBody) -> Response:
     openapi_extra=needs("admin"),
     summary="Replace a key",
 )
-def rotate_key(here: CurrentHere, key: str, body: RotationBody) -> Response:
+def rotate_key(here: CurrentCall, key: str, body: RotationBody) -> Response:
     """Make a key like another one, which ends now or after `overlap_s` seconds."""
     tenant = here.workspace.name
     return _answer_secret(here, lambda: _keys(here).rotate(key, tenant=tenant, overlap_s=body.overlap_s))
 
 
-def _answer_secret(here: Here, make: Callable[[], tuple[Key, str]]) -> Response:
+def _answer_secret(here: RouteCall, make: Callable[[], tuple[Key, str]]) -> Response:
     """Answer with a new key and its secret. A repeated request is not shown the secret again."""
 
-    def reply(call: Any) -> MadeReply:
+    def reply(call: Any) -> CreatedReply:
         key, secret = make()
         body = {**key.to_json(), "secret": secret}
-        return MadeReply(body, 201, kept={**body, "secret": None})
+        return CreatedReply(body, 201, kept={**body, "secret": None})
 
-    def show(subject: str) -> MadeReply:
+    def show(subject: str) -> CreatedReply:
         raise RequestRefused(
             "the key was made, and its secret is shown only once",
             "`GET /v1/keys` lists it: end it, and make another",
@@ -88,24 +88,24 @@ def _answer_secret(here: Here, make: Callable[[], tuple[Key, str]]) -> Response:
     return answer_once(here, reply, show)
 
 
-def _keys(here: Here) -> Keys:
+def _keys(here: RouteCall) -> Keys:
     return Keys(here.state.db, here.workspace.actor)
 
 
 @router.get("/v1/keys", response_model=ListShape[KeyShape], openapi_extra=needs("admin"))
-def list_keys(here: CurrentHere) -> Any:
+def list_keys(here: CurrentCall) -> Any:
     """List the keys, newest first, without their secrets."""
     return {"items": [key.to_json() for key in here.state.keys.list(here.workspace.name)], "next_cursor": None}
 
 
 @router.delete("/v1/keys/{key}", response_model=KeyShape, openapi_extra=needs("admin"), summary="End a key")
-def revoke_key(here: CurrentHere, key: str) -> Any:
+def revoke_key(here: CurrentCall, key: str) -> Any:
     """End a key at once, and the sessions that began with it."""
     return _keys(here).revoke(key, tenant=here.workspace.name).to_json()
 
 
 @router.get("/v1/operator", openapi_extra=needs("operator"), summary="The whole service")
-async def get_operator(here: CurrentHere) -> dict[str, Any]:
+async def get_operator(here: CurrentCall) -> dict[str, Any]:
     """Return the tenants with what they use, the queue of jobs, the engine's load and slots, and the processes."""
     return await describe_operator(here.state)
 

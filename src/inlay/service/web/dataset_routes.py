@@ -11,7 +11,7 @@ from fastapi import Query, Request, Response
 from inlay.service.state import FORMATS, Dataset, DatasetDraft, Workspace
 from inlay.service.web.app_state import AppState
 from inlay.service.web.bodies import ReadingBody
-from inlay.service.web.guard import CurrentHere, Here, MadeReply, answer_once, make_router, needs
+from inlay.service.web.guard import CreatedReply, CurrentCall, RouteCall, answer_once, make_router, needs
 from inlay.service.web.shapes import DatasetShape, ListShape
 from inlay.service.web.uploads import (
     FIELDS,
@@ -58,7 +58,7 @@ _UPLOAD: dict[str, Any] = {
 )
 async def upload_dataset(
     request: Request,
-    here: CurrentHere,
+    here: CurrentCall,
     name: Annotated[str | None, Query(max_length=_LONGEST, description="The file's name.")] = None,
     format: Annotated[str | None, Query(description=f"One of {', '.join(FORMATS)}.")] = None,
     text: Column = None,
@@ -76,7 +76,7 @@ async def upload_dataset(
     return await _keep_upload(here, request, query)
 
 
-async def _keep_upload(here: Here, request: Request, query: dict[str, str]) -> Response:
+async def _keep_upload(here: RouteCall, request: Request, query: dict[str, str]) -> Response:
     """Receive, inspect and keep an upload, and answer with the dataset; after an error nothing of it is left."""
     check_options(query)
     workspace = here.workspace
@@ -84,10 +84,10 @@ async def _keep_upload(here: Here, request: Request, query: dict[str, str]) -> R
         received = await receive_upload(draft, workspace, request.scope, request.receive, query)
         inspected = await inspect_upload(here.state, workspace, received)
 
-        def make(call: Any) -> MadeReply:
+        def make(call: Any) -> CreatedReply:
             return _made(workspace.add_dataset(inspected, call))
 
-        def show(dataset_id: str) -> MadeReply:
+        def show(dataset_id: str) -> CreatedReply:
             return _made(workspace.dataset(dataset_id))
 
         content = f"{received.sha256} {sorted(received.options.items())}"
@@ -111,18 +111,18 @@ async def inspect_upload(state: AppState, workspace: Workspace, received: Receiv
     )
 
 
-def _made(dataset: Dataset) -> MadeReply:
-    return MadeReply(dataset.to_json(), 201, {"location": f"/v1/datasets/{dataset.id}"})
+def _made(dataset: Dataset) -> CreatedReply:
+    return CreatedReply(dataset.to_json(), 201, {"location": f"/v1/datasets/{dataset.id}"})
 
 
 @router.get("/v1/datasets", response_model=ListShape[DatasetShape], openapi_extra=needs("train"))
-def list_datasets(here: CurrentHere, limit: Limit = 50, cursor: Cursor = None) -> Any:
+def list_datasets(here: CurrentCall, limit: Limit = 50, cursor: Cursor = None) -> Any:
     """List the datasets, newest first."""
     return here.workspace.datasets(limit, cursor).to_json()
 
 
 @router.get("/v1/datasets/{dataset}", response_model=DatasetShape, openapi_extra=needs("train"))
-def get_dataset(here: CurrentHere, dataset: str) -> Any:
+def get_dataset(here: CurrentCall, dataset: str) -> Any:
     """Return a dataset."""
     return here.workspace.dataset(dataset).to_json()
 
@@ -133,7 +133,7 @@ def get_dataset(here: CurrentHere, dataset: str) -> Any:
     openapi_extra=needs("train"),
     summary="Read a dataset by other columns",
 )
-async def read_dataset_again(here: CurrentHere, dataset: str, body: ReadingBody) -> Any:
+async def read_dataset_again(here: CurrentCall, dataset: str, body: ReadingBody) -> Any:
     """Look into a dataset again with chosen columns; later trainings read it that way."""
     found = await read_again(here.state, here.workspace, dataset, body.model_dump(exclude_none=True))
     return found.to_json()
@@ -149,7 +149,7 @@ async def read_again(state: AppState, workspace: Workspace, dataset_id: str, col
 
 
 @router.delete("/v1/datasets/{dataset}", status_code=204, openapi_extra=needs("train"))
-def delete_dataset(here: CurrentHere, dataset: str) -> Response:
+def delete_dataset(here: CurrentCall, dataset: str) -> Response:
     """Delete a dataset and its file. A job that has not ended keeps it."""
     here.workspace.delete_dataset(dataset)
     return Response(status_code=204)

@@ -52,7 +52,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Here:
+class RouteCall:
     """What the functions of control routes work with: the service, the caller, and the request."""
 
     state: AppState
@@ -102,7 +102,9 @@ class GuardedRoute(APIRoute):
                 read_json(body, _any_json)
                 request = Request(request.scope, _replay(body, request.receive))
             target = f"{request.method} {request.scope['path']}?{request.scope['query_string'].decode('latin-1')}"
-            request.state.here = Here(state, identity, context, body, target, request.headers.get("idempotency-key"))
+            request.state.here = RouteCall(
+                state, identity, context, body, target, request.headers.get("idempotency-key")
+            )
             return await handler(request)
 
         return answer
@@ -123,21 +125,21 @@ def make_router(tag: str) -> APIRouter:
     return APIRouter(route_class=GuardedRoute, tags=[tag], responses=_PROBLEMS, redirect_slashes=False)
 
 
-async def find_here(request: Request) -> Here:
-    """Return what the guarded route found (FastAPI calls it for `CurrentHere`)."""
+async def find_call(request: Request) -> RouteCall:
+    """Return what the guarded route found (FastAPI calls it for `CurrentCall`)."""
     here = request.state.here
-    assert isinstance(here, Here)
+    assert isinstance(here, RouteCall)
     return here
 
 
-CurrentHere = Annotated[Here, Depends(find_here)]
+CurrentCall = Annotated[RouteCall, Depends(find_call)]
 
 
 # Requests that make something
 
 
 @dataclass(frozen=True)
-class MadeReply:
+class CreatedReply:
     """The answer to a POST that made something."""
 
     body: Mapping[str, Any]
@@ -148,7 +150,11 @@ class MadeReply:
 
 
 def answer_once(
-    here: Here, make: Callable[[Call | None], MadeReply], show: Callable[[str], MadeReply], *, content: str = ""
+    here: RouteCall,
+    make: Callable[[Call | None], CreatedReply],
+    show: Callable[[str], CreatedReply],
+    *,
+    content: str = "",
 ) -> Response:
     """Return the answer of `make`, or the first answer again if the request repeats one with its `Idempotency-Key`.
 
@@ -178,7 +184,7 @@ def answer_once(
     return _respond(reply)
 
 
-def _respond(reply: MadeReply) -> Response:
+def _respond(reply: CreatedReply) -> Response:
     content = msgspec.json.encode(reply.body)
     return Response(content, reply.status, dict(reply.headers), "application/json")
 

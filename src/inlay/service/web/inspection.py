@@ -14,7 +14,7 @@ from typing import Any
 
 from inlay.errors import OutOfMemory, Unanswered
 from inlay.service.state import Found, TenantLimits
-from inlay.service.web.problems import RequestRefused, Secrets, describe_words, speak_http
+from inlay.service.web.problems import RequestRefused, Secrets, make_problem_body, speak_http
 
 MOST_AT_ONCE = 2
 MOST_WAITING = 32
@@ -61,7 +61,7 @@ class Inspector:
         problem = answer["problem"]
         if problem is not None:
             words = (problem["code"], problem["status"], self._clean(problem["message"], path), problem["hint"])
-            problem = describe_words(*words, self._secrets)
+            problem = make_problem_body(*words, self._secrets)
         notes = [{**note, "message": self._clean(note["message"], path)} for note in answer["notes"]]
         found = Found(answer["columns"], answer["reading"], problem, notes, answer["first_rows"])
         return answer["num_rows"], found

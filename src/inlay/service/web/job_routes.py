@@ -18,7 +18,7 @@ from inlay.service.trainer.job_settings import check_settings
 from inlay.service.views import submit_batch, submit_training
 from inlay.service.web.bodies import BatchBody, JobBody
 from inlay.service.web.dataset_routes import Cursor, Limit
-from inlay.service.web.guard import CurrentHere, Here, MadeReply, answer_once, make_router, needs
+from inlay.service.web.guard import CreatedReply, CurrentCall, RouteCall, answer_once, make_router, needs
 from inlay.service.web.problems import FieldFault, RequestRefused, bad_fields
 from inlay.service.web.shapes import JobEventShape, JobShape, JobState, ListShape
 
@@ -35,7 +35,7 @@ After = Annotated[int, Query(ge=0, le=2**53, description="Only events after the 
 @router.post(
     "/v1/jobs", status_code=202, response_model=JobShape, openapi_extra=needs("train"), summary="Train a version"
 )
-def submit_job(here: CurrentHere, body: JobBody) -> Response:
+def submit_job(here: CurrentCall, body: JobBody) -> Response:
     """Queue a training. `GET /v1/jobs/{job}/events` tells how it goes.
 
     With `corrections`, the task is trained again on the rows of its live version, as feedback has corrected them.
@@ -46,7 +46,7 @@ def submit_job(here: CurrentHere, body: JobBody) -> Response:
     check_settings(settings)
     request = JobRequest(TRAIN, body.task, body.dataset, settings, body.publish, body.priority)
 
-    def make(call: Any) -> MadeReply:
+    def make(call: Any) -> CreatedReply:
         return _made(submit_training(here.workspace, request, call, corrections=body.corrections))
 
     return answer_once(here, make, lambda job_id: _made(here.workspace.job(job_id)))
@@ -59,24 +59,24 @@ def submit_job(here: CurrentHere, body: JobBody) -> Response:
     openapi_extra=needs("predict"),
     summary="Answer a dataset in the background",
 )
-def submit_batch_job(here: CurrentHere, body: BatchBody) -> Response:
+def submit_batch_job(here: CurrentCall, body: BatchBody) -> Response:
     """Queue a dataset to be answered, behind everybody's requests. `GET /v1/batches/{job}/output` has the answers."""
     settings = body.model_dump(include={"text", "pair", "min_confidence"}, exclude_none=True)
 
-    def make(call: Any) -> MadeReply:
+    def make(call: Any) -> CreatedReply:
         workspace = here.workspace
         return _made(submit_batch(workspace, body.task, body.dataset, settings, priority=body.priority, call=call))
 
     return answer_once(here, make, lambda job_id: _made(here.workspace.job(job_id)))
 
 
-def _made(job: Job) -> MadeReply:
-    return MadeReply(job.to_json(), 202, {"location": f"/v1/jobs/{job.id}"})
+def _made(job: Job) -> CreatedReply:
+    return CreatedReply(job.to_json(), 202, {"location": f"/v1/jobs/{job.id}"})
 
 
 @router.get("/v1/jobs", response_model=ListShape[JobShape])
 def list_jobs(
-    here: CurrentHere,
+    here: CurrentCall,
     task: Annotated[str | None, Query(max_length=200)] = None,
     state: JobState | None = None,
     limit: Limit = 50,
@@ -87,13 +87,13 @@ def list_jobs(
 
 
 @router.get("/v1/jobs/{job}", response_model=JobShape)
-def get_job(here: CurrentHere, job: str) -> Any:
+def get_job(here: CurrentCall, job: str) -> Any:
     """Return a job as it stands."""
     return here.workspace.job(job).to_json()
 
 
 @router.post("/v1/jobs/{job}/cancel", status_code=202, response_model=JobShape, openapi_extra=needs("train"))
-def cancel_job(here: CurrentHere, job: str) -> Any:
+def cancel_job(here: CurrentCall, job: str) -> Any:
     """Cancel a job: at once if it is queued, within seconds if it runs. One that has ended stays as it is."""
     return here.workspace.cancel(job).to_json()
 
@@ -106,7 +106,7 @@ def cancel_job(here: CurrentHere, job: str) -> Any:
 )
 async def list_events(
     request: Request,
-    here: CurrentHere,
+    here: CurrentCall,
     job: str,
     after: After = 0,
     limit: Limit = 200,
@@ -133,7 +133,7 @@ async def list_events(
     return await asyncio.to_thread(read)
 
 
-def _stream(here: Here, job_id: str, after: int) -> Response:
+def _stream(here: RouteCall, job_id: str, after: int) -> Response:
     if here.state.streams[here.workspace.name] >= MOST_STREAMS:
         reason = f"{MOST_STREAMS} streams of events are open"
         raise RequestRefused(reason, "close one, or ask without a stream", code="too-many-streams", status=429)
@@ -141,7 +141,7 @@ def _stream(here: Here, job_id: str, after: int) -> Response:
     return StreamingResponse(_counted(here, _follow(here, job_id, after)), media_type=STREAM, headers=headers)
 
 
-async def _counted(here: Here, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _counted(here: RouteCall, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """Yield events, and count the stream while it is open."""
     streams, tenant = here.state.streams, here.workspace.name
     streams[tenant] += 1
@@ -154,7 +154,7 @@ async def _counted(here: Here, events: AsyncIterator[bytes]) -> AsyncIterator[by
             del streams[tenant]
 
 
-async def _follow(here: Here, job_id: str, after: int) -> AsyncIterator[bytes]:
+async def _follow(here: RouteCall, job_id: str, after: int) -> AsyncIterator[bytes]:
     """Yield the events of a job as they happen, as server-sent events."""
     workspace, state = here.workspace, here.state
     ends_at = time.monotonic() + _LONGEST_STREAM_S
@@ -188,7 +188,7 @@ async def _follow(here: Here, job_id: str, after: int) -> AsyncIterator[bytes]:
     responses={200: {"content": {"application/jsonl": {"schema": {"type": "string"}}}}},
     summary="The answers of a batch",
 )
-def get_output(here: CurrentHere, job: str) -> Response:
+def get_output(here: CurrentCall, job: str) -> Response:
     """Return the answers of a batch as JSON lines, in the order of the dataset's rows."""
     workspace = here.workspace
     found, files = workspace.job(job), workspace.db.files

@@ -18,7 +18,7 @@ from inlay.service.engine.protocol import Band
 from inlay.service.state import OverLimit, ResolvedTask, Workspace
 from inlay.service.web.app_state import AppState
 from inlay.service.web.identity import Identity
-from inlay.service.web.problems import FieldFault, Secrets, bad_fields, describe_error, describe_words
+from inlay.service.web.problems import FieldFault, Secrets, bad_fields, describe_error, make_problem_body
 from inlay.service.web.request_context import ClientGone, RequestContext, read_json
 
 T = TypeVar("T")
@@ -216,12 +216,12 @@ async def ask_engine(
         wire, answer = next(pairs)
         if isinstance(answer, WireError):
             state.counters.add_fault(answer.code)
-            problem = describe_words(answer.code, answer.status, answer.message, answer.hint, secrets)
+            problem = make_problem_body(answer.code, answer.status, answer.message, answer.hint, secrets)
             answers.append({"task": row.task, "error": problem})
         elif (answer.store_name, answer.number) != (wire.store_name, wire.number):
             state.counters.add_mismatch()
             message = "another version than the one that was asked has answered"
-            answers.append({"task": row.task, "error": describe_words("wrong-version", 500, message, "ask again")})
+            answers.append({"task": row.task, "error": make_problem_body("wrong-version", 500, message, "ask again")})
         else:
             answers.append(answer.answer)
     if rows:

@@ -125,10 +125,10 @@ def make_problem(error: InlayError, request_id: str, secrets: Secrets | None = N
 
 def describe_error(error: InlayError, secrets: Secrets | None = None) -> dict[str, Any]:
     """Return an error as a problem without the fields of a request: the problem of a row, or of a job."""
-    return describe_words(error.code, error.http_status, error.message, error.hint, secrets)
+    return make_problem_body(error.code, error.http_status, error.message, error.hint, secrets)
 
 
-def describe_words(
+def make_problem_body(
     code: str, status: int, message: str, hint: str | None, secrets: Secrets | None = None
 ) -> dict[str, Any]:
     """Return the parts of an error as a problem, without anything that a caller must not see."""

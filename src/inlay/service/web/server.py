@@ -20,7 +20,7 @@ from inlay.service.child import Child
 from inlay.service.engine import EngineClient, FleetClient, find_roster
 from inlay.service.state import Database
 from inlay.service.web.app import WebApp, make_app
-from inlay.service.web.problems import MEDIA_TYPE, describe_words
+from inlay.service.web.problems import MEDIA_TYPE, make_problem_body
 
 HEAD_PATIENCE_S = 15.0
 """seconds in which the head of a request must arrive"""
@@ -94,7 +94,7 @@ class PatientProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         title, code, detail = _REFUSALS[status]
-        body = msgspec.json.encode(describe_words(code, status, detail, None))
+        body = msgspec.json.encode(make_problem_body(code, status, detail, None))
         head = f"HTTP/1.1 {status} {title}\r\ncontent-type: {MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
         self.transport.close()

@@ -21,7 +21,7 @@ from inlay.service.views import (
 )
 from inlay.service.web.bodies import MOST_NUMBER, AliasBody, FeedbackBody, PolicyBody
 from inlay.service.web.dataset_routes import Cursor, Limit
-from inlay.service.web.guard import CurrentHere, MadeReply, answer_once, make_router, needs, read_if_match
+from inlay.service.web.guard import CreatedReply, CurrentCall, answer_once, make_router, needs, read_if_match
 from inlay.service.web.shapes import (
     AliasMoveShape,
     AliasShape,
@@ -52,13 +52,13 @@ _ETAG = {"headers": {"ETag": {"schema": {"type": "string"}}}}
 
 
 @router.get("/v1/tasks", response_model=ListShape[TaskShape])
-def list_tasks(here: CurrentHere, limit: Limit = 50, cursor: Cursor = None) -> Any:
+def list_tasks(here: CurrentCall, limit: Limit = 50, cursor: Cursor = None) -> Any:
     """List the tasks by name."""
     return describe_tasks(here.workspace, limit, cursor)
 
 
 @router.get("/v1/tasks/{task}", response_model=TaskShape, responses={200: _ETAG})
-def get_task(here: CurrentHere, response: Response, task: str) -> Any:
+def get_task(here: CurrentCall, response: Response, task: str) -> Any:
     """Return a task."""
     found = describe_task(here.workspace, task)
     response.headers["etag"] = found["etag"]
@@ -72,7 +72,7 @@ def get_task(here: CurrentHere, response: Response, task: str) -> Any:
     openapi_extra={**needs("train"), **_IF_MATCH},
     summary="Say when new versions go live",
 )
-def set_policy(here: CurrentHere, request: Request, response: Response, task: str, body: PolicyBody) -> Any:
+def set_policy(here: CurrentCall, request: Request, response: Response, task: str, body: PolicyBody) -> Any:
     """Say when versions trained from now on go live: `always`, `if-better` on the same rows, or `never`."""
     found = here.workspace.set_policy(task, body.policy, if_match=read_if_match(request))
     response.headers["etag"] = found.etag
@@ -86,40 +86,40 @@ def set_policy(here: CurrentHere, request: Request, response: Response, task: st
     openapi_extra=needs("admin"),
     summary="Erase a task",
 )
-def erase_task(here: CurrentHere, task: str) -> Response:
+def erase_task(here: CurrentCall, task: str) -> Response:
     """Erase a task with its versions, runs, answers and corrections. It is gone at once; a job erases the bytes."""
     workspace = here.workspace
 
-    def made(job: Job) -> MadeReply:
-        return MadeReply(job.to_json(), 202, {"location": f"/v1/jobs/{job.id}"})
+    def made(job: Job) -> CreatedReply:
+        return CreatedReply(job.to_json(), 202, {"location": f"/v1/jobs/{job.id}"})
 
-    def make(call: Any) -> MadeReply:
+    def make(call: Any) -> CreatedReply:
         return made(workspace.erase_task(task, call))
 
     return answer_once(here, make, lambda job_id: made(workspace.job(job_id)))
 
 
 @router.get("/v1/tasks/{task}/versions", response_model=ListShape[VersionShape])
-def list_versions(here: CurrentHere, task: str) -> Any:
+def list_versions(here: CurrentCall, task: str) -> Any:
     """List a task's versions, oldest first."""
     return {"items": [row.to_json() for row in here.workspace.versions(task)], "next_cursor": None}
 
 
 @router.get("/v1/tasks/{task}/versions/{version}", response_model=VersionShape)
-def get_version(here: CurrentHere, task: str, version: Number) -> Any:
+def get_version(here: CurrentCall, task: str, version: Number) -> Any:
     """Return a version."""
     return find_version(here.workspace, task, version).row.to_json()
 
 
 @router.get("/v1/tasks/{task}/versions/{version}/report", openapi_extra=needs("train"))
-def get_report(here: CurrentHere, task: str, version: Number) -> dict[str, Any]:
+def get_report(here: CurrentCall, task: str, version: Number) -> dict[str, Any]:
     """Return how good a version is on its dev rows: intervals, scores of labels, confusion and calibration."""
     return describe_report(here.workspace, task, version)
 
 
 @router.get("/v1/tasks/{task}/versions/{version}/errors", openapi_extra=needs("train"))
 def list_errors_of_version(
-    here: CurrentHere,
+    here: CurrentCall,
     task: str,
     version: Number,
     expected: LabelFilter = None,
@@ -133,7 +133,7 @@ def list_errors_of_version(
 
 
 @router.get("/v1/tasks/{task}/compare", openapi_extra=needs("train"), summary="Compare two versions")
-async def compare_versions(here: CurrentHere, task: str, a: Versions, b: Versions) -> dict[str, Any]:
+async def compare_versions(here: CurrentCall, task: str, a: Versions, b: Versions) -> dict[str, Any]:
     """Compare two versions on the same rows: the paired difference with its interval, a test, and what changed."""
     return await describe_comparison(here.workspace, here.state.engine, task, (a, b))
 
@@ -145,7 +145,7 @@ async def compare_versions(here: CurrentHere, task: str, a: Versions, b: Version
     summary="Rows worth labelling",
 )
 async def list_suggestions(
-    here: CurrentHere,
+    here: CurrentCall,
     task: str,
     dataset: Annotated[str | None, Query(max_length=100, description="Rows to choose from, labelled or not.")] = None,
     limit: Annotated[int, Query(ge=1, le=200)] = 20,
@@ -162,7 +162,7 @@ async def list_suggestions(
 
 
 @router.get("/v1/tasks/{task}/aliases/live", response_model=AliasShape, responses={200: _ETAG})
-def get_live(here: CurrentHere, response: Response, task: str) -> Any:
+def get_live(here: CurrentCall, response: Response, task: str) -> Any:
     """Return which version answers, and since when."""
     alias = here.workspace.alias(task)
     if alias is None:
@@ -184,7 +184,7 @@ def get_live(here: CurrentHere, response: Response, task: str) -> Any:
     openapi_extra={**needs("train"), **_IF_MATCH},
     summary="Make a version live, or roll back",
 )
-async def put_live(here: CurrentHere, request: Request, response: Response, task: str, body: AliasBody) -> Any:
+async def put_live(here: CurrentCall, request: Request, response: Response, task: str, body: AliasBody) -> Any:
     """Make a version the one that answers. It is loaded and proved first; then the alias moves in one step."""
     if_match = read_if_match(request)
     alias: Alias = await go_live(
@@ -195,7 +195,7 @@ async def put_live(here: CurrentHere, request: Request, response: Response, task
 
 
 @router.get("/v1/tasks/{task}/aliases/live/history", response_model=ListShape[AliasMoveShape])
-def list_history(here: CurrentHere, task: str) -> Any:
+def list_history(here: CurrentCall, task: str) -> Any:
     """List the moves of `live`, newest first."""
     return {"items": [move.to_json() for move in here.workspace.history(task)], "next_cursor": None}
 
@@ -207,23 +207,23 @@ def list_history(here: CurrentHere, task: str) -> Any:
     openapi_extra=needs("train"),
     summary="Correct answers",
 )
-def add_feedback(here: CurrentHere, task: str, body: FeedbackBody) -> Response:
+def add_feedback(here: CurrentCall, task: str, body: FeedbackBody) -> Response:
     """Keep corrections of answers: `POST /v1/jobs` with `corrections` trains the task again with them."""
     workspace = here.workspace
     items = [Correction(item.text, item.label, item.pair, item.answered, item.version) for item in body.items]
 
-    def make(call: Any) -> MadeReply:
+    def make(call: Any) -> CreatedReply:
         kept = workspace.add_feedback(task, items, call)
-        return MadeReply({"items": [item.to_json() for item in kept], "next_cursor": None})
+        return CreatedReply({"items": [item.to_json() for item in kept], "next_cursor": None})
 
-    def show(subject: str) -> MadeReply:
+    def show(subject: str) -> CreatedReply:
         page = workspace.feedback(subject.removeprefix("task:"), min(len(items), 200))
-        return MadeReply({"items": [item.to_json() for item in reversed(page.items)], "next_cursor": None})
+        return CreatedReply({"items": [item.to_json() for item in reversed(page.items)], "next_cursor": None})
 
     return answer_once(here, make, show)
 
 
 @router.get("/v1/tasks/{task}/feedback", response_model=ListShape[FeedbackShape], openapi_extra=needs("train"))
-def list_feedback(here: CurrentHere, task: str, limit: Limit = 50, cursor: Cursor = None) -> Any:
+def list_feedback(here: CurrentCall, task: str, limit: Limit = 50, cursor: Cursor = None) -> Any:
     """List the corrections of a task's answers, newest first."""
     return here.workspace.feedback(task, limit, cursor).to_json()

@@ -37,12 +37,12 @@ from inlay.training import (
     Interrupted,
     RowsAnswered,
     StepTaken,
-    emit_to,
+    fan_out,
     ignore,
     is_finished,
     list_stopped,
+    needs_own_cohort,
     structure_of,
-    trains_apart,
 )
 
 # Stacks are as wide as their widest slot: above this size, a cohort of its own is cheaper than padding all others.
@@ -164,7 +164,7 @@ class Session:
         began, failed = time.monotonic(), []
         listeners = [progress.watch(unit)] if alarm is None else [alarm, progress.watch(unit)]
         try:
-            failed = self.runner.do(unit, emit_to(*listeners))
+            failed = self.runner.do(unit, fan_out(*listeners))
         except Interrupted:
             if not self.deadline.is_late:
                 raise
@@ -398,7 +398,7 @@ def _key(item: PlannedRun, plan: StudyPlan) -> tuple[Any, ...]:
     if item.run is None:
         return (item.arm.kind, item.id)
     width = max(_PADDED_TO, item.config.method.size or 0)
-    structure = (*structure_of(item.run), trains_apart(item.run, plan.backbone))
+    structure = (*structure_of(item.run), needs_own_cohort(item.run, plan.backbone))
     return ("runs", plan.backbone.fingerprint, tuple(plan.study.fit.items()), structure, width, item.source is None)
 
 

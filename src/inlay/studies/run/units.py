@@ -29,9 +29,9 @@ from inlay.training import (
     JointRun,
     RunEnded,
     drop_rows,
-    emit_to,
+    fan_out,
     fit,
-    has_known_heads,
+    has_compiled_losses,
     is_finished,
     read_result,
     start_from,
@@ -94,7 +94,7 @@ class Unit:
         if item.run is None:
             return (item.arm.kind,)
         method, rates, _, num_parts = structure_of(item.run)  # whether the run is alone does not matter
-        return (method, rates, num_parts, has_known_heads(item.run))
+        return (method, rates, num_parts, has_compiled_losses(item.run))
 
     def take(self, items: Iterable[PlannedRun]) -> Unit:
         """Return the unit with some of its items only."""
@@ -193,7 +193,7 @@ class UnitRunner:
             if isinstance(event, RunEnded):
                 self._keep_ended(unit, event.member.run)
 
-        fit(runs, plan.backbone, self._runs, settings, emit_to(keep_ended, emit))
+        fit(runs, plan.backbone, self._runs, settings, fan_out(keep_ended, emit))
         if unit.is_finetuned:  # a state may be left of a cohort of which some runs were trained elsewhere
             drop_rows(self._runs / "cohorts", unit.run_ids)
         self._keep_finished(unit)

@@ -32,9 +32,9 @@ from inlay.cluster import (
     check_versions,
     connect,
     count_places,
-    describe_loss,
+    first_error_line,
+    load_same_backbone,
     marked,
-    open_same,
     own_versions,
     pack_error,
     read_folders,
@@ -293,7 +293,7 @@ class _Dispatcher:
         lost = [item for item in unit.items if not self._session.known.is_known(item)]
         if unit.is_sequential:  # of copies trained one after another it was training one
             lost = [item for item in lost if item.id == sent.at] or lost
-        reason = describe_loss(error)
+        reason = first_error_line(error)
         self._lost.append(f"`{unit.describe()}`: {reason}")
         self._progress.warn(f"{unit.take(lost).describe() if lost else unit.describe()}: {reason}")
         self._session.runner.record_failure(lost, LostProcess(reason, "Ray's log says more"))
@@ -364,7 +364,7 @@ def _do_unit(order: _UnitOrder, common: _Common, relay: Any) -> _UnitOutcome:
 @functools.lru_cache(maxsize=2)
 def _open_backbone(name: str, fingerprint: str, device: str | None) -> Backbone:
     """Open a backbone once for all units of this process."""
-    return open_same(name, fingerprint, device)
+    return load_same_backbone(name, fingerprint, device)
 
 
 class _Teller:

@@ -34,7 +34,16 @@ from inlay.studies.run.session import Deadline, Session, SessionResult, StudyPro
 from inlay.studies.run.units import Unit
 from inlay.studies.spec.planning import PlannedRun, StudyPlan, load_tasks, plan_study
 from inlay.studies.spec.study import Study
-from inlay.training import CohortStarted, Emit, Event, MemoryRanOut, RowsAnswered, RunEntered, StepTaken, take_share
+from inlay.training import (
+    CohortStarted,
+    Emit,
+    Event,
+    MemoryRanOut,
+    RowsAnswered,
+    RunEntered,
+    StepTaken,
+    limit_memory_share,
+)
 
 PROCESSES = multiprocessing.get_context("spawn")
 """processes are spawned, as a forked process could not use the GPU"""
@@ -358,7 +367,7 @@ def _take_share(backbone: Backbone, number: int, settings: JobSettings) -> bool:
     if backbone.device.type != "cuda":
         return False
     num_gpus = torch.cuda.device_count() if settings.device in ("auto", "cuda") else 1
-    take_share(backbone.device, settings.memory_share * _USABLE / -(-settings.num_jobs // num_gpus))
+    limit_memory_share(backbone.device, settings.memory_share * _USABLE / -(-settings.num_jobs // num_gpus))
     num_cohorts = 2 if backbone.num_parameters >= _MANY_PARAMETERS and not backbone.is_seq2seq else 4
     return number >= num_cohorts * num_gpus
 

@@ -49,7 +49,7 @@ from inlay.training.run.run_folder import is_finished, read_result, write_histor
 from inlay.training.step.compiled import has_programs
 from inlay.training.step.losses import has_batched_loss
 
-__all__ = ["FitSettings", "Interrupted", "fit", "has_known_heads", "structure_of", "trains_apart"]
+__all__ = ["FitSettings", "Interrupted", "fit", "has_compiled_losses", "needs_own_cohort", "structure_of"]
 
 # Settings in which runs of one cohort may differ, besides seed, rates and task: they change values, not tensor shapes.
 _FREE_IN_A_COHORT: dict[str, Any] = {"size": None, "init_std": 1.0, "activation": "auto", "scale": None, "alpha": None}
@@ -117,14 +117,14 @@ def structure_of(run: AnyRun) -> tuple[Any, ...]:
     return (replace(run.config.method, **free), rates, alone, len(run.parts))
 
 
-def has_known_heads(run: AnyRun) -> bool:
+def has_compiled_losses(run: AnyRun) -> bool:
     """Tell whether all heads of a run have a compiled loss. One without it would make its whole cohort eager."""
     return all(has_batched_loss(part.spec.head) and not part.config.train.contrast for part in run.parts)
 
 
-def trains_apart(run: AnyRun, backbone: Backbone) -> bool:
+def needs_own_cohort(run: AnyRun, backbone: Backbone) -> bool:
     """Tell whether a run must not join a cohort whose steps are compiled."""
-    return has_programs(backbone, run.spec.method) and not has_known_heads(run)
+    return has_programs(backbone, run.spec.method) and not has_compiled_losses(run)
 
 
 def _group(runs: list[AnyRun], backbone: Backbone, folder: Path) -> list[list[AnyRun]]:
@@ -135,9 +135,11 @@ def _group(runs: list[AnyRun], backbone: Backbone, folder: Path) -> list[list[An
         groups.setdefault((begun_alone, structure_of(run)), []).append(run)
     found = []
     for group in groups.values():
-        parts = [[run for run in group if has_known_heads(run) == are_known] for are_known in (True, False)]
+        parts = [[run for run in group if has_compiled_losses(run) == are_known] for are_known in (True, False)]
         parts = [part for part in parts if part]
-        is_apart = any(trains_apart(run, backbone) for run in group) or any(_is_stopped(part, folder) for part in parts)
+        is_apart = any(needs_own_cohort(run, backbone) for run in group) or any(
+            _is_stopped(part, folder) for part in parts
+        )
         found += parts if is_apart and not _is_stopped(group, folder) else [group]
     return [longest_first(group) for group in found]
 

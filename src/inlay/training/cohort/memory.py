@@ -68,7 +68,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else 1024 * peak  # macOS counts bytes, Linux KiB
 
 
-def take_share(device: torch.device, share: float) -> None:
+def limit_memory_share(device: torch.device, share: float) -> None:
     """Limit this process to a share of a GPU's memory; `available_bytes` then counts on that share."""
     if device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(share, device)

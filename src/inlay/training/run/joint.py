@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inlay.data import MEAN, METRICS, Task, keep_places
+from inlay.data import MEAN, METRICS, Task, use_whole_paths
 from inlay.errors import BadConfig, BadData, Diverged, Missing, UnknownName, WrongBackbone
 from inlay.model import (
     JOINT_METHODS,
@@ -126,7 +126,7 @@ def make_joint_run(
     _check_backbone(start, backbone)
     # Rows are drawn from all rows of a task, on padded backbones too: the recorded setting must say so.
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, bucket=1))
-    sources = [keep_places(source) for source in data or [config.data] * len(tasks)]
+    sources = [use_whole_paths(source) for source in data or [config.data] * len(tasks)]
     # Settings of generated text go to free-text tasks alone, if there are any.
     are_free = [find_head(task.kind).reads == "nothing" for task in tasks]
     others = dataclasses.replace(config.train, beams=None, max_answer=None)

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from inlay.data import keep_places
+from inlay.data import use_whole_paths
 from inlay.errors import Missing, StoreDamaged
 from inlay.settings import RunConfig, write_toml
 from inlay.store import write_atomically
@@ -53,7 +53,7 @@ def write_start(folder: Path, run: AnyRun) -> None:
 
 def _keep_settings(config: RunConfig) -> RunConfig:
     """Return settings as they are kept: the data is found from any folder, and no secret of a link is in them."""
-    return dataclasses.replace(config, data=keep_places(config.data))
+    return dataclasses.replace(config, data=use_whole_paths(config.data))
 
 
 def read_fingerprint(folder: Path) -> str:

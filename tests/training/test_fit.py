@@ -57,7 +57,7 @@ def test_run_folder_holds_config_metrics_curve_and_weights(tiny_bert, toy_task, 
     folder = tmp_path / run.id
     assert sorted(path.name for path in folder.iterdir()) == [
         "best.safetensors", "config.toml", "curve.png", "fingerprint", "last.safetensors", "metrics.jsonl",
-        "result.json",
+        "result.json", "rows.digest",
     ]  # fmt: skip
     assert (folder / "fingerprint").read_text() == f"{tiny_bert.fingerprint}\n"
     assert read_toml(folder / "config.toml") == run.config

@@ -97,4 +97,4 @@ def test_what_goes_on_from_a_version_that_reads_it_reads_it_too_and_says_so(nois
     run = make_run(toy_task("new", seed=3), config, noise, store)
     assert run.spec.head.pooling == "pooler"
     assert "head included" in run.start.notes[0]
-    assert "goes on reading a pooler that is noise" in run.notes[0]
+    assert "it still reads a pooler that is noise" in run.notes[0]

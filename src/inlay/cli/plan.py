@@ -64,9 +64,8 @@ def _put_counts(made: training.RunPlan, run: training.Run, num_tasks: int) -> No
     ]
     screen.emit_table(["", *numbers(run.config.method.name, "full fine-tuning")], rows)
     screen.emit()
-    at_least = (
-        "at least " if data.find_layout(run.reading.kind).overlaps else ""
-    )  # a long context makes several windows
+    # A long context makes several windows.
+    at_least = "at least " if data.find_layout(run.reading.kind).overlaps else ""
     screen.emit_pairs(
         {
             "parameters": parts,
@@ -74,7 +73,7 @@ def _put_counts(made: training.RunPlan, run: training.Run, num_tasks: int) -> No
             **describe_times(made.totals.repeat(num_tasks)),
             "rows": f"{screen.count(made.num_train)} to train, {screen.count(made.num_dev)} dev",
             "steps": f"{at_least}{screen.count(made.num_steps)}",
-            "together": f"up to {screen.count(made.max_together, 'run')} like it fit in memory at a time",
+            "together": f"up to {screen.count(made.max_together, 'run')} like it fit at a time",
             "run": made.run_id,
         }
     )

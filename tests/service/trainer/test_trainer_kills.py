@@ -13,6 +13,7 @@ from trainer_bench import make_rows, open_bench_at
 
 from inlay.service.state import Database, JobQueue, JobRequest, Tenants
 from inlay.service.trainer import cohort_work, going_live
+from inlay.service.trainer.attempts import sweep_runs
 from inlay.service.trainer.job_data import prepare_job
 from inlay.training import list_stopped
 
@@ -108,7 +109,7 @@ def go_on(home, backbone, jobs, undisturbed):
     """Let a fresh trainer go on, and see that everything is as if nothing had happened."""
     bench = open_bench_at(home, backbone)
     bench.queue.reclaim_of("tester")
-    cohort_work.sweep_runs(bench.context)  # as the process does when it starts
+    sweep_runs(bench.context)  # as the process does when it starts
     bench.train()
     for job in jobs:
         done = bench.see(job)

@@ -127,9 +127,12 @@ class Client:
     def upload(
         self, data: str | Path | bytes, *, name: str | None = None, columns: Mapping[str, str] = {}
     ) -> RemoteDataset:
-        """Upload a CSV, TSV, JSON-lines, Parquet or Excel file. `columns` may name text, pair, label and kind."""
+        """Upload a CSV, TSV, JSON-lines, Parquet or Excel file. `columns` may name text, pair, label and kind.
+
+        Bytes have no name to tell their format from: without `name` they are CSV.
+        """
         if isinstance(data, bytes):
-            content = data
+            content, name = data, name or "rows.csv"
             read: Callable[[], Iterator[bytes]] = lambda: iter((content,))  # noqa: E731
         else:
             path = Path(data).expanduser()

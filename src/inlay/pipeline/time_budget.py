@@ -154,11 +154,14 @@ class Budget:
             terminal.detail(f"beside the usual settings: {', '.join(tried)}")
         elif not spending.is_enough:
             at_least = _format_budget(self.seconds - spending.seconds + spending.needed_seconds)
-            least = f"{terminal.count(spending.epochs, 'epoch')}, for which use `--budget {at_least}`"
-            terminal.detail(
-                f"that is too short for {least}: training ends when the time is up; "
-                f"the usual {usual} need `--budget {_format_budget(needed)}`"
-            )
+            if spending.epochs:
+                least = f"{terminal.count(spending.epochs, 'epoch')}, for which use `--budget {at_least}`"
+                terminal.detail(
+                    f"that is too short for {least}: training ends when the time is up; "
+                    f"the usual {usual} need `--budget {_format_budget(needed)}`"
+                )
+            else:  # with few rows, all the work comes before the first epoch
+                terminal.detail(f"that is too short for this run, which needs `--budget {at_least}`")
             if spending.before_seconds > spending.seconds:
                 before = terminal.duration(spending.before_seconds)
                 terminal.detail(

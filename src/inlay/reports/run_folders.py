@@ -168,7 +168,7 @@ def find_runs(entries: Sequence[RunEntry], ids: Iterable[str]) -> list[RunEntry]
         matches = [entry for entry in entries if entry.id == wanted]
         matches = matches or [entry for entry in entries if wanted and entry.id.startswith(wanted)]
         if len({entry.id for entry in matches}) != 1:
-            known = [entry.id for entry in matches or entries][:_MOST_NAMED]
+            known = list(dict.fromkeys(entry.id for entry in matches or entries))[:_MOST_NAMED]
             hint = f"several begin so: {', '.join(known)}" if matches else None
             raise UnknownName("run", wanted, known, hint=hint)
         found += [entry for entry in matches if entry not in found]

@@ -106,3 +106,11 @@ def test_a_file_that_cannot_be_answered_raises_the_error_of_its_job(client, benc
         client.predict_file("mail", dataset)
     thread.join()
     assert (caught.value.code, caught.value.hint) == ("bad-data", "name it")
+
+
+def test_bytes_without_a_name_are_csv(client, bench):
+    thread, settings = run_batch(bench, [{"line": 2, "label": "ham"}])
+    assert list(client.predict_file("mail", CSV)) == [{"line": 2, "label": "ham"}]
+    thread.join()
+    assert settings["task"] == "mail"
+    assert [(dataset.name, dataset.format) for dataset in client.datasets()] == [("rows.csv", "csv")]

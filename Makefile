@@ -7,7 +7,7 @@ JOBS ?= 2
 # Bytecode is written as modules are first imported, not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart serve test ray postgres fuzz kill kill-service soak schemathesis histories churn mutants interop triton mlflow quality-env docs wheel-test check lint env clean help
+.PHONY: quickstart serve test ray postgres fuzz kill kill-service soak schemathesis histories churn threads mutants interop triton mlflow quality-env docs wheel-test check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -67,6 +67,9 @@ histories: env ## random histories of the service's state beside a small model (
 
 churn: env ## 200 tasks in 16 slots, published and removed while 8 clients ask (CHURN=60 for less)
 	INLAY_CHURN_S=$(CHURN) INLAY_CHURN_TASKS=200 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/service/engine/test_churn.py
+
+threads: env ## eight threads with 1,000 requests each on one engine equal one thread
+	INLAY_THREAD_REQUESTS=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/serving/test_engine_threads.py
 
 postgres: env ## run the tests of the service's state, and of the whole service, on Postgres (Debian's pg_virtualenv)
 	INLAY_TEST_POSTGRES=1 OMP_NUM_THREADS=1 pg_virtualenv $(BIN)/python -m pytest -q -W ignore::pytest.PytestUnraisableExceptionWarning tests/service/state tests/service/trainer/test_two_homes.py

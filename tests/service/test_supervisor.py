@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -246,6 +246,44 @@ def test_callbacks_of_a_drain_are_called_also_when_they_come_too_late(tmp_path):
     child.stop()
     child.on_stop(lambda: called.append("late"))
     assert called == ["early", "late"]
+
+
+def test_sigterm_drains_whatever_step_the_main_thread_is_at(tmp_path):
+    pids = []
+    for _ in range(24):
+        read, ready = os.pipe()
+        pid = os.fork()
+        if not pid:
+            child = Child(ServeSettings(home=tmp_path), Place("engine"))
+            child.hear_signals()
+            os.write(ready, b".")
+            while not child.stopping.wait(0):  # nearly always inside of `wait`, which holds a lock
+                pass
+            os._exit(7)
+        os.read(read, 1)
+        os.close(read)
+        os.close(ready)
+        os.kill(pid, signal.SIGTERM)
+        pids.append(pid)
+    ended = {}
+    try:
+        wait_for(lambda: len(ended.update(find_ended(pids)) or ended) == len(pids), "the end of all")
+    finally:
+        for pid in set(pids) - set(ended):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    assert set(ended.values()) == {7}
+
+
+def find_ended(pids: list[int]) -> dict[int, int]:
+    """The exit statuses of those children that ended since the last call."""
+    found = {}
+    for pid in pids:
+        with suppress(ChildProcessError):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                found[pid] = os.waitstatus_to_exitcode(status)
+    return found
 
 
 NICED = """

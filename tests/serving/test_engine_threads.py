@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 import sys
 import threading
@@ -29,6 +30,9 @@ SPECS = [
     SlotSpec.of(MethodConfig("lora", 4), HeadSpec("regress", 1, "mean")),
     SlotSpec.of(MethodConfig("bitfit"), HeadSpec("tag", 5, "tokens")),
 ]
+
+NUM_REQUESTS = int(os.environ.get("INLAY_THREAD_REQUESTS", "300"))
+"""requests of each of eight threads; `make threads` asks 1,000"""
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +115,7 @@ def answer_all(engine, calls):
 
 @pytest.mark.parametrize(
     ("num_tasks", "num_slots", "num_requests"),
-    [(12, 4, 40), pytest.param(500, 8, 1000, marks=pytest.mark.slow)],
+    [(12, 4, 40), pytest.param(500, 8, NUM_REQUESTS, marks=pytest.mark.slow)],
 )
 def test_threads_on_one_engine_get_the_answers_of_one_thread(
     num_tasks, num_slots, num_requests, tiny_bert, publish_random, texts, tmp_path

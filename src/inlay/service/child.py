@@ -9,6 +9,7 @@ ends the service with this error, because trying again would not help.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import json
 import os
@@ -58,6 +59,8 @@ class Child:
     is_ready: bool = False
     """whether it has reported that it is ready"""
     _callbacks: list[Callable[[], None]] = field(default_factory=list)
+    _is_stopped: bool = False
+    _guard: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def name(self) -> str:
@@ -65,12 +68,15 @@ class Child:
         return self.place.name
 
     def on_stop(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when SIGTERM arrives, in the main thread, perhaps between any two lines of its code.
+        """Have `callback` called once when SIGTERM arrives, in a thread of its own.
 
         To reach an event loop, pass a callback that uses `loop.call_soon_threadsafe`.
         """
-        self._callbacks.append(callback)
-        if self.stopping.is_set():
+        with self._guard:
+            is_late = self._is_stopped
+            if not is_late:
+                self._callbacks.append(callback)
+        if is_late:
             callback()
 
     def ready(self, facts: Mapping[str, Any] = {}) -> None:
@@ -97,14 +103,19 @@ class Child:
     def hear_signals(self) -> None:
         """Let SIGTERM drain this process. Some libraries replace the signal's handler: then call it again."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda *_: self.stop())
+        # A handler runs between any two steps of the main thread. It may hold the lock of `stopping` just then, as it
+        # waits for it, and would wait for itself for ever. So the handler takes no lock and starts a thread.
+        signal.signal(signal.SIGTERM, lambda *_: _thread.start_new_thread(self.stop, ()))
 
     def stop(self) -> None:
         """Begin to drain, as SIGTERM does."""
-        if not self.stopping.is_set():
-            self.stopping.set()
-            for callback in self._callbacks:
-                callback()
+        with self._guard:
+            if self._is_stopped:
+                return
+            self._is_stopped = True
+        self.stopping.set()
+        for callback in self._callbacks:
+            callback()
 
     def _report(self, kind: str, fields: dict[str, Any]) -> None:
         if self.place.status is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,8 +56,8 @@ async def _answer(child: Child, engine: Engine) -> None:
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    def stop() -> None:  # called by a signal handler
-        if not loop.is_closed():
+    def stop() -> None:  # called in another thread
+        with suppress(RuntimeError):  # the loop has ended by itself
             loop.call_soon_threadsafe(stopping.set)
 
     child.on_stop(stop)

@@ -149,8 +149,9 @@ async def _serve(child: Child, server: DrainingServer, app: WebApp) -> None:
         app.state.is_draining = True
         server.should_exit = True
 
-    def stop() -> None:  # called by a signal handler
-        loop.call_soon_threadsafe(drain)
+    def stop() -> None:  # called in another thread
+        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            loop.call_soon_threadsafe(drain)
 
     child.on_stop(stop)
     serving = asyncio.ensure_future(server.serve(sockets=[child.listener()]))

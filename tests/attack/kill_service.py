@@ -130,8 +130,9 @@ class Attack:
         """Wait until all jobs have ended, and compare what is there with the ledgers together."""
         customer = self.make_customer(0)
         everything = merge(self.ledgers)
-        for job, _ in everything.jobs.values():
-            customer.wait_for_job(job)
+        for job, task in everything.jobs.values():
+            if task not in everything.erased:  # its jobs go with it
+                customer.wait_for_job(job)
         self.problems += check_ledger(customer, everything)
         customer.close()
         count, known = sum(self.kills.values()), len(everything.jobs)
@@ -145,6 +146,7 @@ def merge(ledgers: Sequence[Ledger]) -> Ledger:
         for name in ("datasets", "jobs", "feedback", "erased"):
             getattr(whole, name).update(getattr(ledger, name))
         whole.deleted |= ledger.deleted
+        whole.gone_with_tasks |= ledger.gone_with_tasks
         whole.cancelled |= ledger.cancelled
         whole.moves += ledger.moves
         whole.wrong += ledger.wrong

@@ -44,6 +44,8 @@ class Ledger:
     """task, version and reason of each move of `live`"""
     erased: dict[str, str] = field(default_factory=dict)
     """task -> the job that erased it"""
+    gone_with_tasks: set[str] = field(default_factory=set)
+    """datasets that only erased tasks were trained on: erasing may take them along"""
     labels: dict[tuple[str, str], str] = field(default_factory=dict)
     """version and text -> the label it answered first"""
     wrong: list[str] = field(default_factory=list)
@@ -213,7 +215,9 @@ class Customer:
 
     def erase(self, task: str) -> None:
         """Train a task of its own, and erase it."""
+        before = {identity for identity, _ in self.ledger.datasets.values()}
         self.wait_for_job(self.train(task))
+        self.ledger.gone_with_tasks |= {identity for identity, _ in self.ledger.datasets.values()} - before
         response = self.call("DELETE", f"/v1/tasks/{task}", headers={"idempotency-key": str(uuid.uuid4())})
         if response.status_code != 404:
             self._expect(response, 202)
@@ -255,8 +259,13 @@ class Customer:
 def check_ledger(customer: Customer, ledger: Ledger) -> list[str]:
     """Compare a quiet service with what it acknowledged; what is lost, or there twice."""
     problems = list(ledger.wrong)
+    for job in ledger.erased.values():
+        customer.wait_for_job(job)
     jobs = {each["id"]: each for each in customer.list_all("/v1/jobs")}
     for job, task in ledger.jobs.values():
+        if task in ledger.erased:
+            problems += [f"{job} of the erased {task} is there"] if job in jobs else []
+            continue
         state = jobs.get(job, {}).get("state", "lost")
         if state not in ("succeeded", *(("cancelled",) if job in ledger.cancelled else ())):
             problems.append(f"{job} of {task}: {state} {jobs.get(job, {}).get('error')}")
@@ -291,7 +300,9 @@ def _check_versions(customer: Customer, ledger: Ledger, jobs: dict[str, dict[str
 
 def _check_rows(customer: Customer, ledger: Ledger) -> list[str]:
     found = {each["id"]: each for each in customer.list_all("/v1/datasets")}
-    kept = {identity: digest for identity, digest in ledger.datasets.values() if identity not in ledger.deleted}
+    found = {identity: each for identity, each in found.items() if identity not in ledger.gone_with_tasks}
+    away = ledger.deleted | ledger.gone_with_tasks
+    kept = {identity: digest for identity, digest in ledger.datasets.values() if identity not in away}
     problems = [f"dataset {identity} is lost" for identity in kept.keys() - found.keys()]
     problems += [f"dataset {identity} was not asked for, or deleted" for identity in found.keys() - kept.keys()]
     problems += [f"dataset {one} changed" for one in kept.keys() & found.keys() if found[one]["sha256"] != kept[one]]
@@ -304,8 +315,7 @@ def _check_rows(customer: Customer, ledger: Ledger) -> list[str]:
         )
         mine = {text for text, name in ledger.feedback.items() if name == task}
         problems += [f"a correction of {task} is there {there[text]} times" for text in mine if there[text] != 1]
-    for task, job in ledger.erased.items():
-        customer.wait_for_job(job)
+    for task in ledger.erased:
         if customer.call("GET", f"/v1/tasks/{task}").status_code != 404:
             problems.append(f"{task} was erased and is there")
     return problems

@@ -23,12 +23,19 @@ from inlay.model.bank.methods import find_method
 from inlay.model.heads.inference import infer_vectors
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig, settled
 from inlay.training import fit, make_run
+from inlay.training.cohort import cohort as room
 from inlay.training.cohort.cohort import Cohort, CohortSettings
 from inlay.training.cohort.loop import Interrupted
 from inlay.training.cohort.member import close_epoch
 from inlay.training.evaluate import DevScores, encode_rows, score_dev
 from inlay.training.recipe import head_start
-from inlay.training.recipe.head_start import contrast_losses, draw_rows, fit_calibrated
+from inlay.training.recipe.head_start import (
+    contrast_losses,
+    draw_rows,
+    fit_calibrated,
+    left_out_loss,
+    split_fold,
+)
 from inlay.training.recipe.linear import fit_raw
 from inlay.training.recipe.probe import compare_readings, fit_probe
 from inlay.training.recipe.recipe import choose_blend
@@ -158,7 +165,7 @@ def test_who_gives_a_rate_gets_what_it_always_was(tiny_bert, toy_task):
 
 def test_settings_that_came_later_are_no_part_of_ids_where_a_rate_is_given(tiny_bert, toy_task):
     config = make(tiny_bert, toy_task(), lr=5e-4, epochs=3).config
-    assert not {"head_start", "contrast", "blend", "keep"} & set(settled(config.train))
+    assert not {"head_start", "contrast", "contrast_folds", "blend", "keep"} & set(settled(config.train))
     assert settled(config.train)["patience"] == settled(TrainConfig(lr=5e-4, patience=0))["patience"] == 0
 
 
@@ -229,6 +236,106 @@ def test_of_what_contrast_changed_a_part_is_kept(tiny_bert, toy_task):
     for name, tensor in cohort.bank.read(0).items():
         if not name.startswith("head."):
             torch.testing.assert_close(tensor, start[name] + 0.25 * (end[name] - start[name]), msg=name)
+
+
+FOLDED = {"lr": 1e-2, "head_start": "probe", "contrast": 3, "contrast_folds": 2, "epochs": 0, "dropout": 0.0}
+
+
+def train_folds(run, backbone, losses, monkeypatch):
+    """Train a run whose folds have these losses; what every contrastive step saw, and the slot after every stage."""
+    taken = iter(losses)
+    monkeypatch.setattr(room, "left_out_loss", lambda *given, **more: next(taken))
+    cohort = Cohort([run], backbone, SETTINGS)
+    (member,) = cohort.members
+    seen, slots = [], []
+    with cohort.training():
+        cohort.finish_epochs()
+        member.progress.fold_losses["probe"] = 10.0
+        while member.is_active:
+            seen.append((member.progress.stage, member.progress.fold, set(member.next_batch().tolist())))
+            cohort.step()
+            before = (member.progress.stage, member.progress.fold)
+            cohort.finish_epochs()
+            if before != (member.progress.stage, member.progress.fold):
+                slots.append(cohort.bank.read(0))
+    return member, seen, slots
+
+
+def test_a_contrastive_start_is_judged_on_rows_that_it_never_saw(tiny_bert, toy_task, monkeypatch):
+    run = make(tiny_bert, toy_task(num_rows=40), **FOLDED)
+    start = Cohort([run], tiny_bert, SETTINGS).bank.read(0)
+    member, seen, slots = train_folds(run, tiny_bert, [4.0, 5.0], monkeypatch)
+    assert [stage for stage, *_ in seen] == ["fold"] * 4 + ["contrast"] * 3, "two thirds of the steps without a half"
+    for fold in range(2):
+        inside, outside = split_fold(40, 2, fold)
+        rows = set().union(*(batch for stage, own, batch in seen if (stage, own) == ("fold", fold)))
+        assert rows <= set(inside.tolist())
+        assert not rows & set(outside.tolist())
+    for slot in slots[:2]:  # every start begins where the first one did
+        assert all(torch.equal(tensor, start[name]) for name, tensor in slot.items() if not name.startswith("head."))
+    assert (member.progress.status, member.progress.best_epoch) == ("finished", 1)
+    assert member.progress.history[0]["left_out_loss"] == {"probe": 0.25, "contrast": 0.225}
+
+
+def test_a_start_that_does_worse_on_rows_left_out_is_never_taken(tiny_bert, toy_task, monkeypatch):
+    run = make(tiny_bert, toy_task(num_rows=40), **FOLDED)
+    member, seen, _ = train_folds(run, tiny_bert, [4.0, 6.1], monkeypatch)
+    assert {stage for stage, *_ in seen} == {"fold"}
+    progress = member.progress
+    assert (progress.status, progress.best_epoch, len(progress.history)) == ("finished", 0, 1)
+    assert progress.message.startswith("the linear probe is kept")
+    assert "0.250" in progress.message
+    assert "0.253" in progress.message
+    assert member.steps_left == 0, "those on all rows are not taken"
+
+
+@pytest.mark.parametrize("step", [1, 4, 5, 7, 8])
+def test_stopped_while_folds_are_judged_a_run_ends_the_same(tiny_bert, toy_task, tmp_path, step):
+    run = make(tiny_bert, toy_task(num_rows=40), **FOLDED | {"contrast_folds": 3})
+    with pytest.raises(Interrupted):
+        fit([run], tiny_bert, tmp_path / "cut", emit=InterruptAt(step))
+    (resumed,) = fit([run], tiny_bert, tmp_path / "cut")
+    (whole,) = fit([run], tiny_bert, tmp_path / "whole")
+    assert all(torch.equal(resumed.tensors[name], whole.tensors[name]) for name in whole.tensors)
+    said = [{key: value for key, value in line.items() if key != "seconds"} for line in resumed.history]
+    assert said == [{key: value for key, value in line.items() if key != "seconds"} for line in whole.history]
+
+
+def test_the_loss_of_rows_left_out_is_that_of_models_that_never_saw_them(toy_task):
+    task, draw = toy_task(num_rows=60, num_labels=3), np.random.default_rng(0)
+    targets = task.train.targets.copy()
+    targets[7] = 2
+    targets[np.arange(60) != 7] %= 2  # class 2 has one row: where that is left out, nothing could know it
+    task = dataclasses.replace(task, train=dataclasses.replace(task.train, targets=targets))
+    vectors = draw.normal(size=(60, 12)) + targets[:, None]
+    inside, outside = (np.array([row for row in range(60) if (row % 4 == 3) == is_out]) for is_out in (False, True))
+    assert 7 in outside
+    scaler = StandardScaler().fit(vectors[inside])
+    model = LogisticRegression(C=1e-5, max_iter=1000).fit(scaler.transform(vectors[inside]), targets[inside])
+    known = outside[outside != 7]
+    margins = model.decision_function(scaler.transform(vectors[known])) * np.where(targets[known] == 1, 1, -1)
+    best = min(np.logaddexp(0, -margins / heat).sum() for heat in np.geomspace(1e-2, 1e2, 2000))
+    weakest = left_out_loss(task, vectors, inside, outside, most_strength=1e-5)  # there is none below
+    assert weakest == pytest.approx(best, rel=1e-3)
+    assert left_out_loss(task, vectors, inside, outside) != weakest
+    spoilt = vectors.copy()
+    spoilt[0] = np.nan
+    assert left_out_loss(task, spoilt, inside, outside) == math.inf
+
+
+def test_folds_judge_where_rows_are_enough_and_dev_rows_are_few(tiny_bert, toy_task):
+    def folds(num_rows, **train):
+        return make(tiny_bert, toy_task(num_rows=num_rows), **train).config.train.contrast_folds
+
+    assert [folds(rows) for rows in (50, 100, 101, 500, 501)] == [0, 0, 3, 3, 0]
+    assert folds(200, lr=1e-3) == folds(200, contrast=0) == folds(200, contrast=20) == 0
+    assert folds(200, contrast=20, contrast_folds=5) == folds(40, contrast_folds=5) == 5
+    with pytest.raises(BadConfig, match="no contrastive start to judge"):
+        folds(200, contrast=0, contrast_folds=3)
+    with pytest.raises(BadConfig, match="40 training rows"):
+        folds(40, contrast_folds=41)
+    with pytest.raises(BadConfig, match="contrast_folds"):
+        folds(40, contrast_folds=1)
 
 
 def test_the_less_labels_follow_from_texts_the_less_is_kept():

@@ -63,7 +63,8 @@ def describe_run(run: training.Run, backbone: model.Backbone) -> None:
     width += " of each text of a pair (towers)" if head.has_towers else ""
     parts = ["the head begins as a linear probe"] if train.head_start == "probe" else []
     if train.contrast:
-        parts.append(f"a contrastive start of {terminal.count(train.contrast, 'step')}")
+        judged = f", judged on {train.contrast_folds} folds" if train.contrast_folds else ""
+        parts.append(f"a contrastive start of {terminal.count(train.contrast, 'step')}{judged}")
     if train.num_epochs:
         epochs, steps = terminal.count(train.num_epochs, "epoch"), terminal.count(run.steps_per_epoch, "step")
         parts.append(f"at most {epochs} of {steps}")

@@ -163,8 +163,10 @@ class TrainingProgress:
             self._meter.log(f"run {member.run.id} {progress.message}", "yellow")
         elif progress.status == training.STOPPED_EARLY and self._is_alone:
             self._meter.log(f"stopped after epoch {progress.epoch}: {progress.message}")
+        elif progress.message and self._is_alone:
+            self._meter.log(progress.message)
         elif not self._is_alone:
-            why = f"  {progress.message}" if progress.status == training.STOPPED_EARLY else ""
+            why = f"  {progress.message}" if progress.message else ""
             self._meter.log(
                 f"{_describe(member)}  dev {member.run.metric} {terminal.score(progress.best_metric)}  "
                 f"epoch {progress.best_epoch}{why}"

@@ -91,6 +91,7 @@ class _CommonTrainingSettings(TypedDict, total=False):
     thresholds: Literal["auto", "none", "dev"]
     head_start: Literal["auto", "probe", "fresh"]
     contrast: int | None
+    contrast_folds: int | None
     blend: float | None
     keep: Literal["auto", "best", "loss", "late"]
 

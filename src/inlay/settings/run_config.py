@@ -205,6 +205,13 @@ class TrainConfig:
         is_later=True,
         before=0,
     )
+    contrast_folds: int | None = setting(
+        None,
+        "folds that judge contrastive steps: without each of them the steps are taken once more, and the linear probe "
+        "stays where it does better on the rows left out; default: 3 from 101 to 500 rows; 0: none",
+        is_later=True,
+        before=0,
+    )
     blend: float | None = setting(
         None,
         "share of the contrastive steps' change that is kept; default: 0.6, less if the probe does badly; 1: all of it",
@@ -231,6 +238,8 @@ class TrainConfig:
         require(self.num_epochs >= fewest, "train.epochs", self.epochs, f"a whole number of at least {fewest}")
         require(self.blend is None or 0 < self.blend <= 1, "train.blend", self.blend, "above 0, at most 1")
         check_at_least(self, "train", 0, "contrast", "stride", "patience")
+        require(self.contrast_folds != 1, "train.contrast_folds", self.contrast_folds, "0, or at least 2")
+        check_at_least(self, "train", 0, "contrast_folds")
         check_at_least(self, "train", 1, "bucket", "batch_size", "beams", "max_answer")
         check_at_least(self, "train", 4, "max_length")
         check_at_least(self, "train", 0, "weight_decay", "clip_norm", kind="number")

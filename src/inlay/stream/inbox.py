@@ -35,7 +35,14 @@ OWN_SECTIONS = ("method", "train", "data")
 MAX_OWN_BYTES = 1_000_000
 MOST_DOTS = 200
 """most dots in a line of settings: the TOML reader needs the square of a key's parts, 10 GB for 50,000 dots"""
-MOST_OF_OWN = {"epochs": 100, "contrast": 10_000, "batch_size": 4096, "beams": 16, "max_answer": 512}
+MOST_OF_OWN = {
+    "epochs": 100,
+    "contrast": 10_000,
+    "contrast_folds": 20,
+    "batch_size": 4096,
+    "beams": 16,
+    "max_answer": 512,
+}
 """largest values of settings that would keep other files waiting, unless the stream's own settings are larger"""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]

@@ -8,12 +8,14 @@ from the last state and, on a CPU with as many threads as before, ends with the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,6 +34,7 @@ from inlay.settings import digest
 from inlay.training.cohort.frozen_cache import FrozenCache
 from inlay.training.cohort.member import (
     CONTRAST,
+    FOLD,
     PROBE,
     AnyMember,
     Encoder,
@@ -39,6 +42,7 @@ from inlay.training.cohort.member import (
     Member,
     Progress,
     close_epoch,
+    close_fold,
     has_diverged,
     loss_limit,
     rate_of,
@@ -47,8 +51,8 @@ from inlay.training.cohort.memory import brief_reason, release_memory
 from inlay.training.cohort.parallel import World
 from inlay.training.evaluate import score_dev
 from inlay.training.events import Emit, ignore
-from inlay.training.recipe.head_start import fit_head
-from inlay.training.recipe.recipe import choose_blend
+from inlay.training.recipe.head_start import fit_head, left_out_loss, read_vectors
+from inlay.training.recipe.recipe import MOST_STRENGTH, choose_blend
 from inlay.training.run.joint import JointRun
 from inlay.training.run.run import AnyRun, Run
 from inlay.training.step.compiled import CompiledStepper, can_compile
@@ -418,14 +422,24 @@ class Cohort:
     ) -> list[tuple[AnyMember, dict[str, Any]]]:
         """Score the runs that just ended an epoch, in one pass; keep the best weights; end the runs that are done.
 
+        Contrastive steps without a fold of rows are judged on that fold, and are no epoch.
         `check_stop` is called while dev rows are answered; if it raises, nothing has changed. If it `is_late`, epochs
         that have begun end here too.
         """
-        ended = [
+        ended: list[AnyMember] = [
             member
             for member in self.active
             if member.progress.cursor == member.steps_of_epoch or (is_late and member.progress.cursor)
         ]
+        if not ended:
+            return []
+        folded = [member for member in ended if isinstance(member, Member) and member.progress.stage == FOLD]
+        for judged in folded:
+            if judged.progress.cursor == judged.steps_of_epoch:
+                self.attempt(partial(self._judge_fold, judged))
+            else:
+                judged.progress.cursor = 0  # time is up, and an unfinished start says nothing
+        ended = [member for member in ended if member not in folded]
         if not ended:
             return []
         for member in ended:
@@ -452,23 +466,56 @@ class Cohort:
         for part in member.parts:
             slot, spec, progress = part.slot, part.run.spec, part.progress
             before = self.bank.read(slot)
+            folds, most = part.num_folds if progress.stage == PROBE else 0, math.inf
             if progress.stage == CONTRAST:
-                share = part.run.config.train.blend or choose_blend(progress.probe_score)
-                fresh = Bank(self.backbone, 1)
-                fresh.initialise(0, spec, part.run.config.train.seed)
-                start = fresh.read(0) | part.run.start.of(part.run.name)
-                self.bank.put(slot, spec, {name: torch.lerp(start[name], end, share) for name, end in before.items()})
+                self._blend(part)
+                most = MOST_STRENGTH if part.num_folds else most
             try:
-                fitted = fit_head(self.bank, part, self.answer_budget)
+                fitted = fit_head(self.bank, part, self.answer_budget, num_folds=folds, most_strength=most)
             except (RuntimeError, MemoryError):  # memory ran out: a retry begins with the same state
                 self.bank.put(slot, spec, before)
                 raise
             progress.probe_score = fitted.score
+            if folds:
+                progress.fold_losses = {PROBE: self._agree(fitted.left_out_loss)}
             self.bank.put(slot, spec, {**self.bank.read(slot), **fitted.tensors})
             if progress.stage == PROBE:  # after training the slot has seen the labels that it would judge
                 progress.suspects = fitted.suspects
             self.optimizer.reset(part.slot, part.run.config.train)
         self._world.spread(list(self.stored.values()))  # the last bit may decide between two strengths
+
+    def _judge_fold(self, member: Member) -> None:
+        """Score a contrastive start on the fold that it left out, and put the slot back to where it began."""
+        slot, run = member.slot, member.run
+        before, start = self.bank.read(slot), self._blend(member)
+        try:
+            vectors = read_vectors(self.bank, member, np.arange(len(member.train)), self.answer_budget)
+        except (RuntimeError, MemoryError):  # memory ran out: a retry begins with the same state
+            self.bank.put(slot, run.spec, before)
+            raise
+        inside, outside = member.split_fold()
+        loss = left_out_loss(run.task, vectors, inside, outside, most_strength=MOST_STRENGTH)
+        close_fold(member, self._agree(loss))
+        self.bank.put(slot, run.spec, start if member.is_active else member.best_tensors or start)
+        self.optimizer.reset(slot, run.config.train)
+        self._world.spread(list(self.stored.values()))
+
+    def _blend(self, member: Member) -> dict[str, Tensor]:
+        """Leave only a part of what a contrastive start changed in a slot; return the slot's first values."""
+        run = member.run
+        share = run.config.train.blend or choose_blend(member.progress.probe_score)
+        fresh = Bank(self.backbone, 1)
+        fresh.initialise(0, run.spec, run.config.train.seed)
+        start = fresh.read(0) | run.start.of(run.name)
+        ends = self.bank.read(member.slot)
+        self.bank.put(member.slot, run.spec, {name: torch.lerp(start[name], end, share) for name, end in ends.items()})
+        return start
+
+    def _agree(self, value: float) -> float:
+        """Return the value that the first of several processes has: the last bit may decide."""
+        shared = torch.tensor([value], dtype=torch.float64, device=self.backbone.device)
+        self._world.spread([shared])
+        return float(shared)
 
 
 def seed_for(runs: Sequence[AnyRun]) -> None:

@@ -42,7 +42,7 @@ from inlay.training.events import (
 )
 from inlay.training.recipe.halving import Referee
 from inlay.training.run.checked_files import write_tensors
-from inlay.training.run.run import AnyRun, Result
+from inlay.training.run.run import AnyRun, Result, count_start_steps
 from inlay.training.run.run_folder import PROBE_HEAD, is_finished, write_history, write_result
 
 # A state of many large slots is gigabytes: written at every epoch's end it would take longer than the epochs. So a save
@@ -274,7 +274,7 @@ def draw_curve(path: Path, run: AnyRun, progress: Progress) -> None:
 
     def position(line: dict[str, Any]) -> int:
         """Return an epoch's position on the axis of steps, counting those before training."""
-        return int(line["step"]) + (0 if line.get("stage") == PROBE else run.config.train.contrast or 0)
+        return int(line["step"]) + (0 if line.get("stage") == PROBE else count_start_steps(run.config.train))
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()

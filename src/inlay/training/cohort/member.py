@@ -34,9 +34,17 @@ from inlay.model import Backbone, CacheDepth, CachedStates, Row, find_head, text
 from inlay.settings import TrainConfig
 from inlay.training.evaluate import DevScores, Targets, find_texts
 from inlay.training.events import Emit, RowsEncoded
-from inlay.training.recipe.head_start import contrast_losses
+from inlay.training.recipe.head_start import contrast_losses, split_fold
 from inlay.training.run.joint import JointRun, count_joint_steps
-from inlay.training.run.run import DIVERGED, FINISHED, STOPPED_EARLY, Run, count_steps
+from inlay.training.run.run import (
+    DIVERGED,
+    FINISHED,
+    STOPPED_EARLY,
+    Run,
+    count_fold_steps,
+    count_start_steps,
+    count_steps,
+)
 from inlay.training.step.optimizer import StepStats, learning_rate
 
 if TYPE_CHECKING:
@@ -46,8 +54,9 @@ if TYPE_CHECKING:
 
 _EXPLODED = 50.0  # a run whose loss is this many times the first one (or 1, if that was less) counts as diverged
 _MOST_CONTRASTED = 4096  # padded tokens of a step of a contrastive start
-PROBE, CONTRAST = "probe", "contrast"
-"""Stages before the first step of training: a head to be fitted, and steps that pull rows of a label together."""
+PROBE, FOLD, CONTRAST = "probe", "fold", "contrast"
+"""Stages before the first step of training: a head to be fitted; steps that pull rows of a label together, without each
+fold of rows that judges them; and the same steps on all rows."""
 
 
 @dataclass
@@ -58,7 +67,11 @@ class Progress:
     cursor: int = 0
     """batches of this epoch already taken"""
     stage: str = ""
-    """the stage before training, while it is not done: `PROBE`, then perhaps `CONTRAST`"""
+    """the stage before training, while it is not done: `PROBE`, then perhaps `FOLD` and `CONTRAST`"""
+    fold: int = 0
+    """the fold that the contrastive start leaves out now"""
+    fold_losses: dict[str, float] = field(default_factory=dict)
+    """summed losses of rows left out: of all by the linear probe, of the folds so far after the contrastive start"""
     probe_score: float = 0.0
     """score of the last fitted linear model on held-out rows"""
     is_fitted: bool = False
@@ -97,6 +110,9 @@ class _StepCounts:
         self.num_steps, self.steps_per_epoch = num_steps, steps_per_epoch
         self._contrast = train.contrast or 0
         """steps before training, in the stage `CONTRAST`"""
+        self.num_folds, self._fold_steps = train.contrast_folds or 0, count_fold_steps(train)
+        """folds that judge them, and steps in the stage `FOLD` without one of them"""
+        self._start_steps = count_start_steps(train)
         self.num_stages = train.num_epochs + bool(train.contrast)
         """scored stages: the epochs, plus the contrastive start"""
 
@@ -105,9 +121,14 @@ class _StepCounts:
         return not self.progress.status
 
     @property
+    def is_contrasting(self) -> bool:
+        """Whether its steps compare the rows of a whole batch with each other."""
+        return self.progress.stage in (FOLD, CONTRAST)
+
+    @property
     def steps_left(self) -> int:
         """Upper limit of the steps left, including those before training."""
-        return self._contrast + self.num_steps - self.steps_taken
+        return self._start_steps + self.num_steps - self.steps_taken
 
     @property
     def steps_taken(self) -> int:
@@ -115,15 +136,17 @@ class _StepCounts:
         progress = self.progress
         if progress.stage == PROBE:
             return progress.step
+        if progress.stage == FOLD:
+            return progress.fold * self._fold_steps + progress.cursor
         if progress.stage == CONTRAST:
-            return progress.cursor + progress.step
-        return self._contrast + progress.step
+            return self._start_steps - self._contrast + progress.cursor
+        return self._start_steps + progress.step
 
     @property
     def steps_of_epoch(self) -> int:
         """Steps of the current epoch; the last epoch may end before all rows were seen."""
         if self.progress.stage:
-            return self._contrast if self.progress.stage == CONTRAST else 0
+            return {PROBE: 0, FOLD: self._fold_steps, CONTRAST: self._contrast}[self.progress.stage]
         before = self.progress.step - self.progress.cursor
         return min(self.steps_per_epoch, self.num_steps - before)
 
@@ -166,12 +189,12 @@ class Member(_StepCounts):
     @property
     def is_whole(self) -> bool:
         """Whether a batch must be one forward pass: batch norm and the contrastive loss need all its rows."""
-        return self.run.config.method.inner_norm == "batch" or self.progress.stage == CONTRAST
+        return self.run.config.method.inner_norm == "batch" or self.is_contrasting
 
     @property
     def fewest_tokens(self) -> int:
         """Smallest token budget it can train with: its longest row, or one whole batch if that cannot be split."""
-        if self.progress.stage == CONTRAST:
+        if self.is_contrasting:
             return self.longest * self._contrast_rows
         return self.longest * (self.run.config.train.batch_size if self.is_whole else 1)
 
@@ -186,15 +209,22 @@ class Member(_StepCounts):
         The order follows from seed and epoch, so the cursor is the only state.
         """
         train, progress, targets = self.run.config.train, self.progress, self.run.task.train.targets
-        if progress.stage == CONTRAST:
+        if self.is_contrasting:
             assert targets is not None
-            return draw_by_label(targets, self._contrast_rows, train.seed, progress.cursor + ahead)
+            rows, _ = self.split_fold()
+            return rows[draw_by_label(targets[rows], self._contrast_rows, train.seed, progress.cursor + ahead)]
         if self._batches[0] != progress.epoch:
             batches = epoch_batches(
                 self.train.lengths, train.batch_size, train.seed, progress.epoch, bucket=train.bucket or 1
             )
             self._batches = (progress.epoch, batches)
         return self._batches[1][progress.cursor + ahead]
+
+    def split_fold(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the training rows that the contrastive steps see now, and those of the fold that they leave out."""
+        if self.progress.stage != FOLD:
+            return np.arange(len(self.train)), np.arange(0)
+        return split_fold(len(self.train), self.num_folds, self.progress.fold)
 
     def next_batches(self, ahead: int = 0) -> dict[int, np.ndarray]:
         """Return what `next_batch` does, by slot."""
@@ -258,7 +288,7 @@ class Member(_StepCounts):
 
         Targets of tokens are padded to `width`. Where no row has a labelled token all weights are 0.
         """
-        if self.progress.stage == CONTRAST:
+        if self.is_contrasting:
             return self.targets_of(np.asarray(windows)), np.full(len(windows), 1 / len(batch), dtype=np.float32)
         counts = self._row_weights[list(windows)] / self._total_weight(batch)
         return self.targets.take(windows, width).numpy(), counts
@@ -269,7 +299,7 @@ class Member(_StepCounts):
 
     def row_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each row from its logits; in a contrastive start, from the vectors that the head reads."""
-        if self.progress.stage == CONTRAST:
+        if self.is_contrasting:
             return contrast_losses(logits, targets)
         return self._row_losses(logits, targets)
 
@@ -399,7 +429,7 @@ def close_epoch(member: AnyMember, verdict: DevScores, seconds: float, bank: Ban
         progress.epoch += 1
     progress.cursor = 0
     progress.loss_sum = 0.0
-    progress.stage = CONTRAST if stage == PROBE and train.contrast else ""
+    progress.stage = (FOLD if train.contrast_folds else CONTRAST) if stage == PROBE and train.contrast else ""
     progress.is_fitted = False
     # 2. Keep the weights if this epoch is the best.
     value, dev_loss = verdict.scores[metric], verdict.loss
@@ -408,7 +438,9 @@ def close_epoch(member: AnyMember, verdict: DevScores, seconds: float, bank: Ban
     if is_better(metric, value, progress.top_metric):
         progress.last_gain = progress.epoch
         progress.top_metric = value
-    if _is_kept(member, value, dev_loss):
+    # A contrastive start that did worse on rows left out was never trained on all rows.
+    is_chosen = stage == CONTRAST and bool(progress.fold_losses) and math.isfinite(dev_loss)
+    if is_chosen or _is_kept(member, value, dev_loss):
         member.best_tensors = member.read(bank)
         progress.best_epoch = progress.epoch
         progress.best_metric = value
@@ -425,6 +457,30 @@ def close_epoch(member: AnyMember, verdict: DevScores, seconds: float, bank: Ban
         what = "smaller dev loss" if train.keep == "loss" else f"better dev {metric}"
         progress.message = f"no {what} for {train.patience} epochs"
     return record
+
+
+def close_fold(member: Member, loss: float) -> None:
+    """Record the summed loss of a fold's rows after the contrastive start without them; begin what is next.
+
+    After the last fold that is the contrastive start on all rows, or the end of the run if the probe did better.
+    """
+    progress = member.progress
+    progress.fold_losses[CONTRAST] = progress.fold_losses.get(CONTRAST, 0.0) + loss
+    progress.fold += 1
+    progress.cursor = 0
+    progress.loss_sum = 0.0
+    if progress.fold < member.num_folds:
+        return
+    progress.stage = CONTRAST
+    means = {name: round(total / len(member.train), 5) for name, total in progress.fold_losses.items()}
+    progress.history[0]["left_out_loss"] = means
+    if progress.fold_losses[CONTRAST] > progress.fold_losses[PROBE]:
+        progress.stage = ""
+        progress.status = FINISHED
+        progress.message = (
+            f"the linear probe is kept: on rows left out its loss is {means[PROBE]:.3f}, "
+            f"after a contrastive start {means[CONTRAST]:.3f}"
+        )
 
 
 def _is_kept(member: AnyMember, value: float, dev_loss: float) -> bool:
@@ -446,7 +502,7 @@ def rate_of(member: AnyMember, ahead: int = 0) -> float:
     The steps before training have a schedule of their own.
     """
     train, progress = member.run.config.train, member.progress
-    if progress.stage == CONTRAST:
+    if member.is_contrasting:
         return learning_rate(train, progress.cursor + ahead, member.steps_of_epoch)
     return learning_rate(train, progress.step + ahead, member.num_steps)
 

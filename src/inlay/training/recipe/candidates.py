@@ -21,7 +21,7 @@ from inlay.training.recipe.halving import Contest, Rung, make_rungs
 from inlay.training.recipe.recipe import STEPS_AFTER_CONTRAST, count_epochs, find_recipe
 from inlay.training.run.make_run import make_run
 from inlay.training.run.plan import Durations
-from inlay.training.run.run import Run
+from inlay.training.run.run import Run, count_start_steps
 
 MOST = 6
 """candidates"""
@@ -138,7 +138,7 @@ def _count_before(run: Run, parts: Durations) -> float:
     train = run.config.train
     if train.head_start != "probe":
         return 0.0
-    contrast = train.contrast or 0
+    contrast = count_start_steps(train)
     steps = contrast * parts.epoch / max(1, run.steps_per_epoch)
     return steps + (2 if contrast else 1) * (parts.probe + parts.dev)
 

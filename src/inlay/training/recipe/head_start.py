@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,15 @@ import torch.nn.functional as F
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 
-from inlay.data import KINDS, Task, as_probabilities, find_label_errors, is_better, likeliest_temperature
+from inlay.data import (
+    KINDS,
+    Task,
+    as_probabilities,
+    find_label_errors,
+    is_better,
+    likeliest_temperature,
+    negative_log_likelihood,
+)
 from inlay.model import Bank, find_head, infer_vectors
 from inlay.model import head as head_part
 from inlay.training.recipe.linear import Linear, Validated, choose_strength, cross_validate, decision_targets, fit_raw
@@ -50,21 +59,26 @@ class FittedHead:
     """score of such a model on held-out rows"""
     suspects: dict[str, Any]
     """training rows that may be labelled wrongly: their number and the lines of the first few; empty if none are"""
+    left_out_loss: float = 0.0
+    """summed loss of all rows, each by a model of the folds without it; 0 without folds"""
 
 
-def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
-    """Fit a head for the slot of `member` to the slot's current outputs for the training rows."""
+def fit_head(
+    bank: Bank, member: Member, token_budget: int, *, num_folds: int = 0, most_strength: float = math.inf
+) -> FittedHead:
+    """Fit a head for the slot of `member` to the slot's current outputs for the training rows.
+
+    Where the slot was trained on these rows, cross-validation finds too strong a model: `most_strength` is a limit.
+    """
     run = member.run
     width = bank.backbone.hidden_size * (4 if run.spec.head.has_towers else 1)
     rows = draw_rows(len(member.train), _MOST_NUMBERS // width)
-    chunks = np.array_split(rows, -(-len(rows) // _CHUNK))  # rows may come with cached states of their lower layers
-    parts = [infer_vectors(bank, member.rows(chunk), token_budget=token_budget) for chunk in chunks]
-    vectors = np.concatenate(parts)
+    vectors = read_vectors(bank, member, rows, token_budget)
     if not np.isfinite(vectors).all():
         return FittedHead({}, math.nan, {})
     head = run.spec.head
     task = dataclasses.replace(run.task, train=run.task.train.take(rows))
-    calibrated = fit_calibrated(task, vectors, has_towers=head.has_towers)
+    calibrated = fit_calibrated(task, vectors, has_towers=head.has_towers, most_strength=most_strength)
     weights, bias = calibrated.model.weights, calibrated.model.bias
     if find_head(head.kind).is_scaled:  # heads give numbers on the scale of their targets
         weights, bias = weights / head.target_std, (bias - head.target_mean) / head.target_std
@@ -73,7 +87,15 @@ def fit_head(bank: Bank, member: Member, token_budget: int) -> FittedHead:
     if head.has_towers:
         found[head_part.PAIR_WEIGHT] = weights[:, width:]
     tensors = {name: torch.from_numpy(np.ascontiguousarray(own, dtype=np.float32)) for name, own in found.items()}
-    return FittedHead(tensors, calibrated.left_out.score, _find_suspects(task, calibrated))
+    folds = (split_fold(len(rows), num_folds, fold) for fold in range(num_folds))
+    loss = sum(left_out_loss(task, vectors, *fold) for fold in folds) * len(member.train) / len(rows)
+    return FittedHead(tensors, calibrated.left_out.score, _find_suspects(task, calibrated), loss)
+
+
+def read_vectors(bank: Bank, member: Member, rows: np.ndarray, token_budget: int) -> np.ndarray:
+    """Return what the head of `member` reads of some of its training rows."""
+    chunks = np.array_split(rows, -(-len(rows) // _CHUNK))  # rows may come with cached states of their lower layers
+    return np.concatenate([infer_vectors(bank, member.rows(chunk), token_budget=token_budget) for chunk in chunks])
 
 
 def _find_suspects(task: Task, calibrated: CalibratedLinear) -> dict[str, Any]:
@@ -112,7 +134,9 @@ class CalibratedLinear:
     """positions of the held-out rows: all, or some of very many"""
 
 
-def fit_calibrated(task: Task, vectors: np.ndarray, *, has_towers: bool = False) -> CalibratedLinear:
+def fit_calibrated(
+    task: Task, vectors: np.ndarray, *, has_towers: bool = False, most_strength: float = math.inf
+) -> CalibratedLinear:
     """Fit a linear model to a task's training rows, with outputs calibrated on held-out rows."""
     targets = task.train.targets
     assert targets is not None
@@ -121,9 +145,8 @@ def fit_calibrated(task: Task, vectors: np.ndarray, *, has_towers: bool = False)
         most = max(500, 20 * _MOST_VALIDATED // len(task.labels))
     some = draw_rows(len(vectors), min(most, _MOST_VALIDATED))
     with threadpool_limits(torch.get_num_threads()):
-        best = choose_strength(
-            task.metric, cross_validate(task.kind, task.metric, vectors[some], targets[some], len(task.labels))
-        )
+        tried = cross_validate(task.kind, task.metric, vectors[some], targets[some], len(task.labels))
+        best = choose_strength(task.metric, _up_to(most_strength, tried))
         # Strength multiplies the sum of row losses: chosen on fewer rows, it must be scaled down.
         strength = best.strength * len(some) / len(vectors)
         model = fit_raw(task.kind, vectors, targets, strength, len(task.labels))
@@ -150,6 +173,37 @@ def _choose_cosine(task: Task, vectors: np.ndarray, best: Validated, model: Line
     weights = np.zeros_like(model.weights)
     weights[:, -1:] = found.weights
     return Linear(weights, found.bias)
+
+
+def split_fold(num_rows: int, num_folds: int, fold: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions of all rows but a fold's, and those of the fold; always the same ones."""
+    of_fold = np.random.default_rng(1).permutation(num_rows) % num_folds == fold
+    return np.flatnonzero(~of_fold), np.flatnonzero(of_fold)
+
+
+def left_out_loss(
+    task: Task, vectors: np.ndarray, inside: np.ndarray, outside: np.ndarray, *, most_strength: float = math.inf
+) -> float:
+    """Return the summed loss of the training rows `outside`, by a linear model of the rows `inside`.
+
+    It is the loss at the likeliest temperature, so that only what is known counts, and not how sure the answers are.
+    Rows of a class that no row inside has are left out: nothing could know it.
+    """
+    targets, num_labels = task.train.targets, len(task.labels)
+    assert targets is not None
+    outside = outside[np.isin(targets[outside], targets[inside])]
+    if not len(outside) or not np.isfinite(vectors).all():
+        return math.inf if len(outside) else 0.0
+    with threadpool_limits(torch.get_num_threads()):
+        tried = cross_validate(task.kind, task.metric, vectors[inside], targets[inside], num_labels)
+        strength = choose_strength(task.metric, _up_to(most_strength, tried)).strength
+        logits = fit_raw(task.kind, vectors[inside], targets[inside], strength, num_labels).outputs(vectors[outside])
+    temperature = likeliest_temperature(logits, targets[outside])
+    return len(outside) * negative_log_likelihood(logits, targets[outside], temperature)
+
+
+def _up_to(most: float, tried: Mapping[float, Validated]) -> dict[float, Validated]:
+    return {strength: found for strength, found in tried.items() if strength <= most}
 
 
 def contrast_losses(vectors_nD: Tensor, labels_n: Tensor) -> Tensor:

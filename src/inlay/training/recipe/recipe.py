@@ -6,7 +6,9 @@ each method is in its row of `METHODS` (model/bank/methods.py).
 
 1. The head begins as the linear probe of the training rows, so that a run begins where logistic regression ends.
 2. Classes of single texts, of up to `MOST_FOR_CONTRAST` rows: a contrastive start follows, and the probe of what a part
-   of it gives. Up to `MOST_FOR_CONTRAST_ALONE` rows nothing else is trained, since few rows are soon memorised.
+   of it gives. Up to `MOST_FOR_CONTRAST_ALONE` rows nothing else is trained, since few rows are soon memorised. Where
+   rows are enough for folds, the steps are first taken without each of them, and judged on the rows left out: if they
+   do worse than the probe, the probe stays.
 3. Otherwise training goes on from there, as many epochs as `STEPS` need. With a contrastive start the rate is `FACTOR`
    times the method's own.
 4. Heads that cannot begin as a probe (tags) have a higher rate while rows are few: they begin far from a good one.
@@ -31,6 +33,11 @@ MOST_FOR_CONTRAST_ALONE, MOST_FOR_CONTRAST = 500, 2000
 """most training rows for which a contrastive start is all that is trained, and for which there is one at all"""
 CONTRAST_STEPS = ((100, 32), (MOST_FOR_CONTRAST_ALONE, 100), (MOST_FOR_CONTRAST, 150))
 """(most training rows, steps of the contrastive start)"""
+MOST_FOR_FOLDS, FEWEST_FOR_FOLDS, FOLDS = 500, 101, 3
+"""training rows for which a contrastive start is judged on rows left out, and by how many folds: below, the steps cost
+too much beside all others, above, dev rows can tell"""
+MOST_STRENGTH = 0.01
+"""strongest linear model after a contrastive start that is judged so: the slot knows the rows that would choose it"""
 BLEND = 0.6
 """share of the contrastive start's change that is kept; less if the probe's held-out score is below this too"""
 FACTOR = 2.0
@@ -58,6 +65,7 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     head_start = _find_head_start(task, config, backbone, is_open=is_open and not has_sources)
     has_probe = head_start == "probe"
     contrast = _find_contrast(task, config, is_open=is_open, has_probe=has_probe)
+    folds = _find_folds(task, config, contrast)
     if train.blend is not None and not contrast:
         raise BadConfig(
             f"`train.blend` is `{train.blend:g}`, but there is no contrastive start to keep a part of",
@@ -93,6 +101,7 @@ def find_recipe(task: Task, config: RunConfig, backbone: Backbone, *, has_source
     return {
         "head_start": head_start,
         "contrast": contrast,
+        "contrast_folds": folds,
         "blend": train.blend,
         "keep": keep,
         "thresholds": thresholds,
@@ -161,6 +170,27 @@ def _find_contrast(task: Task, config: RunConfig, *, is_open: bool, has_probe: b
     if (counts > 1).sum() < 2:  # fewer than two classes have rows to pull together
         return 0
     return next((steps for most, steps in CONTRAST_STEPS if len(task.train) <= most), 0)
+
+
+def _find_folds(task: Task, config: RunConfig, contrast: int) -> int:
+    """Return the folds that judge a contrastive start: as asked for, else by the number of rows."""
+    asked = config.train.contrast_folds
+    if asked:
+        if not contrast:
+            raise BadConfig(
+                f"`train.contrast_folds` is `{asked}`, but there is no contrastive start to judge",
+                "leave it out, or use `--set train.contrast=100` with it",
+            )
+        if asked > len(task.train):
+            raise BadConfig(
+                f"`train.contrast_folds` is `{asked}`, but `{task.name}` has {len(task.train)} training rows",
+                "use 3",
+            )
+    if asked is not None:
+        return asked
+    # Steps that were asked for are taken as they are.
+    is_open = contrast and config.train.contrast is None
+    return FOLDS if is_open and FEWEST_FOR_FOLDS <= len(task.train) <= MOST_FOR_FOLDS else 0
 
 
 def choose_blend(score: float) -> float:

@@ -34,7 +34,7 @@ from inlay.training.cohort.memory import (
 )
 from inlay.training.run.counts import Totals, count_totals
 from inlay.training.run.joint import JointRun
-from inlay.training.run.run import AnyRun, Run
+from inlay.training.run.run import AnyRun, Run, count_start_steps
 from inlay.training.run.start import Start
 
 _QUANTILES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -116,7 +116,7 @@ def count_plan(run: Run, backbone: Backbone) -> RunPlan:
         backbone_parameters=backbone.num_parameters,
         num_train=len(run.task.train),
         num_dev=len(run.task.dev),
-        num_steps=run.num_steps + (run.config.train.contrast or 0),
+        num_steps=run.num_steps + count_start_steps(run.config.train),
         inlay=Cost(sum(by_part.values()), 4 * sum(math.prod(item.shape) for item in items)),
         full=Cost(in_full, 4 * in_full),
         frozen_norms=dict(backbone.anatomy.frozen_norms),
@@ -141,13 +141,13 @@ def make_plan(run: Run, backbone: Backbone, *, checkpointing: bool = False) -> R
     upper_seconds = max(0.0, epoch_seconds - once_seconds) + max(0.0, dev_seconds - dev_once_seconds)
     inlay_seconds = once_seconds + dev_once_seconds + epochs * upper_seconds
     if run.config.train.head_start == "probe":  # a pass over the training rows, and one after a contrastive start
-        contrast = run.config.train.contrast or 0
+        contrast = count_start_steps(run.config.train)
         inlay_seconds += (1 + bool(contrast)) * (_ANSWERED * epoch_seconds + dev_seconds)
         inlay_seconds += contrast * epoch_seconds / member.steps_per_epoch
     full_peak = peak + _TRAINED_BYTES * backbone.num_parameters
     return dataclasses.replace(
         counted,
-        num_steps=member.num_steps + (run.config.train.contrast or 0),
+        num_steps=member.num_steps + count_start_steps(run.config.train),
         truncated_share=member.train.num_truncated / max(1, len(run.task.train)),
         inlay=dataclasses.replace(counted.inlay, seconds=inlay_seconds, peak_memory_bytes=peak),
         full=dataclasses.replace(

@@ -109,6 +109,17 @@ def count_steps(num_rows: int, train: TrainConfig) -> int:
     return -(-num_rows // train.batch_size) * train.num_epochs
 
 
+def count_fold_steps(train: TrainConfig) -> int:
+    """Return the contrastive steps without one of the folds that judge them: fewer, as there are fewer rows."""
+    folds = train.contrast_folds or 0
+    return -(-(train.contrast or 0) * (folds - 1) // folds) if folds else 0
+
+
+def count_start_steps(train: TrainConfig) -> int:
+    """Return the contrastive steps before training: on all rows, and without each fold that judges them."""
+    return (train.contrast or 0) + (train.contrast_folds or 0) * count_fold_steps(train)
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of a run. `tensors` are the best epoch's, at the slot's own size.

@@ -43,7 +43,7 @@ from inlay.model import (
 )
 from inlay.model import fold_residual as rewrite
 from inlay.model import head as head_part
-from inlay.training.cohort.member import CONTRAST, Member
+from inlay.training.cohort.member import Member
 from inlay.training.cohort.memory import brief_reason
 from inlay.training.events import CompileEnded, CompileStarted, Notice
 from inlay.training.step.eager import LookAhead, Rows, Stepper
@@ -74,7 +74,7 @@ def can_compile(bank: Bank, members: Sequence[Member]) -> bool:
     """Tell whether compiled programs can step these runs, which have one structure."""
     specs = [member.run.spec for member in members]
     are_known = bank.backbone.is_seq2seq or all(has_batched_loss(spec.head) for spec in specs)
-    if any(member.progress.stage == CONTRAST for member in members):  # its loss compares the rows of a whole batch
+    if any(member.is_contrasting for member in members):  # its loss compares the rows of a whole batch
         return False
     return are_known and has_programs(bank.backbone, specs[0].method)
 

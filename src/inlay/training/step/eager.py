@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from inlay.model import Bank, Batch, Row, batch_rows, launch, send
-from inlay.training.cohort.member import CONTRAST, Member
+from inlay.training.cohort.member import Member
 from inlay.training.cohort.parallel import World
 from inlay.training.events import Emit, ignore
 from inlay.training.step.optimizer import SlotUpdate, StepStats
@@ -62,7 +62,7 @@ class Stepper:
         backbone = self._bank.backbone
         members = {member.slot: member for member in active}
         rates = {member.slot: member.run.config.train.head_dropout for member in active}
-        contrasted = frozenset(member.slot for member in active if member.progress.stage == CONTRAST)
+        contrasted = frozenset(member.slot for member in active if member.is_contrasting)
         losses_S = torch.zeros(self._bank.num_slots, device=backbone.device)
         # 1. Lay the batches of all runs end to end: the rows of this process, and which window each one is.
         rows: list[Row] = []

@@ -167,12 +167,12 @@ def prepare_database(settings: ServeSettings) -> bool:
 
 def make_programs(settings: ServeSettings, listener: int) -> list[Any]:
     """Return the processes of a service."""
-    from inlay.service.supervisor import ServiceProcess
+    from inlay.service.supervisor import ServiceProgram
 
-    def make(name: str, role: str, **more: Any) -> ServiceProcess:
+    def make(name: str, role: str, **more: Any) -> ServiceProgram:
         # -P: never import modules from the current folder
         command = (sys.executable, "-P", "-m", f"inlay.service.{role}")
-        return ServiceProcess(name, command, make_environment(settings, role), **more)
+        return ServiceProgram(name, command, make_environment(settings, role), **more)
 
     names = ["web"] if settings.web_processes == 1 else [f"web-{n + 1}" for n in range(settings.web_processes)]
     webs = [make(name, "web", listener=listener) for name in names]

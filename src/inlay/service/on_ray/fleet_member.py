@@ -39,7 +39,7 @@ from inlay.service.on_ray.fleet_messages import (
 from inlay.service.settings import ROSTER_VARIABLE, ServeSettings, read_settings
 from inlay.service.settings import VARIABLE as SETTINGS_VARIABLE
 from inlay.service.start_service import find_home, make_environment
-from inlay.service.supervisor import Listeners, ServiceProcess, Supervisor
+from inlay.service.supervisor import Listeners, ServiceProgram, Supervisor
 from inlay.store import Store
 
 _GRACE_S = 5.0
@@ -92,7 +92,7 @@ class FleetMember:
             environment[ENGINE_VARIABLE] = json.dumps(asdict(PortPlace(self._host, self._order.token)))
         command = (sys.executable, "-P", "-m", f"inlay.service.{role}")
         # No low priority here, even for trainers: Ray gives each member its own share of a machine.
-        program = ServiceProcess(self._name, command, environment)
+        program = ServiceProgram(self._name, command, environment)
         self._drain_s = settings.drain_s
         self._supervisor = Supervisor([program], Listeners(on_facts=self._take_facts), drain_s=settings.drain_s)
         # The kernel ends the process with the thread that started it, so the thread lives as long as the process.

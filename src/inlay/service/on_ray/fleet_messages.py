@@ -1,4 +1,4 @@
-"""The messages over Ray: the order for a fleet, a service's visit to its keeper, and the reports that come back.
+"""The messages over Ray: the order for a fleet, a service's heartbeat, and the reports that come back.
 
 Errors are sent as data, since a machine with other versions could not unpickle them. The mark that a service leaves in
 its folder or bucket shows a machine whether it sees the same one: another folder may have the same path, and a bucket
@@ -86,7 +86,7 @@ class MemberReport:
 
 
 @dataclass(frozen=True)
-class FleetVisit:
+class ServiceHeartbeat:
     """A regular message of a service to the keeper: that it runs, and what it wants of its fleet."""
 
     service: str

@@ -91,7 +91,7 @@ _KNOWN = {
 _LEGACY = re.compile(r"\b(attention|layer)_text_(task|lang)_adapters\b")
 
 
-def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
+def read(folder: Path, backbone: Backbone) -> foreign.ForeignTask:
     """Read the task in a folder that `save_adapter` wrote; what Inlay cannot reproduce exactly is refused."""
     config, anatomy = foreign.read_json(folder / CONFIG), backbone.anatomy
     # 1. the backbone
@@ -125,7 +125,7 @@ def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
     head, labels, head_tensors = _read_head(folder, backbone)
     version = str(config.get("version", "of an old version")).replace("adapters.", "adapters ")
     base = str(config.get("model_name") or "")
-    return foreign.Foreign(method, head, {**tensors, **head_tensors}, labels, version, base)
+    return foreign.ForeignTask(method, head, {**tensors, **head_tensors}, labels, version, base)
 
 
 def _read_settings(config: Mapping[str, Any], weights: foreign.Weights, path: Path) -> dict[str, Any]:

@@ -88,7 +88,7 @@ class ServeSettings:
     """where engines and trainers run; None for this machine"""
 
     @property
-    def place(self) -> str:
+    def store_address(self) -> str:
         """The store, as `Store` and `Database.open` take it: the address on object storage, or the home."""
         return self.store or str(self.home)
 

@@ -412,7 +412,7 @@ def test_nothing_is_left_of_a_cohort_that_is_done(bench):
     bench.submit(make_rows())
     bench.submit([{"text": "a", "label": "b"}], "bad")
     bench.train()
-    assert list((bench.db.places.service / "runs").iterdir()) == []
+    assert list((bench.db.paths.service / "runs").iterdir()) == []
 
 
 def test_no_note_has_a_path_or_a_name_of_the_store(bench):

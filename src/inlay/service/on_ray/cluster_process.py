@@ -57,7 +57,7 @@ def serve(child: Child) -> None:
     child.hear_signals()  # Ray has replaced the handlers
     if settings.store is not None:
         keep_forgetting(settings.store)
-    with closing(Database.open(settings.place)) as db:
+    with closing(Database.open(settings.store_address)) as db:
         client = KeeperClient(ray, settings, db)
         try:
             client.run(child)

@@ -135,8 +135,8 @@ def _find_account(name: str) -> str:
 
 def find_namespace(settings: ServeSettings) -> str:
     """Return Ray's namespace for a service, which depends on its database, or else on its store."""
-    place = os.environ.get(DATABASE_VARIABLE) or settings.place
-    return f"inlay-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+    shared = os.environ.get(DATABASE_VARIABLE) or settings.store_address
+    return f"inlay-{hashlib.sha256(shared.encode()).hexdigest()[:12]}"
 
 
 def describe_failure(error: InlayError) -> Failure:

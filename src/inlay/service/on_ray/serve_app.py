@@ -30,7 +30,7 @@ from inlay.service.on_ray.cluster_process import START_S, KeeperClient
 from inlay.service.on_ray.fleet_member import keep_forgetting
 from inlay.service.on_ray.fleet_messages import DATABASE_VARIABLE
 from inlay.service.settings import VARIABLE, ClusterSettings, ServeSettings, parse_range, read_settings
-from inlay.service.start_service import check_extra, find_home, find_place, prepare_database
+from inlay.service.start_service import check_extra, find_home, find_store_address, prepare_database
 from inlay.service.state import Database
 from inlay.service.web import make_app
 
@@ -82,10 +82,10 @@ def build(arguments: dict[str, Any]) -> Application:
 
 def make_settings(arguments: GatewayArguments) -> ServeSettings:
     """Return the settings of a service that other machines can reach, which therefore needs keys."""
-    place = find_place(Path(arguments.store))
+    address = find_store_address(Path(arguments.store))
     settings = ServeSettings(
         home=find_home(arguments.store),
-        store=place if "://" in place else None,
+        store=address if "://" in address else None,
         host="0.0.0.0",
         backbone=arguments.backbone,
         device=arguments.device,
@@ -108,7 +108,7 @@ def make_settings(arguments: GatewayArguments) -> ServeSettings:
 
 
 class Gateway:
-    """The ASGI app of one replica, with a thread that sends the keeper heartbeats. The constructor waits for engines."""
+    """The ASGI app of one replica, with a thread that sends the keeper heartbeats. Making it waits for engines."""
 
     def __init__(self, settings: ServeSettings) -> None:
         check_extra()
@@ -124,7 +124,7 @@ class Gateway:
         prepare_database(settings)
         self._settings, self._child = settings, Child(settings, Inherited("gateway"))
         self._failure: InlayError | None = None
-        self._db = Database.open(settings.place)
+        self._db = Database.open(settings.store_address)
         if settings.store is not None:
             keep_forgetting(settings.store)
         self._thread = threading.Thread(target=self._keep_in_touch, name="heartbeats", daemon=True)

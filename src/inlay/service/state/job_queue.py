@@ -163,7 +163,7 @@ class JobQueue:
 
     def note_path(self, cohort: JobCohort, job_id: str, path: Path) -> None:
         """Note a file or folder of a job BEFORE it is made below the home: the erasure of the task deletes it."""
-        below = str(path.resolve().relative_to(self._db.places.home))
+        below = str(path.resolve().relative_to(self._db.paths.home))
         with self._working(cohort, job_id) as (connection, job):
             note_file(connection, TaskKey(job.tenant, job.task), below)
 

@@ -1,4 +1,4 @@
-"""Conducts studies on the machines of a Ray cluster: this process claims units of work and sends each as a Ray task.
+"""Runs studies on the machines of a Ray cluster: this process claims units of work and sends each as a Ray task.
 
 The session is an ordinary one (`session.py`), with a claim for each unit that was sent, so that other sessions on the
 same folders leave its runs alone. A task gets its unit with all rows, so the other machines need no data. Only this
@@ -69,7 +69,7 @@ _MOST_LOST = 3
 """so many units lost in a row end the session: others would be lost for the same cause"""
 
 
-def conduct_on_ray(
+def run_studies_on_ray(
     plans: Sequence[StudyPlan],
     dirs: StudyDirs,
     where: RaySettings,
@@ -79,7 +79,7 @@ def conduct_on_ray(
     commit: str | None = None,
     progress: StudyProgress | None = None,
 ) -> SessionResult:
-    """Do what `conduct` does, on the machines of a cluster. `device` is that of each, by default a GPU if it has one.
+    """Do what `run_studies` does, on the machines of a cluster. `device` is that of each, by default its GPU.
 
     A cluster that is not there, or has no machine with room for a unit, is refused before the first run.
     """
@@ -324,7 +324,7 @@ def _do_unit(order: _UnitOrder, common: _Common, relay: Any) -> _UnitOutcome:
     """Train and score a unit on the machine where Ray put it."""
     import ray
 
-    teller = _Teller(ray, relay, order.number)
+    reporter = _UnitReporter(ray, relay, order.number)
     kept: list[Record] = []
     with contextlib.ExitStack() as stack:
         # 1. open the plans, and the folder to train in
@@ -338,7 +338,7 @@ def _do_unit(order: _UnitOrder, common: _Common, relay: Any) -> _UnitOutcome:
             return _UnitOutcome(error=pack_error(error))
         unit, runs = order.unit, common.runs
         is_shared = (runs / common.mark).is_file()
-        keep: Callable[[Sequence[Record]], None] = teller.keep if is_shared else kept.extend
+        keep: Callable[[Sequence[Record]], None] = reporter.keep if is_shared else kept.extend
         if not is_shared:
             runs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inlay-ray-")))
             for folder in ray.get(list(order.folders)):
@@ -347,11 +347,11 @@ def _do_unit(order: _UnitOrder, common: _Common, relay: Any) -> _UnitOutcome:
         failed: list[tuple[PlannedRun, InlayError]] = []
         is_stopped = False
         try:
-            teller.begin()
-            failed = UnitRunner(plans, runs, keep, common.commit).do(unit, teller.listen)
+            reporter.begin()
+            failed = UnitRunner(plans, runs, keep, common.commit).do(unit, reporter.listen)
         except Interrupted:
             is_stopped = True
-        teller.end()
+        reporter.end()
         # 3. hand back what this process cannot write
         reasons = [(item.key, error.message) for item, error in failed]
         if is_shared:
@@ -367,7 +367,7 @@ def _open_backbone(name: str, fingerprint: str, device: str | None) -> Backbone:
     return load_same_backbone(name, fingerprint, device)
 
 
-class _Teller:
+class _UnitReporter:
     """Reports the progress of a unit, rows at most every half second, and stops it if asked to."""
 
     def __init__(self, ray: Any, relay: Any, number: int) -> None:

@@ -34,9 +34,13 @@ def verify(
     ] = None,
     format: FormatOption = "auto",
     header: HeaderOption = None,
-    text: Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="text column of --rows")] = None,
-    pair: Annotated[str | None, typer.Option("--pair", metavar="COLUMN", help="second text's column of --rows")] = None,
-    label: Annotated[str | None, typer.Option("--label", metavar="COLUMN", help="label column of --rows")] = None,
+    text: Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="column of the text in --rows")] = None,
+    pair: Annotated[
+        str | None, typer.Option("--pair", metavar="COLUMN", help="column of the second text in --rows")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", metavar="COLUMN", help="column of the label in --rows")
+    ] = None,
     backbone: BackboneOption = None,
     device: DeviceOption = "auto",
     store: StoreOption = None,

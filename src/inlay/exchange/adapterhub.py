@@ -146,7 +146,7 @@ def _read_settings(config: Mapping[str, Any], weights: foreign.Weights, path: Pa
     for key in inner.keys() - _NEUTRAL.keys() - _KNOWN:
         if inner[key] not in (None, False, [], {}):
             raise Unsupported(
-                f"{path}: `{key}` is a setting that Inlay does not know", "upgrade Inlay, or train it anew"
+                f"{path}: `{key}` is a setting that Inlay does not know", "upgrade Inlay, or train it again"
             )
     if "version" not in config and inner.get("non_linearity") in ("gelu", "gelu_orig"):
         # Before version 2 of the library's predecessor, `gelu` meant the tanh form.
@@ -224,7 +224,7 @@ def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     flags = {"attention": inner.get("mh_adapter"), "feedforward": inner.get("output_adapter")}
     places = tuple(place for place, is_set in flags.items() if is_set)
     if not places:
-        raise Unsupported("neither `mh_adapter` nor `output_adapter` is set: no adapter anywhere", "train it anew")
+        raise Unsupported("neither `mh_adapter` nor `output_adapter` is set: no adapter anywhere", "train it again")
     if inner.get("is_parallel"):
         return "parallel", places
     if not inner.get("original_ln_before"):
@@ -243,7 +243,7 @@ def _adapted_layers(inner: Mapping[str, Any], anatomy: Anatomy) -> list[int]:
     left_out = _read_list(inner, "leave_out")
     layers = [layer for layer in range(anatomy.num_layers) if layer not in left_out]
     if not layers:
-        raise Unsupported("`leave_out` names every layer: no adapter anywhere", "train it anew")
+        raise Unsupported("`leave_out` names every layer: no adapter anywhere", "train it again")
     return layers
 
 

@@ -337,7 +337,7 @@ def check_classifier(model_class: str, backbone: Backbone) -> None:
     if isinstance(reason := CLASSIFIERS[family], str):
         raise Unsupported(
             f"transformers' own classifier of the family `{family}` has {reason}, which Inlay's heads do not have",
-            "train it in `adapters` with a flexible head (`AutoAdapterModel`), or anew in Inlay",
+            "train it in `adapters` with a flexible head (`AutoAdapterModel`), or train it in Inlay",
         )
 
 

@@ -108,7 +108,7 @@ def predict(
     else:
         pipeline.check_device_name(device)
         pipeline.check_backbone_name(backbone)
-        device = pipeline.check_precision(precision, device)
+        device = pipeline.device_for_precision(precision, device)
         kept = Store(store)
         pool = engines = serving.EnginePool(
             kept,

@@ -130,7 +130,7 @@ def bind(settings: ServeSettings) -> socket.socket:
             raise
     except (socket.gaierror, UnicodeError) as error:
         hint = "use 127.0.0.1 for this machine alone, or 0.0.0.0 for all its addresses"
-        raise InlayError(f"`--host {settings.host}` is no address of this machine", hint) from error
+        raise InlayError(f"`--host {settings.host}` is not an address of this machine", hint) from error
     except OSError as error:
         raise _describe_bind(error, settings, where) from error
     return listener
@@ -143,7 +143,7 @@ def _describe_bind(error: OSError, settings: ServeSettings, where: str) -> Inlay
         return PortTaken(f"{where} is taken", hint)
     if error.errno == errno.EADDRNOTAVAIL:
         hint = "use 127.0.0.1 for this machine alone, or 0.0.0.0 for all its addresses"
-        return InlayError(f"`--host {settings.host}` is no address of this machine", hint)
+        return InlayError(f"`--host {settings.host}` is not an address of this machine", hint)
     if error.errno == errno.EACCES:
         hint = "use a port of at least 1024, with a proxy in front of it (docs/operating.md)"
         return InlayError(f"{where} needs rights that this account does not have", hint)

@@ -217,7 +217,7 @@ async def _answer_rows(
             if isinstance(answer, WireError):
                 raise Conflict(f"version {version.number} cannot answer the rows: {answer.message}", answer.hint)
             if (answer.store_name, answer.number) != (version.name, version.number):
-                raise Conflict("the engine answered by another version than it was asked for", "try again")
+                raise Conflict("the engine answered with another version than asked for", "try again")
             answers.append(answer.answer)
     return answers
 

@@ -182,10 +182,10 @@ def _read_list(backup: Path) -> dict[str, tuple[int, str]]:
     except FileNotFoundError:
         raise Missing(f"there is no backup in `{backup}`", "name the folder that `inlay serve backup` made") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise BadData("no list of a backup", "use another backup", path=backup / _LIST) from None
+        raise BadData("not the list of a backup's files", "use another backup", path=backup / _LIST) from None
     for name in files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise BadData(f"`{name}` is no path in a backup", "use another backup", path=backup / _LIST)
+            raise BadData(f"`{name}` is not a path in a backup", "use another backup", path=backup / _LIST)
     database = str(ServicePaths(Path()).database)
     if database not in files or read_revision(backup / database) is None:
         raise BadData("the backup has no database", "use another backup", path=backup)

@@ -32,7 +32,7 @@ from inlay.service.state.jobs import BATCH, ENDED, ERASE, FAILED, SUCCEEDED, Job
 from inlay.service.state.served_tasks import store_name
 from inlay.service.state.service_files import PARTS, deleting_files, remove_tree
 from inlay.service.state.state_errors import Conflict, StaleLease
-from inlay.service.state.tenants import LOCAL, REMOVING, Tenants, find_row, tenant_of
+from inlay.service.state.tenants import LOCAL, REMOVING, Tenants, find_row, split_store_name, tenant_of
 from inlay.service.state.usage import add_counts
 from inlay.store import DRAFT_PREFIX
 
@@ -340,8 +340,8 @@ def _stray_versions(connection: Connection, db: Database) -> Iterator[tuple[str,
     task, version, job = schema.tasks.c, schema.versions.c, schema.jobs.c
     tenants = set(connection.execute(select(schema.tenants.c.name)).scalars()) - {LOCAL}
     for known in db.store.names():
-        tenant, dot, name = known.partition(".")
-        if not dot or tenant not in tenants:
+        tenant, name = split_store_name(known, tenants)
+        if tenant == LOCAL:
             continue
         mine = (version.tenant == tenant, version.task == name)
         numbers = set(connection.execute(select(version.number).where(*mine)).scalars())

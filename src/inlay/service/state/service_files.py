@@ -47,7 +47,7 @@ class ServicePaths:
 
     @property
     def run(self) -> Path:
-        """The folder of sockets and secrets of the running service."""
+        """The folder of sockets and locks of the running service."""
         return self.service / "run"
 
     @property

@@ -48,15 +48,12 @@ from inlay.model import Backbone
 from inlay.studies.run.records import Record, StudyDirs
 from inlay.studies.run.session import Deadline, Session, SessionResult, StudyProgress
 from inlay.studies.run.units import Unit, UnitRunner
-from inlay.studies.run.worker_processes import noting_interrupts
+from inlay.studies.run.worker_processes import noting_interrupts, send_event
 from inlay.studies.spec.planning import PlannedRun, StudyPlan
 from inlay.studies.spec.study import Study
 from inlay.training import (
-    CohortStarted,
     Event,
     Interrupted,
-    MemoryRanOut,
-    RunEntered,
     StepTaken,
     current_commit,
     is_finished,
@@ -391,18 +388,9 @@ class _UnitReporter:
 
     def listen(self, event: Event) -> None:
         """Report an event of training; stop at a step if asked to."""
-        match event:
-            case CohortStarted(cohort):
-                for member in cohort.members:
-                    self._send("enter", member.run.id)
-            case RunEntered(member):
-                self._send("enter", member.run.id)
-            case MemoryRanOut(message):
-                self._send("warn", message)
-            case StepTaken(_, num_rows):
-                self._num_rows += num_rows
-                if time.monotonic() - self._told >= _LISTEN_SECONDS:
-                    self._send_rows()
+        self._num_rows += send_event(event, self._send)
+        if isinstance(event, StepTaken) and time.monotonic() - self._told >= _LISTEN_SECONDS:
+            self._send_rows()
 
     def _send_rows(self) -> None:
         """Report the rows; stop if the answer to the previous report asked for it.

@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -411,19 +411,25 @@ class _PipeProgress(StudyProgress):
         self.send("warn", message)
 
     def _listen(self, event: Event) -> None:
-        match event:
-            case CohortStarted(cohort):
-                for member in cohort.members:
-                    self.send("enter", member.run.id)
-            case RunEntered(member):
-                self.send("enter", member.run.id)
-            case StepTaken(_, num_rows):
-                self._num_rows += num_rows
-                if time.monotonic() - self._told >= _LISTEN_SECONDS:
-                    self.send("rows", self._num_rows)
-                    self._num_rows, self._told = 0, time.monotonic()
-                    self._stop_if_parent_died()
-            case RowsAnswered():
-                self._stop_if_parent_died()
-            case MemoryRanOut(message):
-                self.send("warn", message)
+        self._num_rows += send_event(event, self.send)
+        if isinstance(event, StepTaken) and time.monotonic() - self._told >= _LISTEN_SECONDS:
+            self.send("rows", self._num_rows)
+            self._num_rows, self._told = 0, time.monotonic()
+            self._stop_if_parent_died()
+        elif isinstance(event, RowsAnswered):
+            self._stop_if_parent_died()
+
+
+def send_event(event: Event, send: Callable[[str, Any], object]) -> int:
+    """Send which runs enter, or a warning, if an event tells of one; return the rows of the step if it is one."""
+    match event:
+        case CohortStarted(cohort):
+            for member in cohort.members:
+                send("enter", member.run.id)
+        case RunEntered(member):
+            send("enter", member.run.id)
+        case MemoryRanOut(message):
+            send("warn", message)
+        case StepTaken(_, num_rows):
+            return num_rows
+    return 0

@@ -166,7 +166,7 @@ class Database:
     def probe(self) -> None:
         """Prove, for the readiness check, that the database can be written."""
         with self.writing() as connection:
-            bump(connection, "probe")
+            count_change(connection, "probe")
 
     def checkpoint(self) -> bool:
         """Move the write-ahead log into the database and empty it; False if readers prevented it.
@@ -194,7 +194,7 @@ class Database:
             self.meter = UsageMeter(self)
 
 
-def bump(connection: Connection, name: str = _HOT) -> None:
+def count_change(connection: Connection, name: str = _HOT) -> None:
     """Count a change of keys, tenants, tasks or aliases, which every process caches for the hot route."""
     row = schema.revisions.c
     connection.execute(update(schema.revisions).where(row.name == name).values(value=row.value + 1))

@@ -19,7 +19,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, o
 from inlay.errors import InlayError, UnknownName
 from inlay.service.state import schema
 from inlay.service.state.aliases import ERASING, TaskKey, find_task_row
-from inlay.service.state.database import Database, bump
+from inlay.service.state.database import Database, count_change
 from inlay.service.state.job_queue import (
     HEARTBEAT_S,
     JobCohort,
@@ -225,7 +225,7 @@ def _delete_task_rows(connection: Connection, task: TaskKey) -> None:
         counts = {"rows": item.rows, "tokens": item.tokens, "requests": item.requests}
         add_counts(connection, (item.tenant, item.day, ""), counts)
     _delete(connection, schema.usage, is_its)
-    bump(connection)
+    count_change(connection)
 
 
 def _delete_jobs(connection: Connection, which: ColumnElement[bool]) -> None:
@@ -241,7 +241,7 @@ def _delete_tenant_rows(connection: Connection, tenant: str) -> None:
         if "tenant" in table.c and table is not schema.jobs:
             _delete(connection, table, table.c.tenant == tenant)
     _delete(connection, schema.tenants, schema.tenants.c.name == tenant)
-    bump(connection)
+    count_change(connection)
 
 
 def _delete(connection: Connection, table: Table, which: ColumnElement[bool]) -> None:

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, insert, select
 from inlay.errors import BadConfig, StoreDamaged, UnknownName
 from inlay.service.state import schema
 from inlay.service.state.aliases import ACTIVE, Reason, TaskKey, find_task_row, read_alias, set_alias
-from inlay.service.state.database import Database, bump
+from inlay.service.state.database import Database, count_change
 from inlay.service.state.paging import Page, check_limit, cut_page, read_cursor
 from inlay.service.state.state_errors import Conflict
 from inlay.service.state.tenants import LOCAL, split_store_name, store_prefix
@@ -210,7 +210,7 @@ def adopt_task(connection: Connection, db: Database, task: TaskKey, now: float, 
     if latest is not None:
         why = Reason("service", "the newest version when the service took the task over")
         set_alias(connection, task, (latest.number, latest.digest), why, now)
-    bump(connection)
+    count_change(connection)
     return find_task_row(connection, task)
 
 

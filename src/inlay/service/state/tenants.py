@@ -16,7 +16,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from inlay.errors import BadConfig, UnknownName
 from inlay.service.state import schema
 from inlay.service.state.aliases import ERASING
-from inlay.service.state.database import Database, bump, write_audit
+from inlay.service.state.database import Database, count_change, write_audit
 from inlay.service.state.jobs import ERASE, Job, JobRequest, cancel_where, insert_job, job_of
 from inlay.service.state.state_errors import Conflict
 from inlay.service.state.values import to_iso
@@ -184,7 +184,7 @@ class Tenants:
         return erasure
 
     def _note(self, connection: Connection, name: str, action: str) -> None:
-        bump(connection)
+        count_change(connection)
         write_audit(connection, name, self._db.now(), (self._actor, action, name))
 
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, delete, func, select, update
 from inlay.errors import BadConfig, InlayError, StoreUnreachable, UnknownName
 from inlay.service.state import aliases, datasets, feedback, idempotency, jobs, schema, served_tasks
 from inlay.service.state.aliases import LIVE, Alias, AliasMove, Reason, TaskKey
-from inlay.service.state.database import Database, bump, write_audit
+from inlay.service.state.database import Database, count_change, write_audit
 from inlay.service.state.datasets import Dataset, DatasetDraft, UploadContent
 from inlay.service.state.feedback import Correction, Feedback
 from inlay.service.state.idempotency import Call, StoredAnswer
@@ -239,7 +239,7 @@ class Workspace:
             hidden = {"state": aliases.ERASING, "counter": task.counter + 1}
             connection.execute(update(schema.tasks).where(*is_it).values(**hidden))
             jobs.cancel_where(connection, (job.tenant == self.name) & (job.task == name), now)
-            bump(connection)
+            count_change(connection)
             erasure = jobs.insert_job(connection, tenant, JobRequest(jobs.ERASE, name), self.actor, now)
             idempotency.note_subject(connection, self.name, call, erasure.id)
             self._note(connection, "task.erase", name)

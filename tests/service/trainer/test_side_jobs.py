@@ -261,7 +261,7 @@ def test_a_stop_gives_a_batch_back(trained):
 @pytest.mark.parametrize(
     ("settings", "task", "words"),
     [
-        ({"lr": 0.1}, "mail", "no setting of such a job"),
+        ({"lr": 0.1}, "mail", "not a setting of such a job"),
         ({"version": 9}, "mail", "mail@9"),
         ({"text": "body"}, "mail", "no column named `body`"),
     ],

@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     split, reading = Split(texts, None, None, []), Reading("classify", 128)
 
     def ask_anew() -> None:
-        once._MEMORY = once.Memory()
+        once._MEMORY = once.MemoryCache()
         once.encode_cached(tokenizer, split, reading)
 
     ask_anew()

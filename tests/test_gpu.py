@@ -12,7 +12,7 @@ from inlay.model import Bank, infer, load_backbone
 from inlay.model.bank.methods import METHODS, UNSUPPORTED, SlotSpec
 from inlay.model.batch.route import Row
 from inlay.model.heads.captured_inference import GraphedForward
-from inlay.model.heads.generation import Read
+from inlay.model.heads.generation import EncoderStates
 from inlay.model.heads.heads import WRITTEN, HeadSpec
 from inlay.model.kernels.launch import GraphRecorder
 from inlay.serving import Engine, Request, verify
@@ -181,7 +181,7 @@ def test_a_bf16_backbone_scores_words_in_float32(backbone_folder):
     gpu = load_backbone(str(backbone_folder("mt5")), device="cuda")
     ids = torch.tensor([[5, 9, 11, 1]], device="cuda")
     with torch.no_grad():
-        read = Read(gpu.model.encoder(input_ids=ids).last_hidden_state, torch.ones_like(ids))
+        read = EncoderStates(gpu.model.encoder(input_ids=ids).last_hidden_state, torch.ones_like(ids))
         states = gpu.model.decoder(input_ids=ids, encoder_hidden_states=read.states_BTD).last_hidden_state
         logits, _ = gpu.write(read, ids)
     assert (states.dtype, logits.dtype) == (torch.bfloat16, torch.float32)

@@ -8,7 +8,7 @@ import torch
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run.records import StudyDirs
-from inlay.studies.run.worker_processes import JobSettings, _take_share, conduct_in_jobs
+from inlay.studies.run.worker_processes import JobSettings, _take_share, run_studies_in_jobs
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import find_study, read_study, study_folders
 from inlay.studies.spec.toy import WORDS
@@ -23,7 +23,7 @@ def test_three_processes_do_studies_on_one_gpu(tmp_path):
     for name in ("glue", "tradeoff", "ablation"):
         study = read_study(find_study(name, study_folders()), "tiny")
         plans.append(plan_study(study, gpu, *load_tasks(study, None)))
-    outcome = conduct_in_jobs(plans, StudyDirs(tmp_path / "results", tmp_path / "runs"), JobSettings(3, "cuda"))
+    outcome = run_studies_in_jobs(plans, StudyDirs(tmp_path / "results", tmp_path / "runs"), JobSettings(3, "cuda"))
     assert not outcome.failed
     assert not outcome.missing
     assert {record.hardware for record in outcome.records} == {torch.cuda.get_device_name(0)}

@@ -12,7 +12,7 @@ from inlay.model.bank.methods import JOINT_METHODS as METHOD_TABLE
 from inlay.model.kernels import fused_attention
 from inlay.settings import JointConfig, MethodConfig, RunConfig, TrainConfig
 from inlay.studies.run.records import StudyDirs
-from inlay.studies.run.session import conduct
+from inlay.studies.run.session import run_studies
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import find_study, read_study, study_folders
 from inlay.training.cohort.cohort import Cohort
@@ -217,7 +217,7 @@ def test_a_study_of_several_tasks_runs_whole(backbone_folder, tmp_path):
     for name in ("multitask", "fewshot"):
         study = read_study(find_study(name, study_folders()), "tiny")
         plan = plan_study(study, gpu, *load_tasks(study, None))
-        outcome = conduct([plan], StudyDirs(tmp_path / "results", tmp_path / "runs"))
+        outcome = run_studies([plan], StudyDirs(tmp_path / "results", tmp_path / "runs"))
         assert not outcome.missing
         assert not outcome.failed
 

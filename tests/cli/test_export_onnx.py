@@ -19,7 +19,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str, Path]]:
     def export_onnx(store, references, backbone, folder):
         calls.append((references, backbone.name, folder))
         versions = tuple(store.resolve(reference) for reference in references)
-        return onnx.Exported(folder, versions, size_bytes=2048, opset=20, num_probes=16, difference=3e-7)
+        return onnx.OnnxExport(folder, versions, size_bytes=2048, opset=20, num_probes=16, difference=3e-7)
 
     monkeypatch.setattr("inlay.exchange.export_onnx", export_onnx)
     return calls

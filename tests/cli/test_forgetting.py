@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("INLAY_CACHE_BYTES", str(1 << 30))
     monkeypatch.setattr(token_cache, "SMALL_CHARACTERS", 0)
-    monkeypatch.setattr(token_cache, "_MEMORY", token_cache.Memory())
+    monkeypatch.setattr(token_cache, "_MEMORY", token_cache.MemoryCache())
     return tmp_path / "cache"
 
 

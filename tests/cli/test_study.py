@@ -59,7 +59,7 @@ def test_studies_of_several_tasks_run_on_a_backbone_that_writes(name: str, inlay
     assert report["failed"] == []
 
 
-def test_a_study_is_planned_conducted_and_found_done(inlay: Inlay, tmp_path: Path) -> None:
+def test_a_study_is_planned_run_and_found_done(inlay: Inlay, tmp_path: Path) -> None:
     command = ("study", "uva", "--profile", "tiny", "--out", tmp_path / "out")
     planned = inlay(*command, "--dry-run")
     assert planned.status == 0, planned.err

@@ -17,7 +17,7 @@ from two_nodes import add_node, run_two_nodes
 from inlay import studies
 from inlay.cluster import RaySettings, messages
 from inlay.model import load_backbone, make_tiny_folder
-from inlay.studies import StudyDirs, StudyPlan, StudyProgress, conduct, conduct_on_ray, load_tasks, plan_study
+from inlay.studies import StudyDirs, StudyPlan, StudyProgress, load_tasks, plan_study, run_studies, run_studies_on_ray
 from inlay.training import list_stopped
 
 pytestmark = pytest.mark.ray
@@ -71,7 +71,7 @@ def dirs_in(folder: Path) -> StudyDirs:
 
 
 def send(plan: StudyPlan, dirs: StudyDirs, **more: Any) -> Any:
-    return conduct_on_ray([plan], dirs, RaySettings(), commit="abc", device="cpu", **more)
+    return run_studies_on_ray([plan], dirs, RaySettings(), commit="abc", device="cpu", **more)
 
 
 def lines_of(dirs: StudyDirs) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def lines_of(dirs: StudyDirs) -> list[dict[str, Any]]:
 
 def assert_as_alone(plan: StudyPlan, dirs: StudyDirs, alone: StudyDirs) -> None:
     """What came from the cluster is what one machine comes to, each run once."""
-    assert conduct([plan], alone, commit="abc").missing == []
+    assert run_studies([plan], alone, commit="abc").missing == []
     expected = {(line["id"], line["arm"]): line for line in lines_of(alone)}
     found = lines_of(dirs)
     assert len(found) == len(expected) == len(plan.items)

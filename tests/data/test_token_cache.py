@@ -13,7 +13,7 @@ import pytest
 
 from inlay.data import token_cache as once
 from inlay.data.tasks import Split
-from inlay.data.token_cache import Memory, encode_cached, open_tokens
+from inlay.data.token_cache import MemoryCache, encode_cached, open_tokens
 from inlay.data.windows import Reading, encode_split
 from tiny_backbones import make_tokenizer
 from toys import WORDS, make_toy_answers, make_toy_tags, make_toy_task
@@ -38,13 +38,13 @@ def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("INLAY_CACHE_BYTES", str(2**30))
     monkeypatch.setattr(once, "SMALL_CHARACTERS", 100)
-    monkeypatch.setattr(once, "_MEMORY", Memory())
+    monkeypatch.setattr(once, "_MEMORY", MemoryCache())
 
 
 @pytest.fixture
 def forget(monkeypatch):
     """What another process would know: nothing but the cache."""
-    return lambda: monkeypatch.setattr(once, "_MEMORY", Memory())
+    return lambda: monkeypatch.setattr(once, "_MEMORY", MemoryCache())
 
 
 @pytest.fixture
@@ -233,7 +233,7 @@ def test_a_damaged_file_is_read_anew_and_replaced(tokenizer, tokenised, forget):
 
 def test_memory_keeps_what_was_asked_for_last_within_its_limit(tokenizer):
     sets = [encode_split(tokenizer, make_split(seed=seed), Reading("classify", 16)) for seed in range(3)]
-    memory = Memory(sum(item.num_bytes for item in sets) - 1)
+    memory = MemoryCache(sum(item.num_bytes for item in sets) - 1)
     for key, item in zip("ab", sets, strict=False):
         memory.put(key, item)
     assert memory.get("a") is sets[0]
@@ -241,7 +241,7 @@ def test_memory_keeps_what_was_asked_for_last_within_its_limit(tokenizer):
     assert memory.get("b") is None
     assert memory.get("a") is sets[0]
     assert memory.get("c") is sets[2]
-    small = Memory(sets[0].num_bytes - 1)
+    small = MemoryCache(sets[0].num_bytes - 1)
     small.put("a", sets[0])
     assert small.get("a") is None
 

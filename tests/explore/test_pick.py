@@ -89,7 +89,7 @@ def test_picked_rows_are_new_differ_and_are_less_sure_than_the_others(trained, t
     assert np.mean([row.doubt for row in found.rows]) > np.mean(doubts)
     assert all(row.distance > 0 for row in found.rows)
     assert found.rows[0].record == {"text": found.rows[0].text}
-    assert repr(found) == "Picked(toy@1: 10 of 170 rows)"
+    assert repr(found) == "PickedRows(toy@1: 10 of 170 rows)"
     assert found._repr_html_().count("<tr>") == 11
 
 

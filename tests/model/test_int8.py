@@ -9,7 +9,7 @@ from torch import nn
 from inlay.errors import UnknownName, Unsupported
 from inlay.model.backbone.families import FAMILIES, find_family
 from inlay.model.backbone.fingerprint import digest_weights
-from inlay.model.backbone.int8 import Int8Linear, find_precision, quantize
+from inlay.model.backbone.int8 import Int8Linear, quantize, with_precision
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import Row
@@ -151,8 +151,8 @@ def test_the_canonical_path_never_runs_in_int8(tiny_bert):
 
 def test_unknown_precisions_and_other_devices_are_refused_with_a_hint(tiny_bert, monkeypatch):
     with pytest.raises(UnknownName, match="no precision named `int7`"):
-        find_precision(tiny_bert, "int7")
-    assert find_precision(tiny_bert, "auto") is tiny_bert
+        with_precision(tiny_bert, "int7")
+    assert with_precision(tiny_bert, "auto") is tiny_bert
     monkeypatch.setattr(type(tiny_bert), "device", torch.device("cuda", 0))
     with pytest.raises(Unsupported, match="int8 on `cuda`") as refusal:
         quantize(tiny_bert)

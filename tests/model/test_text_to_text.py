@@ -14,7 +14,7 @@ from inlay.errors import StoreDamaged
 from inlay.model import load_backbone
 from inlay.model.backbone.sites import survey
 from inlay.model.bank.methods import layout, resolve_method
-from inlay.model.heads.generation import Read
+from inlay.model.heads.generation import EncoderStates
 from inlay.settings.run_config import MethodConfig
 
 SMALL = {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
@@ -76,7 +76,7 @@ def test_outputs_are_scaled_where_the_embedding_writes_them(backbone_of, family,
     backbone = backbone_of(family)
     ids = torch.tensor([[5, 9, 11, 1]])
     with torch.no_grad():
-        read = Read(backbone.model.encoder(input_ids=ids).last_hidden_state, torch.ones_like(ids))
+        read = EncoderStates(backbone.model.encoder(input_ids=ids).last_hidden_state, torch.ones_like(ids))
         states = backbone.model.decoder(input_ids=ids, encoder_hidden_states=read.states_BTD).last_hidden_state
         logits, _ = backbone.write(read, ids)
     torch.testing.assert_close(logits, scale * states @ backbone.model.lm_head.weight.T)

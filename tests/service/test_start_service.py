@@ -19,7 +19,7 @@ import pytest
 from inlay.cli import main
 from inlay.errors import BadConfig, InlayError, Missing
 from inlay.service import start_service
-from inlay.service.home import AlreadyServed, HomeLock, prepare_home, read_secret, read_status, write_status
+from inlay.service.home import AlreadyServed, HomeLock, prepare_home, read_status, write_status
 from inlay.service.settings import VARIABLE, ServeSettings, read_settings
 from inlay.service.start_service import (
     EXTRA,
@@ -45,21 +45,9 @@ def mode_of(path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_the_services_folders_and_its_secret_are_private(settings):
+def test_the_services_folders_are_private(settings):
     assert mode_of(settings.folder) == mode_of(settings.run_folder) == 0o700
-    assert mode_of(settings.run_folder / "secrets") == 0o600
     assert mode_of(settings.engine_socket.parent) == 0o700
-
-
-def test_a_secret_differs_by_purpose_and_stays_over_restarts(settings):
-    first = read_secret(settings, "cookies")
-    prepare_home(settings)
-    assert read_secret(settings, "cookies") == first
-    assert len(first) == 32
-    assert read_secret(settings, "cursors") != first
-    (settings.run_folder / "secrets").write_bytes(b"")
-    with pytest.raises(InlayError, match="damaged"):
-        read_secret(settings, "cookies")
 
 
 def test_a_home_that_is_no_folder_is_refused_with_a_hint(tmp_path):
@@ -128,7 +116,7 @@ def test_a_port_that_is_taken_is_refused_naming_the_next_one(settings):
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no such host", "a" * 300])
 def test_a_host_that_is_not_this_machine_is_refused(settings, host):
-    with pytest.raises(InlayError, match="is no address of this machine") as refused:
+    with pytest.raises(InlayError, match="is not an address of this machine") as refused:
         bind(ServeSettings(home=settings.home, host=host, port=0))
     assert "127.0.0.1" in refused.value.hint
 

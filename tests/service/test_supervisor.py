@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from inlay.errors import InlayError
-from inlay.service.child import Child, Place
+from inlay.service.child import Child, Inherited
 from inlay.service.settings import VARIABLE, ServeSettings
-from inlay.service.supervisor import Backoff, Listeners, ProgramFailed, ServiceProcess, Supervisor
+from inlay.service.supervisor import Backoff, Listeners, ProgramFailed, ServiceProgram, Supervisor
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 PATIENCE_S = 20.0
@@ -32,11 +32,11 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-def make_program(folder: Path, name: str, mode: str = "well", *, ends_last: bool = False) -> ServiceProcess:
+def make_program(folder: Path, name: str, mode: str = "well", *, ends_last: bool = False) -> ServiceProgram:
     settings = ServeSettings(home=folder)
     environment = {**os.environ, VARIABLE: settings.to_json()}
     command = (sys.executable, str(STAND_IN), mode, str(folder))
-    return ServiceProcess(name, command, environment, ends_last=ends_last)
+    return ServiceProgram(name, command, environment, ends_last=ends_last)
 
 
 def events(folder: Path, name: str) -> list[tuple[str, float, int]]:
@@ -56,7 +56,7 @@ def is_there(pid: int) -> bool:
 class Watch:
     """A supervisor in a thread, and what it told."""
 
-    def __init__(self, programs: list[ServiceProcess], **settings: object) -> None:
+    def __init__(self, programs: list[ServiceProgram], **settings: object) -> None:
         self.facts: dict | None = None
         self.status: dict = {}
         self.progress: list[tuple[str, str]] = []
@@ -83,7 +83,7 @@ class Watch:
 
 
 @contextmanager
-def watched(programs: list[ServiceProcess], **settings: object):
+def watched(programs: list[ServiceProgram], **settings: object):
     watch = Watch(programs, **settings)
     watch.thread.start()
     try:
@@ -240,7 +240,7 @@ def test_ctrl_c_of_the_terminal_reaches_the_supervisor_alone(tmp_path):
 
 
 def test_callbacks_of_a_drain_are_called_also_when_they_come_too_late(tmp_path):
-    child, called = Child(ServeSettings(home=tmp_path), Place("web")), []
+    child, called = Child(ServeSettings(home=tmp_path), Inherited("web")), []
     child.on_stop(lambda: called.append("early"))
     child.stop()
     child.stop()
@@ -254,7 +254,7 @@ def test_sigterm_drains_whatever_step_the_main_thread_is_at(tmp_path):
         read, ready = os.pipe()
         pid = os.fork()
         if not pid:
-            child = Child(ServeSettings(home=tmp_path), Place("engine"))
+            child = Child(ServeSettings(home=tmp_path), Inherited("engine"))
             child.hear_signals()
             os.write(ready, b".")
             while not child.stopping.wait(0):  # nearly always inside of `wait`, which holds a lock
@@ -289,13 +289,13 @@ def find_ended(pids: list[int]) -> dict[int, int]:
 NICED = """
 import json, os, threading
 from pathlib import Path
-from inlay.service.child import Child, Place
+from inlay.service.child import Child, Inherited
 from inlay.service.settings import ServeSettings
 
 early = threading.Thread(target=threading.Event().wait, daemon=True)
 early.start()
 found = [os.getpriority(os.PRIO_PROCESS, early.native_id)]
-child = Child(ServeSettings(home=Path(".")), Place("trainer", nice=3))
+child = Child(ServeSettings(home=Path(".")), Inherited("trainer", nice=3))
 for _ in range(2):
     child.ready()
     found.append([os.getpriority(os.PRIO_PROCESS, thread) for thread in (early.native_id, threading.get_native_id())])

@@ -25,7 +25,7 @@ from inlay.reports import (
     make_report,
     read_answer,
 )
-from inlay.service.state import Places, SharedFiles, SharedFolder
+from inlay.service.state import ServicePaths, SharedFiles, SharedFolder
 from inlay.service.version_evaluations import NeedsAnswers, compare, find_comparison, read_evaluation, write_evaluation
 from inlay.serving import Answer, describe_answer
 from inlay.store import Manifest
@@ -35,7 +35,7 @@ LABELS = ("billing", "delivery", "praise")
 
 def folder_of(path: Path) -> SharedFolder:
     """A folder as the service has one."""
-    return SharedFolder(SharedFiles(Places(path)), path)
+    return SharedFolder(SharedFiles(ServicePaths(path)), path)
 
 
 def manifest_of(kind="classify", labels=LABELS, metric="accuracy", dev_digest="dev"):
@@ -82,8 +82,8 @@ def outcome_of(kind, seed):
     logits = torch.randn(RANDOM_LOGITS[kind], generator=torch.Generator().manual_seed(seed)) * 2
     text = "abcd efgh ijkl mnop"
     words = tuple((start, start + 4) for start in (0, 5, 10, 15))
-    places = np.array([(-1, -1), *words, (-1, -1)])
-    output = Output((logits,), (places,) if kind in ("tag", "span") else (), text, words if kind == "tag" else ())
+    paths = np.array([(-1, -1), *words, (-1, -1)])
+    output = Output((logits,), (paths,) if kind in ("tag", "span") else (), text, words if kind == "tag" else ())
     spec = HeadSpec(kind, logits.shape[-1], "mean", null_threshold=0.0 if kind == "span" else None)
     return HEADS[kind].answer(output, spec, labels)
 
@@ -341,12 +341,12 @@ def test_reports_need_no_torch(tmp_path):
     write_evaluation(folder_of(tmp_path), evaluate(["billing"] * 3, ["billing", "praise", "billing"]))
     program = (
         "import sys; from pathlib import Path\n"
-        "from inlay.service.state import Places, SharedFiles, SharedFolder\n"
+        "from inlay.service.state import ServicePaths, SharedFiles, SharedFolder\n"
         "from inlay.service.version_evaluations import compare, read_evaluation\n"
         "from inlay.reports import list_errors, make_report\n"
         "assert 'numpy' not in sys.modules and 'pandas' not in sys.modules\n"
         "folder = Path(sys.argv[1])\n"
-        "found = read_evaluation(SharedFolder(SharedFiles(Places(folder)), folder), 1)\n"
+        "found = read_evaluation(SharedFolder(SharedFiles(ServicePaths(folder)), folder), 1)\n"
         "make_report(found), list_errors(found), compare(found, found)\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules"
     )

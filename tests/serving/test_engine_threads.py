@@ -267,7 +267,7 @@ def test_a_thread_finds_the_backbone_at_rest_while_another_trains(tiny_bert):
 
 
 def dropout_rates_of(backbone):
-    from inlay.model.backbone.turns import dropout_rates
+    from inlay.model.backbone.model_lock import dropout_rates
 
     return list(dropout_rates(backbone.model))
 

@@ -40,7 +40,7 @@ def test_numbers_are_within_the_scale_of_the_scores(tmp_path):
     [
         ("glue/wnli", ["1"] * 145, "145 answers"),
         ("glue/wnli", ["1"] * 145 + ["yes"], "`yes` is no label"),
-        ("glue/stsb", [1.0] * 1378 + [float("nan")], "no number"),
+        ("glue/stsb", [1.0] * 1378 + [float("nan")], "not a number"),
     ],
 )
 def test_what_the_server_would_refuse_is_refused_here(tmp_path, task, answers, reason):

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_conduct_several import make_plan as make_several
+from test_joint_runs import make_plan as make_several
 from test_session import ROW, Counter, file_of, make_plan, without_times
 
 from inlay.errors import LostProcess
@@ -21,8 +21,8 @@ from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run import worker_processes
 from inlay.studies.run.claimed_work import Claims
 from inlay.studies.run.records import StudyDirs, read_appended, read_records
-from inlay.studies.run.session import Deadline, Session, StudyProgress, conduct
-from inlay.studies.run.worker_processes import JobSettings, conduct_in_jobs
+from inlay.studies.run.session import Deadline, Session, StudyProgress, run_studies
+from inlay.studies.run.worker_processes import JobSettings, run_studies_in_jobs
 from inlay.studies.spec.toy import WORDS
 
 LONG = """
@@ -121,7 +121,7 @@ def test_two_processes_come_to_the_records_of_one_though_one_of_them_dies(tmp_pa
     longer = LONG.replace('["glue/cola"]', '["glue/cola", "glue/rte"]')
     plan, dirs = make_plan(tmp_path, backbone, longer), dirs_in(tmp_path)
     stage = Saboteur(lambda: os.kill(next(each for each in started if each.unit).process.pid, signal.SIGKILL))
-    result = conduct_in_jobs([plan], dirs, JOBS, progress=stage)
+    result = run_studies_in_jobs([plan], dirs, JOBS, progress=stage)
     assert len(started) == 3, "another took its place"
     assert f"ended with status {-signal.SIGKILL}" in stage.warnings[0]
     assert "another process continues it" in stage.warnings[0]
@@ -131,7 +131,7 @@ def test_two_processes_come_to_the_records_of_one_though_one_of_them_dies(tmp_pa
     written = read_appended(file_of(dirs))[0]
     assert len(written) == len(plan.items), "each is recorded once"
     assert all(record.status == "finished" for record in written)
-    assert_alike(result.records, conduct([plan], dirs_in(tmp_path / "alone"), commit="abc").records)
+    assert_alike(result.records, run_studies([plan], dirs_in(tmp_path / "alone"), commit="abc").records)
     assert not list((dirs.runs / "claims").glob("*.json")), "nothing is in hand any more"
 
 
@@ -144,7 +144,7 @@ def test_of_copies_one_after_another_a_killed_process_costs_nothing_that_was_don
             if started[0].has_stepped and started[0].process.is_alive() and len(started) == 2:
                 os.kill(started[0].process.pid, signal.SIGKILL)
 
-    result = conduct_in_jobs([plan], dirs, JOBS, progress=Killer())
+    result = run_studies_in_jobs([plan], dirs, JOBS, progress=Killer())
     assert len(started) == 3
     assert not result.failed
     assert not result.missing
@@ -162,7 +162,7 @@ def test_what_two_processes_die_of_is_recorded_as_failed_and_tried_again_next_ti
                     os.kill(worker.process.pid, signal.SIGKILL)
 
     stage = Killer(None)
-    result = conduct_in_jobs([plan], dirs, JOBS, progress=stage)
+    result = run_studies_in_jobs([plan], dirs, JOBS, progress=stage)
     ((failed, said),) = result.failed
     assert result.missing == [failed]
     assert failed.arm.name == "full"
@@ -173,7 +173,7 @@ def test_what_two_processes_die_of_is_recorded_as_failed_and_tried_again_next_ti
     records = {record.id: record.status for record in read_records(file_of(dirs))}
     assert records.pop(failed.id) == "failed"
     assert set(records.values()) == {"finished"}
-    assert not conduct_in_jobs([plan], dirs, JOBS).missing
+    assert not run_studies_in_jobs([plan], dirs, JOBS).missing
     assert {record.status for record in read_records(file_of(dirs))} == {"finished"}
 
 
@@ -182,7 +182,7 @@ def test_a_session_ends_after_three_processes_died_before_their_first_step(tmp_p
     settings = JobSettings(1, "cpu", root=str(tmp_path))
     monkeypatch.setattr(plan.backbone, "name", str(tmp_path / "gone"))
     with pytest.raises(LostProcess, match="one after another before their first step") as caught:
-        conduct_in_jobs([plan], dirs, settings)
+        run_studies_in_jobs([plan], dirs, settings)
     assert "gone" in caught.value.message, "its last words"
     assert "--jobs 1" in caught.value.hint
     assert len(started) == 3
@@ -194,7 +194,7 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 from test_jobs import JOBS, LONG, Saboteur, dirs_in, make_plan
 from inlay.model import load_backbone
-from inlay.studies.run.worker_processes import conduct_in_jobs
+from inlay.studies.run.worker_processes import run_studies_in_jobs
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background process ignores it
@@ -202,7 +202,7 @@ if __name__ == "__main__":
     plan = make_plan(folder, load_backbone(sys.argv[3], device="cpu"), LONG)
     stage = Saboteur(lambda: print("at work", flush=True))
     try:
-        conduct_in_jobs([plan], dirs_in(folder), JOBS, progress=stage)
+        run_studies_in_jobs([plan], dirs_in(folder), JOBS, progress=stage)
     except KeyboardInterrupt:
         print("stopped", flush=True)
 """
@@ -228,7 +228,7 @@ def test_stopped_or_killed_all_processes_end_with_their_state_saved(tmp_path, ba
     rest = Counter()
     plan = make_plan(tmp_path, backbone, LONG)
     known = {record.id for record in read_records(file_of(dirs_in(tmp_path)))}
-    assert not conduct([plan], dirs_in(tmp_path), progress=rest).missing
+    assert not run_studies([plan], dirs_in(tmp_path), progress=rest).missing
     assert not known & set(rest.trained)
     assert not list((tmp_path / "runs" / "cohorts").glob("*/state.safetensors")), "they were gone on with"
 
@@ -242,12 +242,12 @@ def test_at_the_deadline_what_is_in_hand_is_stopped_and_goes_on_in_the_next_sess
     plan, dirs, deadlines = make_plan(tmp_path, backbone, LONG), dirs_in(tmp_path), []
     monkeypatch.setattr(worker_processes, "Deadline", lambda at: deadlines.append(Deadline(at)) or deadlines[0])
     stage = Saboteur(lambda: setattr(deadlines[0], "deadline", time.monotonic()))
-    first = conduct_in_jobs([plan], dirs, JOBS, deadline=time.monotonic() + 600, progress=stage)
+    first = run_studies_in_jobs([plan], dirs, JOBS, deadline=time.monotonic() + 600, progress=stage)
     assert first.missing
     assert not first.failed
     assert list((dirs.runs / "cohorts").glob("*/state.safetensors"))
     rest = Counter()
-    assert not conduct([plan], dirs, progress=rest).missing
+    assert not run_studies([plan], dirs, progress=rest).missing
     assert not list((dirs.runs / "cohorts").glob("*/state.safetensors")), "they were gone on with"
     assert not {record.id for record in first.records} & set(rest.trained)
 
@@ -259,14 +259,14 @@ sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 from test_jobs import dirs_in
 from test_session import Counter, make_plan
 from inlay.model import load_backbone
-from inlay.studies.run.session import conduct
+from inlay.studies.run.session import run_studies
 
 folder = Path(sys.argv[2])
 plan = make_plan(folder, load_backbone(sys.argv[3], device="cpu"))
 print("ready", flush=True)
 sys.stdin.readline()
 stage = Counter()
-result = conduct([plan], dirs_in(folder), progress=stage, commit="abc")
+result = run_studies([plan], dirs_in(folder), progress=stage, commit="abc")
 print(*stage.trained, flush=True)
 """
 
@@ -290,11 +290,11 @@ def test_two_processes_that_nobody_started_together_share_the_work_of_a_folder(t
         trained += said.split()
     assert len(trained) == len(set(trained)) == 4 + 8 + 1, "each run once, by one of them"
     dirs, plan = dirs_in(tmp_path), make_plan(tmp_path, backbone)
-    found = conduct([plan], dirs, commit="abc")
+    found = run_studies([plan], dirs, commit="abc")
     assert found.num_trained == {"small": 0}
     assert not found.missing
     assert len(read_appended(file_of(dirs))[0]) == len(found.records)
-    assert_alike(found.records, conduct([plan], dirs_in(tmp_path / "alone"), commit="abc").records)
+    assert_alike(found.records, run_studies([plan], dirs_in(tmp_path / "alone"), commit="abc").records)
 
 
 def make_session(plans, dirs, **known):
@@ -323,7 +323,7 @@ def test_what_another_process_has_claimed_is_left_to_it_until_it_dies(tmp_path, 
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "claimed\n"
         stage = Counter()
-        result = conduct([plan], dirs, progress=stage)
+        result = run_studies([plan], dirs, progress=stage)
         assert {item.id for item in result.missing} == set(ids)
         assert not set(stage.trained) & set(ids)
         assert stage.warnings == ["other processes are working on what is left"]
@@ -331,7 +331,7 @@ def test_what_another_process_has_claimed_is_left_to_it_until_it_dies(tmp_path, 
     with Claims(dirs.runs).choosing() as taken:
         assert not taken
     assert not list((dirs.runs / "claims").glob("*.json")), "its file is cleared"
-    assert not conduct([plan], dirs).missing
+    assert not run_studies([plan], dirs).missing
 
 
 def test_a_claim_is_released_with_its_unit_and_by_ctrl_c(tmp_path, backbone):
@@ -346,7 +346,7 @@ def test_a_claim_is_released_with_its_unit_and_by_ctrl_c(tmp_path, backbone):
             seen.append(unit)
 
     with pytest.raises(KeyboardInterrupt):
-        conduct([plan], dirs, progress=Look(stop_at=2))
+        run_studies([plan], dirs, progress=Look(stop_at=2))
     assert len(seen) == 1
     with Claims(dirs.runs).choosing() as held:
         assert not held
@@ -411,7 +411,7 @@ def test_an_interrupt_is_noted_and_the_second_comes_at_once():
 def test_when_nobody_listens_a_process_is_interrupted_once():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     ours, theirs = multiprocessing.Pipe(duplex=False)
-    relay = worker_processes._Relay(theirs)
+    relay = worker_processes._PipeProgress(theirs)
     try:
         relay.send("rows", 1)
         assert ours.recv() == ("rows", 1)

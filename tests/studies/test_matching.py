@@ -12,7 +12,7 @@ import pytest
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run.records import FAILED, StudyDirs, StudyRecords, read_study
-from inlay.studies.run.session import conduct
+from inlay.studies.run.session import run_studies
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study as read_study_file
 from inlay.studies.spec.toy import WORDS
@@ -60,13 +60,13 @@ fit = { token_budget = 4096 }
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
-    """A small study, conducted; its records, and what its backbone is."""
+    """A small study, run; its records, and what its backbone is."""
     place = tmp_path_factory.mktemp("done")
     (place / "small.toml").write_text(STUDY)
     study = read_study_file(place / "small.toml", "tiny")
     backbone = load_backbone(str(make_tiny_folder(place / "tiny", WORDS)), device="cpu")
     plan, places = plan_study(study, backbone, *load_tasks(study, None)), StudyDirs(place / "results", place / "runs")
-    conduct([plan], places)
+    run_studies([plan], places)
     facts = BackboneFacts("tiny", backbone.fingerprint, backbone.default_pooling, backbone.anatomy.num_layers)
     return plan, places, facts, read_study(places.results, "small")
 
@@ -76,7 +76,7 @@ def count_really(plan, places):
     return Count(len(ids - {item.id for item in plan.items if not ledger.is_known(item)}), len(ids))
 
 
-def test_all_that_was_conducted_is_found_and_counted_as_a_dry_run_does(done):
+def test_all_that_was_run_is_found_and_counted_as_a_dry_run_does(done):
     plan, places, facts, records = done
     assert count_found([plan.study], facts, records) == count_really(plan, places)
     assert count_really(plan, places) == Count(16, 16), "two arms ask for the same runs as `adapters`"

@@ -9,7 +9,7 @@ from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.judge.row_sampling import FILE, num_rows
 from inlay.studies.run.records import StudyDirs, read_records
-from inlay.studies.run.session import conduct
+from inlay.studies.run.session import run_studies
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
@@ -40,7 +40,7 @@ def done(tmp_path_factory):
     (folder / "small.toml").write_text(STUDY)
     study = read_study(folder / "small.toml", "tiny")
     plan, places = plan_study(study, backbone, *load_tasks(study, None)), StudyDirs(folder / "results", folder / "runs")
-    conduct([plan], places, commit="abc")
+    run_studies([plan], places, commit="abc")
     (path,) = (places.results / "small").glob("*.jsonl")
     return plan, places, path
 
@@ -86,6 +86,6 @@ def test_neither_labels_nor_answers_are_in_the_results(done):
 def test_a_second_session_changes_nothing(done):
     plan, places, path = done
     before = path.read_bytes()
-    conduct([plan], places, commit="abc")
+    run_studies([plan], places, commit="abc")
     assert path.read_bytes() == before
     assert all((places.runs / record.id / FILE).is_file() for record in read_records(path))

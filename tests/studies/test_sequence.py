@@ -12,7 +12,7 @@ from inlay.model.bank.bank import Bank
 from inlay.model.heads.inference import infer
 from inlay.settings.run_config import MethodConfig, RunConfig, TrainConfig
 from inlay.studies import task_sequence as sequence
-from inlay.studies.task_sequence import conduct_sequence
+from inlay.studies.task_sequence import train_sequence
 from inlay.training import fit, make_run
 from inlay.training.evaluate import encode_rows
 from inlay.training.run.run_folder import read_result
@@ -32,7 +32,7 @@ def tasks(toy_task):
 
 
 def test_one_network_is_scored_on_every_task_after_each_step(tmp_path, tiny_bert, tasks):
-    steps = conduct_sequence(tiny_bert, tasks, FULL, tmp_path)
+    steps = train_sequence(tiny_bert, tasks, FULL, tmp_path)
     assert [step["task"] for step in steps] == ["first", "second", "third"]
     assert [list(step["extra"]["after"]) for step in steps] == [
         ["first"],
@@ -56,7 +56,7 @@ def test_the_second_step_starts_from_the_weights_of_the_first(tmp_path, tiny_ber
         return fit(runs, *more)
 
     monkeypatch.setattr(sequence, "fit", note)
-    conduct_sequence(tiny_bert, tasks[:2], FULL, tmp_path / "sequence")
+    train_sequence(tiny_bert, tasks[:2], FULL, tmp_path / "sequence")
     alone = fit([make_run(tasks[0], FULL, tiny_bert)], tiny_bert, tmp_path / "alone")[0].tensors
     assert starts[0] == {}
     assert set(starts[1]) == {name for name in alone if not name.startswith("head.")}
@@ -67,7 +67,7 @@ def test_an_earlier_task_is_scored_with_its_head_on_the_network_of_now(tmp_path,
     """On a number, whose error shows any move."""
     monkeypatch.setattr(sequence._Walk, "drop_weights", lambda self: None)
     tasks = [toy_task("number", kind="regress"), toy_task("classes")]
-    steps = conduct_sequence(tiny_bert, tasks, FULL, tmp_path)
+    steps = train_sequence(tiny_bert, tasks, FULL, tmp_path)
     places, runs = sorted(tmp_path.iterdir()), [make_run(task, FULL, tiny_bert) for task in tasks]
     first, second = (read_result(place / run.id) for place, run in zip(places, runs, strict=True))
     own = {name: tensor for name, tensor in first.tensors.items() if name.startswith("head.")}
@@ -82,7 +82,7 @@ def test_an_earlier_task_is_scored_with_its_head_on_the_network_of_now(tmp_path,
 
 def test_slots_score_the_same_after_every_later_task_and_do_not_move(tmp_path, tiny_bert, tasks):
     before = tiny_bert.fingerprint
-    steps = conduct_sequence(tiny_bert, tasks, SLOTS, tmp_path)
+    steps = train_sequence(tiny_bert, tasks, SLOTS, tmp_path)
     for number, step in enumerate(steps):
         for task in tasks[: number + 1]:
             own = next(other for other in steps if other["task"] == task.name)
@@ -95,18 +95,18 @@ def test_slots_score_the_same_after_every_later_task_and_do_not_move(tmp_path, t
 
 
 def test_a_task_that_did_move_is_found_out(tmp_path, tiny_bert, tasks, monkeypatch):
-    conduct_sequence(tiny_bert, tasks[:1], SLOTS, tmp_path)
+    train_sequence(tiny_bert, tasks[:1], SLOTS, tmp_path)
     place = next(tmp_path.iterdir()) / "own.safetensors"
     tensors = sequence.read_tensors(place)
     tensors["head.bias"] = tensors["head.bias"] + torch.tensor([0.25, 0.0])
     sequence.write_tensors(place, tensors)
-    steps = conduct_sequence(tiny_bert, tasks[:2], SLOTS, tmp_path)
+    steps = train_sequence(tiny_bert, tasks[:2], SLOTS, tmp_path)
     assert steps[1]["extra"]["moved"] == pytest.approx(0.25, abs=1e-5)
 
 
 @pytest.mark.parametrize("config", [FULL, SLOTS], ids=["full", "slots"])
 def test_a_sequence_goes_on_where_it_ended_and_repeats_nothing(tmp_path, tiny_bert, tasks, config, monkeypatch):
-    whole = conduct_sequence(tiny_bert, tasks, config, tmp_path / "whole")
+    whole = train_sequence(tiny_bert, tasks, config, tmp_path / "whole")
     trained = []
 
     def note(runs, *more):
@@ -115,25 +115,25 @@ def test_a_sequence_goes_on_where_it_ended_and_repeats_nothing(tmp_path, tiny_be
 
     monkeypatch.setattr(sequence, "fit", note)
     monkeypatch.setattr(sequence._Walk, "drop_weights", lambda self: None)
-    conduct_sequence(tiny_bert, tasks[:2], config, tmp_path / "parts")
-    parts = conduct_sequence(tiny_bert, tasks, config, tmp_path / "parts")
+    train_sequence(tiny_bert, tasks[:2], config, tmp_path / "parts")
+    parts = train_sequence(tiny_bert, tasks, config, tmp_path / "parts")
     assert trained == ["first", "second", "third"]
     for one, other in zip(parts, whole, strict=True):
         assert one | {"seconds": 0} == other | {"seconds": 0}
     shutil.rmtree(sorted((tmp_path / "whole").iterdir())[0] / "cohorts", ignore_errors=True)
-    assert conduct_sequence(tiny_bert, tasks, config, tmp_path / "whole") == whole
+    assert train_sequence(tiny_bert, tasks, config, tmp_path / "whole") == whole
     assert trained == ["first", "second", "third"]
 
 
 def test_no_copy_of_the_network_stays_on_disk(tmp_path, tiny_bert, tasks):
-    conduct_sequence(tiny_bert, tasks, FULL, tmp_path)
+    train_sequence(tiny_bert, tasks, FULL, tmp_path)
     assert not list(tmp_path.rglob("best.safetensors"))
     assert max(path.stat().st_size for path in tmp_path.rglob("*.safetensors")) < 4000
 
 
 def test_a_step_that_diverges_ends_the_sequence(tmp_path, tiny_bert, tasks):
     wild = dataclasses.replace(FULL, train=dataclasses.replace(TRAIN, lr=9.9, clip_norm=0.0, warmup=0.0))
-    steps = conduct_sequence(tiny_bert, tasks, wild, tmp_path)
+    steps = train_sequence(tiny_bert, tasks, wild, tmp_path)
     assert [step["status"] for step in steps] == ["diverged"]
     assert steps[0]["extra"]["after"] == {}
-    assert conduct_sequence(tiny_bert, tasks, wild, tmp_path) == steps
+    assert train_sequence(tiny_bert, tasks, wild, tmp_path) == steps

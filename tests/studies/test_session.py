@@ -1,4 +1,4 @@
-"""Conducting studies: nothing is repeated, everything resumes, budgets hold, and what cannot be is refused first."""
+"""Running studies: nothing is repeated, everything resumes, budgets hold, and what cannot be is refused first."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hooks import Hooks
 from inlay.errors import Missing, OutOfMemory, Unsupported
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
-from inlay.studies.run import session as conducting
+from inlay.studies.run import session as session_module
 from inlay.studies.run import units as work
 from inlay.studies.run.estimate import estimate_units
 from inlay.studies.run.recording import Recorder
 from inlay.studies.run.records import StudyDirs, StudyRecords, append_records, read_records
-from inlay.studies.run.session import Deadline, StudyProgress, _Alarm, conduct, make_agenda
+from inlay.studies.run.session import Deadline, StudyProgress, _Alarm, make_agenda, run_studies
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
@@ -95,10 +95,10 @@ class Done(NamedTuple):
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory, backbone):
-    """The whole study, conducted once; tests leave it as it is."""
+    """The whole study, run once; tests leave it as it is."""
     folder, stage = tmp_path_factory.mktemp("done"), Counter()
     plan, places = make_plan(folder, backbone), StudyDirs(folder / "results", folder / "runs")
-    return Done(plan, places, stage, conduct([plan], places, commit="abc", progress=stage))
+    return Done(plan, places, stage, run_studies([plan], places, commit="abc", progress=stage))
 
 
 def make_plan(tmp_path, backbone, text=STUDY, name="small", **changes):
@@ -141,7 +141,7 @@ def file_of(places, name="small"):
 
 
 def list_todo(plans, places):
-    """The units that `conduct` would do."""
+    """The units that `run_studies` would do."""
     return make_agenda(plans, StudyRecords(plans, places), places.runs)
 
 
@@ -175,7 +175,7 @@ def test_finished_runs_are_never_repeated_and_those_of_two_arms_are_trained_once
     trained = done.stage.trained
     assert len(trained) == len(set(trained)) == 4 + 8 + 1, "arm `adapters-4` is part of `adapters`"
     before, again = file_of(done.places).read_bytes(), Counter()
-    outcome = conduct([make_plan(tmp_path, backbone)], done.places, progress=again)
+    outcome = run_studies([make_plan(tmp_path, backbone)], done.places, progress=again)
     assert again.units == again.trained == []
     assert outcome.num_trained == {"small": 0}
     assert file_of(done.places).read_bytes() == before
@@ -184,7 +184,7 @@ def test_finished_runs_are_never_repeated_and_those_of_two_arms_are_trained_once
 def test_another_study_borrows_records_though_the_runs_are_gone(tmp_path, backbone, places, done):
     shutil.copytree(done.places.results, places.results)
     stage = Counter()
-    outcome = conduct([make_plan(tmp_path, backbone, name="other")], places, progress=stage)
+    outcome = run_studies([make_plan(tmp_path, backbone, name="other")], places, progress=stage)
     assert stage.trained == []
     assert not outcome.missing
     assert {record.study for record in outcome.records} == {"other"}
@@ -198,7 +198,7 @@ def test_studies_asked_for_together_train_what_they_share_once_and_the_first_tie
     rates = STUDY.replace("lr = [1e-2]", "lr = [1e-2, 1e-3]")
     plans = [make_plan(tmp_path / "a", backbone, rates), make_plan(tmp_path, backbone, rates, name="other")]
     stage = Counter()
-    outcome = conduct(plans, places, progress=stage)
+    outcome = run_studies(plans, places, progress=stage)
     assert not outcome.missing
     assert len(stage.trained) == len(set(stage.trained)), "nobody's run twice"
     assert outcome.num_trained["small"] == outcome.num_trained["other"] == outcome.total_trained == 1 + 4 + 16 + 1
@@ -211,7 +211,7 @@ def test_with_records_and_no_store_nothing_is_trained(tmp_path, backbone, places
     """As on a new machine, to which only the files of results were carried."""
     shutil.copytree(done.places.results, places.results)
     assert list_todo([make_plan(tmp_path, backbone)], places) == []
-    assert not conduct([make_plan(tmp_path, backbone)], places).missing
+    assert not run_studies([make_plan(tmp_path, backbone)], places).missing
     assert not places.runs.exists()
 
 
@@ -236,7 +236,7 @@ def test_records_of_another_profile_and_of_a_backbone_by_another_name_are_lent(t
     ]
     append_records(places.results / "small" / "copy-device.jsonl", other)
     plan = make_plan(tmp_path, backbone)
-    lent = conduct([plan], places).records
+    lent = run_studies([plan], places).records
     assert {record.key for record in lent} == {record.key for record in known}
     assert {(record.profile, record.backbone) for record in lent} == {("tiny", "tiny")}
     assert {record.fingerprint for record in lent} == {backbone.fingerprint}
@@ -245,7 +245,7 @@ def test_records_of_another_profile_and_of_a_backbone_by_another_name_are_lent(t
 
 def test_a_deadline_wants_cohorts_of_what_is_most_valuable_first(tmp_path, backbone, places):
     plan = make_plan(tmp_path, backbone, STUDY.replace("lr = [1e-2]", "lr = [1e-2, 1e-3]"))
-    units = conducting.make_agenda([plan], StudyRecords([plan], places), places.runs, most_together=3)
+    units = session_module.make_agenda([plan], StudyRecords([plan], places), places.runs, most_together=3)
     cohorts = [unit for unit in units if unit.num_runs > 1 and not unit.is_finetuned]
     assert [unit.num_runs for unit in cohorts] == [3] * 5, "of 16 the last goes alone"
     tiers = [item.tier for unit in units if unit.items[0].arm.name.startswith("adapters") for item in unit.items]
@@ -273,7 +273,7 @@ def test_runs_of_one_structure_are_one_cohort_and_copies_of_the_backbone_a_row_f
 def test_each_of_several_processes_gets_its_part_of_the_copies_of_a_tier(tmp_path, backbone, num_jobs, lengths):
     plan, places = make_plan(tmp_path, backbone, ROW), StudyDirs(tmp_path / "results", tmp_path / "runs")
     known = StudyRecords([plan], places)
-    units = conducting.make_agenda([plan], known, places.runs, most_together=64, num_jobs=num_jobs)
+    units = session_module.make_agenda([plan], known, places.runs, most_together=64, num_jobs=num_jobs)
     assert [unit.num_runs for unit in units] == lengths
 
 
@@ -282,7 +282,7 @@ def test_a_row_that_was_stopped_in_its_first_copy_is_not_cut_by_a_deadline(tmp_p
     plan = make_plan(tmp_path, backbone, ROW)
     stage = Counter(stop_at=8)
     with pytest.raises(KeyboardInterrupt):
-        conduct([plan], places, progress=stage)
+        run_studies([plan], places, progress=stage)
     assert stage.trained == [], "it was at its first"
     (begun,) = list_todo([plan], places)
     deadline = Deadline(time.monotonic() + 100)
@@ -291,7 +291,7 @@ def test_a_row_that_was_stopped_in_its_first_copy_is_not_cut_by_a_deadline(tmp_p
     assert deadline.cut(fresh).num_runs == 1
     assert deadline.cut(begun) is begun
     rest = Counter()
-    conduct([plan], places, progress=rest)
+    run_studies([plan], places, progress=rest)
     num_steps = sum(item.run.num_steps for item in plan.items)
     assert stage.steps + rest.steps < 8 + num_steps, "it went on where it had stopped"
 
@@ -301,12 +301,12 @@ def test_a_row_that_breaks_goes_on_one_by_one_and_leaves_no_state_behind(tmp_pat
     plan = make_plan(tmp_path, backbone, ROW.replace('"glue/cola", "glue/stsb"', '"glue/cola"'))
     broken = next(item for item in plan.items if item.config.train.epochs == 3)  # the longest is the first
     stage = Counter(error=OutOfMemory("no room", "use less"), fails=broken.id)
-    outcome = conduct([plan], places, progress=stage)
+    outcome = run_studies([plan], places, progress=stage)
     assert [item.id for item, _ in outcome.failed] == [broken.id]
     assert sorted(stage.trained) == sorted(item.id for item in plan.items if item is not broken), "each once"
     assert not list((places.runs / "cohorts").glob("*/state.safetensors"))
     again = Counter()
-    assert not conduct([plan], places, progress=again).missing
+    assert not run_studies([plan], places, progress=again).missing
     assert again.trained == [broken.id]
 
 
@@ -323,7 +323,7 @@ def test_a_copy_is_scored_on_its_test_rows_before_the_next_of_its_row_begins(tmp
 
             return Watch()
 
-    outcome = conduct([plan], places, progress=Look())
+    outcome = run_studies([plan], places, progress=Look())
     assert known == [[True, 1], [True, 2], [True, 3]]
     (kept,) = [item for item in plan.items if (places.runs / item.id / "best.safetensors").is_file()]
     (record,) = [record for record in outcome.records if record.id == kept.id]
@@ -344,7 +344,7 @@ def test_a_copy_for_which_there_is_no_room_beside_training_is_scored_after_it(tm
 
     monkeypatch.setattr(Recorder, "record_result", refuse)
     stage = Counter()
-    outcome = conduct([plan], places, progress=stage)
+    outcome = run_studies([plan], places, progress=stage)
     assert len(is_full) == len(stage.trained) == 2
     assert not outcome.missing
     assert not outcome.failed
@@ -360,8 +360,8 @@ def test_stopped_anywhere_and_resumed_it_ends_with_the_same_records(tmp_path, ba
     plan = make_plan(tmp_path, backbone)
     for stop_at in (1, 8, 5, 9):  # in the first copy of the backbone, twice in the second, in the cohort
         with pytest.raises(KeyboardInterrupt):
-            conduct([plan], places, progress=Counter(stop_at))
-    outcome = conduct([plan], places, commit="abc")
+            run_studies([plan], places, progress=Counter(stop_at))
+    outcome = run_studies([plan], places, commit="abc")
     kept = [{**record, "commit": "abc"} for record in without_times(outcome.records)]
     assert kept == without_times(done.outcome.records)
 
@@ -371,14 +371,14 @@ def test_a_deadline_stops_in_the_middle_keeps_what_is_done_and_says_what_is_miss
 ):
     plan = make_plan(tmp_path, backbone)
     clock = iter(range(10_000))
-    monkeypatch.setattr(conducting, "time", _Clock(clock))
-    outcome = conduct([plan], places, deadline=60.0)
+    monkeypatch.setattr(session_module, "time", _Clock(clock))
+    outcome = run_studies([plan], places, deadline=60.0)
     assert outcome.missing
     assert outcome.records
     assert len(outcome.missing) + len(outcome.records) == len(plan.items)
-    monkeypatch.setattr(conducting, "time", time)
+    monkeypatch.setattr(session_module, "time", time)
     rest = Counter()
-    assert not conduct([plan], places, progress=rest).missing
+    assert not run_studies([plan], places, progress=rest).missing
     assert not set(rest.trained) & {record.id for record in outcome.records}
 
 
@@ -396,20 +396,20 @@ def test_what_a_user_can_mend_fails_alone_and_is_tried_again(tmp_path, backbone,
     plan = make_plan(tmp_path, backbone)
     cola = next(item for item in plan.items if (item.arm.name, item.task, item.seed) == ("full", "glue/cola", 0))
     stage = Counter(error=Unsupported("no such thing", "leave it out"), fails=cola.id)
-    outcome = conduct([plan], places, progress=stage)
+    outcome = run_studies([plan], places, progress=stage)
     assert [text for _, text in outcome.failed] == ["no such thing"]
     assert [item.id for item in outcome.missing] == [cola.id], "not what trains after it"
     assert stage.warnings[0].startswith("full on glue/cola")
     failed = [record for record in read_records(file_of(places)) if record.status == "failed"]
     assert [record.extra["message"] for record in failed] == ["no such thing"]
-    assert not conduct([plan], places).missing
+    assert not run_studies([plan], places).missing
     assert all(record.status == "finished" for record in read_records(file_of(places)))
 
 
 def test_for_a_submission_the_best_copy_on_dev_stays(tmp_path, backbone, places):
     plan = make_plan(tmp_path, backbone, submission=True)
     plan = dataclasses.replace(plan, items=tuple(item for item in plan.items if item.arm.name == "full"))
-    outcome = conduct([plan], places)
+    outcome = run_studies([plan], places)
     for task in plan.tasks:
         full = [record for record in outcome.records if (record.arm, record.task) == ("full", task)]
         best = max(record.dev[record.metric] for record in full)
@@ -440,10 +440,10 @@ def test_tasks_with_test_rows_are_scored_on_them_also_when_the_record_was_lost(t
     text = STUDY.replace('"glue/cola", "glue/stsb"', '"extra/airline"').replace('tasks = ["glue/cola"]\n', "")
     text = text.replace("seeds = 2", "seeds = 1")
     plan = make_plan(tmp_path, backbone, text)
-    first = conduct([plan], places)
+    first = run_studies([plan], places)
     assert all(record.test is not None and "accuracy" in record.test for record in first.records)
     file_of(places).unlink()
-    again = conduct([plan], places)
+    again = run_studies([plan], places)
     assert [record.test for record in again.records] == [record.test for record in first.records]
 
 
@@ -499,7 +499,7 @@ def test_records_of_a_run_are_on_disk_when_it_ends_not_when_its_cohort_does(tmp_
 
             return Watch()
 
-    conduct([plan], places, progress=Look())
+    run_studies([plan], places, progress=Look())
     assert seen
     assert all(seen)
 
@@ -510,7 +510,7 @@ from pathlib import Path
 sys.path[:0] = [sys.argv[1], str(Path(sys.argv[1]).parent)]
 from inlay.model import load_backbone
 from inlay.studies.run.records import StudyDirs
-from inlay.studies.run.session import StudyProgress, conduct
+from inlay.studies.run.session import StudyProgress, run_studies
 from test_session import Counter, make_plan, without_times
 folder = Path(sys.argv[2])
 backbone = load_backbone(sys.argv[3], device="cpu")
@@ -532,11 +532,11 @@ for kill_at in (4, 20):
     if not child:
         stage = Fate()
         stage.kill_at = kill_at
-        conduct([plan], places, progress=stage)
+        run_studies([plan], places, progress=stage)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, kill_at
-whole = conduct([plan], StudyDirs(folder / "a", folder / "b"))
-assert without_times(conduct([plan], places).records) == without_times(whole.records)
+whole = run_studies([plan], StudyDirs(folder / "a", folder / "b"))
+assert without_times(run_studies([plan], places).records) == without_times(whole.records)
 """
 
 

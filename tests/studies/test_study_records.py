@@ -12,7 +12,7 @@ from inlay.cli.study_dry_run import describe_others
 from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run.records import StudyDirs, StudyRecords, count_other_poolings, read_records
-from inlay.studies.run.session import conduct
+from inlay.studies.run.session import run_studies
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
 from inlay.studies.spec.toy import WORDS
@@ -47,12 +47,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(folder, tmp_path_factory):
-    """The study, conducted where nothing in the files says how rows are read."""
+    """The study, run where nothing in the files says how rows are read."""
     place = tmp_path_factory.mktemp("done")
     places = StudyDirs(place / "results", place / "runs")
     plan = make_plan(place, folder)
     assert plan.backbone.default_pooling == "mean"
-    conduct([plan], places)
+    run_studies([plan], places)
     return plan, places
 
 

@@ -16,8 +16,8 @@ from inlay.model import load_backbone
 from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run import units_on_ray
 from inlay.studies.run.records import StudyDirs, read_appended
-from inlay.studies.run.session import Deadline, Session, conduct
-from inlay.studies.run.units_on_ray import conduct_on_ray
+from inlay.studies.run.session import Deadline, Session, run_studies
+from inlay.studies.run.units_on_ray import run_studies_on_ray
 from inlay.studies.spec.toy import WORDS
 from inlay.training import list_stopped
 
@@ -118,7 +118,7 @@ def dirs_in(folder):
 
 
 def send(plan, dirs, **more):
-    return conduct_on_ray([plan], dirs, RaySettings(), commit="abc", device="cpu", **more)
+    return run_studies_on_ray([plan], dirs, RaySettings(), commit="abc", device="cpu", **more)
 
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["one folder", "folders of their own"])
@@ -129,7 +129,7 @@ def test_units_sent_out_come_to_the_records_of_one_machine(tmp_path, backbone, r
     found = send(plan, dirs, progress=stage)
     assert (found.missing, found.failed, found.total_trained) == ([], [], len(plan.items))
     assert [unit.num_runs for unit in stage.units].count(5) == 1, "every machine gets a part of the cohort"
-    alone = conduct([plan], dirs_in(tmp_path / "alone"), commit="abc").records
+    alone = run_studies([plan], dirs_in(tmp_path / "alone"), commit="abc").records
     expected = {(record["id"], record["arm"]): record for record in without_times(alone)}
     written = read_appended(file_of(dirs))[0]
     assert len(written) == len(expected), "each is recorded once"
@@ -209,7 +209,7 @@ def test_a_task_that_is_asked_to_stop_keeps_its_state_and_goes_on_later(tmp_path
 
     plan, dirs = make_plan(tmp_path, backbone, SMALL), dirs_in(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(messages._WordRelay, "put", put)
+        patch.setattr(messages._MessageRelay, "put", put)
         with pytest.raises(KeyboardInterrupt):
             send(plan, dirs, progress=Stage())
     assert list_stopped(dirs.runs / "cohorts"), "its state is kept"

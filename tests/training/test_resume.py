@@ -230,7 +230,7 @@ def test_where_no_state_can_be_proved_training_begins_anew_and_says_so(tiny_bert
         flip_bit(previous, 0.5)
     (resumed,) = fit([run], tiny_bert, tmp_path / "cut", emit=hear)
     assert hear.steps[0] == 1
-    assert hear.said[0].endswith("its runs begin anew")
+    assert hear.said[0].endswith("its runs start again")
     assert all(torch.equal(resumed.tensors[name], whole.tensors[name]) for name in whole.tensors)
 
 
@@ -295,7 +295,7 @@ def test_a_stopped_run_of_which_nothing_can_be_read_begins_anew_and_restart_work
         fit([run], tiny_bert, tmp_path / str(settings.restart), settings, emit=hear)
         assert hear.steps[0] == 1
         assert bool(hear.said) is not settings.restart
-        assert all(said.endswith("they begin anew") for said in hear.said)
+        assert all(said.endswith("they start again") for said in hear.said)
 
 
 def test_one_flipped_bit_in_what_a_run_left_is_never_read_as_its_result(tiny_bert, toy_task, tmp_path):

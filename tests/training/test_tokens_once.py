@@ -26,7 +26,7 @@ def tokenised(monkeypatch):
         return encode_split(tokenizer, split, reading, progress)
 
     monkeypatch.setattr(once, "encode_split", note)
-    monkeypatch.setattr(once, "_MEMORY", once.Memory())
+    monkeypatch.setattr(once, "_MEMORY", once.MemoryCache())
     return sizes
 
 

@@ -101,7 +101,7 @@ def prepare(
     return pipeline.prepare(config, store, device, task=read, backbone=frozen)
 
 
-def of_first(report: Any) -> Any:
+def require_report(report: Any) -> Any:
     """Return a report; raise in a process without one, as are all but the first of `torchrun`."""
     if report is None:
         raise Missing("this process has no report: only the first one of `torchrun` has it", "continue only in rank 0")

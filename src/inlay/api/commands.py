@@ -15,11 +15,11 @@ from inlay import exchange, explore, pipeline, terminal, training
 from inlay.api.arguments import (
     find_config,
     load,
-    of_first,
     open_backbone,
     open_store,
     open_trained_on,
     prepare,
+    require_report,
 )
 from inlay.api.steps import Engine
 from inlay.data import RowsGiven
@@ -83,7 +83,7 @@ def train(
         pipeline.describe_run(ready.run, ready.backbone)
         how: dict[str, Any] = {"lister": "inlay.baseline(…)", "writes_report": report, "trackers": tuple(log)}
         options = pipeline.TrainOptions(None, publish, probes, folds, fit or FitSettings(), **how)
-        return of_first(pipeline.train_and_publish(ready, asked, options, spend))
+        return require_report(pipeline.train_and_publish(ready, asked, options, spend))
 
 
 @speaking_python()
@@ -131,7 +131,7 @@ def sweep(
         how: dict[str, Any] = {"cluster": cluster, "trackers": tuple(log), "writes_report": report}
         options = pipeline.TrainOptions(publishes=publish, fit=fit or FitSettings(), **how)
         first = prepare(points[0], opened, device, backbone, data, dev, test)
-        return of_first(pipeline.sweep_and_publish(axes, points, options, lambda _: first))
+        return require_report(pipeline.sweep_and_publish(axes, points, options, lambda _: first))
 
 
 @speaking_python()

@@ -11,7 +11,7 @@ from inlay import explore, pipeline, reports, terminal
 from inlay.api.arguments import find_config, load, open_backbone, open_store, open_trained_on
 from inlay.data import InputRow, RowsGiven, Task
 from inlay.errors import InlayError, speaking_python
-from inlay.explore import DriftReport, Explanation, LearningCurve, Picked, PickSettings, VersionReader
+from inlay.explore import DriftReport, Explanation, LearningCurve, PickedRows, PickSettings, VersionReader
 from inlay.model import Backbone
 from inlay.reports import TaskReport
 from inlay.settings import DataConfig, DataSettings, FitSettings, RunConfig, TaskSettings, from_tree
@@ -123,7 +123,7 @@ def pick(
     device: str = "auto",
     progress: bool = True,
     **settings: Unpack[DataSettings],
-) -> Picked:
+) -> PickedRows:
     """Pick texts that are worth labelling, because the task is unsure of them and they differ, as `inlay pick` does.
 
     `pool` is a file, or texts (or pairs of texts), from which `task` picks `count`. `by` is `margin` or `entropy`.

@@ -10,7 +10,7 @@ import typer
 from inlay.cli import screen
 from inlay.cli.app import make_typer
 from inlay.cli.flags import DeviceOption, JsonOption, StoreOption
-from inlay.cli.rooms import model, pipeline
+from inlay.cli.lazy_packages import model, pipeline
 from inlay.cli.screen import Column, numbers
 from inlay.errors import InlayError, Missing
 from inlay.store import Store

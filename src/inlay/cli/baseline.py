@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from inlay.cli import screen
+from inlay.cli.cross_validation_output import print_label_errors
 from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, command_options
-from inlay.cli.folds import put_label_errors
-from inlay.cli.rooms import explore, pipeline, training
+from inlay.cli.lazy_packages import explore, pipeline, training
 from inlay.cli.screen import numbers
-from inlay.cli.train import put_metrics
+from inlay.cli.train import print_metrics
 from inlay.errors import Unsupported
 
 
@@ -47,7 +47,7 @@ def baseline(
         raise Unsupported(f"`inlay baseline` cannot fit a `{task.kind}` task", error.hint) from None
     if not json:
         screen.log()
-        _put_baseline(found)
+        _print_baseline(found)
     probed = None
     if probe:
         frozen = pipeline.open_backbone(config.backbone, device)
@@ -62,19 +62,19 @@ def baseline(
         more = {} if probed is None else {"probe": probed.to_json()}
         screen.emit_json({**dataclasses.asdict(found), "notes": [*task.notes, *found.notes], **more})
     elif probed is not None:
-        _put_probe(probed)
+        _print_probe(probed)
         if probed.label_errors is not None:
-            put_label_errors(probed.label_errors, "a linear model fitted to other rows")
+            print_label_errors(probed.label_errors, "a linear model fitted to other rows")
 
 
-def _put_probe(found: training.ProbeResult) -> None:
+def _print_probe(found: training.ProbeResult) -> None:
     screen.emit()
     screen.emit(f"a linear model on `{found.backbone}`'s frozen vectors")
-    put_metrics(found.metrics, found.metric)
+    print_metrics(found.metrics, found.metric)
     if found.cosine is not None:
         screen.emit()
         screen.emit("the untrained cosine of the two texts")
-        put_metrics(found.cosine, found.metric)
+        print_metrics(found.cosine, found.metric)
     screen.emit()
     pairs = {
         "strength": f"{found.strength:g}, the best of {len(next(iter(found.tried.values())))} in cross-validation",
@@ -86,12 +86,12 @@ def _put_probe(found: training.ProbeResult) -> None:
     screen.emit_pairs(pairs)
 
 
-def _put_baseline(found: explore.Baseline) -> None:
+def _print_baseline(found: explore.Baseline) -> None:
     screen.emit("TF-IDF and a linear model, no transformer")
     rows = [[strength, screen.score(value)] for strength, value in found.tried.items()]
     screen.emit_table(numbers("strength", f"dev {found.metric}"), rows)
     screen.emit()
-    put_metrics(found.metrics, found.metric)
+    print_metrics(found.metrics, found.metric)
     screen.emit()
     screen.emit_pairs(
         {

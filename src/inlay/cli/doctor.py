@@ -15,7 +15,7 @@ from inlay.caches import find_others_folder, open_compiled
 from inlay.cli import screen
 from inlay.cli.backbone import describe_built_in
 from inlay.cli.flags import JsonOption, StoreOption
-from inlay.cli.rooms import data, model
+from inlay.cli.lazy_packages import data, model
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, Missing
 from inlay.store import Store

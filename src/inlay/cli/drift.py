@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from inlay.cli import flags, rooms, screen
-from inlay.cli.rooms import explore
+from inlay.cli import flags, lazy_packages, screen
+from inlay.cli.lazy_packages import explore
 from inlay.cli.screen import Column, numbers
 from inlay.cli.trained_on import PairColumnOption, TrainedOnOption, open_version, read_training_rows
 from inlay.settings import DataConfig
@@ -50,7 +50,7 @@ def drift(
     kept, reader = open_version(task, store, backbone, device)
     train = read_training_rows(reader, kept, data).train
     with screen.Meter("comparing") as meter:
-        split = explore.split_of(rows, rooms.data.hide_secrets(new))
+        split = explore.split_of(rows, lazy_packages.data.hide_secrets(new))
         found = explore.find_drift(reader, split, train, on_rows=lambda number: meter.advance(number, "rows"))
     status = STATUS[found.verdict]
     if json:
@@ -74,8 +74,8 @@ def _put(found: explore.DriftReport) -> None:
     if found.share_known:
         pairs["known"] = f"{found.share_known:.1%} of the new texts are training texts"
     screen.emit_pairs(pairs)
-    _put_shifts("answer", found.labels)
-    _put_shifts("texts", found.texts)
+    _print_shifts("answer", found.labels)
+    _print_shifts("texts", found.texts)
     if found.odd:
         screen.emit()
         cells = [[f"{row.cosine:.3f}", str(row.line), row.answer, row.text] for row in found.odd]
@@ -83,7 +83,7 @@ def _put(found: explore.DriftReport) -> None:
         screen.emit_table([*heads, Column("most unlike any training row", is_flexible=True)], cells)
 
 
-def _put_shifts(title: str, shifts: Sequence[explore.Shift]) -> None:
+def _print_shifts(title: str, shifts: Sequence[explore.Shift]) -> None:
     """Print the shifts as a table; if there are many, only the most significant ones."""
     if not shifts:
         return

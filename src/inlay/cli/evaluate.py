@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import flags, screen
+from inlay.cli.lazy_packages import pipeline
 from inlay.cli.output import open_rows
-from inlay.cli.rooms import pipeline
 from inlay.cli.screen import Column, numbers
 from inlay.settings import DataConfig
 from inlay.store import Store
@@ -77,12 +77,12 @@ def evaluate(
     if json:
         screen.emit_json(found.to_json())
         return
-    _put_report(found.scored)
+    _print_report(found.scored)
     if found.change is not None:
-        _put_change(found.change)
+        _print_change(found.change)
 
 
-def _put_change(change: Mapping[str, Any]) -> None:
+def _print_change(change: Mapping[str, Any]) -> None:
     screen.emit()
     rows = [
         [name, screen.score(found["float32"]), screen.score(found["int8"]), f"{found['difference']:+.4f}"]
@@ -93,7 +93,7 @@ def _put_change(change: Mapping[str, Any]) -> None:
     screen.emit(f"{changed}; the largest change of a logit is {change['largest_logit_change']:.2g}")
 
 
-def _put_report(judged: pipeline.ScoredVersion) -> None:
+def _print_report(judged: pipeline.ScoredVersion) -> None:
     """Print the metrics, then the scores of every label and the confusion matrix, if there are any."""
     report = judged.report
     screen.log()
@@ -115,10 +115,10 @@ def _put_report(judged: pipeline.ScoredVersion) -> None:
         columns = numbers("precision", "recall", "f1", "rows")
         screen.emit_table([Column("label", is_flexible=True), *columns], cells)
     if report.confusion is not None:
-        _put_confusion(judged.manifest.labels, report.unseen, report.confusion)
+        _print_confusion(judged.manifest.labels, report.unseen, report.confusion)
 
 
-def _put_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: tuple[tuple[int, ...], ...]) -> None:
+def _print_confusion(labels: tuple[str, ...], unseen: tuple[str, ...], confusion: tuple[tuple[int, ...], ...]) -> None:
     """Print a row for every true label; labels that training never saw have no column, since nothing predicts them."""
     screen.emit()
     if len(labels) > _MOST_LABELS:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli.rooms import explore
+from inlay.cli.lazy_packages import explore
 from inlay.cli.screen import Column, numbers
 from inlay.cli.trained_on import (
     DataFormatOption,
@@ -95,7 +95,7 @@ def _put(found: explore.Explanation) -> None:
     what = "the answer" if found.label is None else f"log-odds of `{found.label}`: {found.evidence:+.3f}"
     screen.emit(f"{what}, by {found.by}")
     screen.emit()
-    _put_coloured(found)
+    _print_coloured(found)
     screen.emit()
     top = sorted(found.words, key=lambda word: -abs(word.change))[:_MOST_LISTED]
     rows = [[word.text, f"{word.change:+.3f}", "-" if word.without is None else f"{word.without:+.3f}"] for word in top]
@@ -134,7 +134,7 @@ def _describe_checks(found: explore.Explanation) -> dict[str, str]:
     return pairs
 
 
-def _put_coloured(found: explore.Explanation) -> None:
+def _print_coloured(found: explore.Explanation) -> None:
     """Print the text: green words speak for the answer, red ones against it; the stronger, the brighter."""
     from rich.console import Console
     from rich.text import Text

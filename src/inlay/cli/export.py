@@ -11,7 +11,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.flags import BackboneOption, JsonOption, StoreOption
-from inlay.cli.rooms import exchange, pipeline
+from inlay.cli.lazy_packages import exchange, pipeline
 from inlay.errors import BadConfig, UnknownName
 from inlay.store import Store, Version
 

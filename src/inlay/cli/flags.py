@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
-from inlay.cli.rooms import data, pipeline, training
+from inlay.cli.lazy_packages import data, pipeline, training
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.processes import check_shared
 from inlay.settings import DATA_FORMATS, PRESETS, FitSettings, RunConfig, apply_preset, overlay, read_tree, split_list

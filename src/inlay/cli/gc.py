@@ -10,7 +10,7 @@ import typer
 from inlay.caches import CompiledCache, open_compiled
 from inlay.cli import screen
 from inlay.cli.flags import JsonOption, StoreOption
-from inlay.cli.rooms import data, reports
+from inlay.cli.lazy_packages import data, reports
 from inlay.store import Store
 
 
@@ -39,7 +39,7 @@ def gc(
     opened = Store(store)
     report = opened.gc(dry_run=dry_run)
     unneeded, resumable = reports.list_unneeded_runs(opened) if runs else ([], [])
-    deleted = reports.Deleted(tuple(entry.id for entry in unneeded), sum(entry.num_bytes for entry in unneeded))
+    deleted = reports.DeletedRuns(tuple(entry.id for entry in unneeded), sum(entry.num_bytes for entry in unneeded))
     if not dry_run:
         deleted = reports.delete_runs(opened, unneeded)
     before = {what: each.usage().num_files for what, each in caches.items()}

@@ -9,7 +9,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.flags import JsonOption, StoreOption
-from inlay.cli.rooms import exchange, pipeline
+from inlay.cli.lazy_packages import exchange, pipeline
 from inlay.errors import BadConfig
 from inlay.settings import split_list
 from inlay.store import Store

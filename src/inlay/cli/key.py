@@ -27,10 +27,10 @@ _DAY_S = 86400.0
 @contextmanager
 def open_database(store: Path | None) -> Iterator[Database]:
     """Open the database of the service on a store, and make it if there is none. The service may be running."""
-    from inlay.service import Database, check_extra, find_place
+    from inlay.service import Database, check_extra, find_store_address
 
     check_extra()
-    db = Database.open(find_place(store))
+    db = Database.open(find_store_address(store))
     try:
         yield db
     finally:

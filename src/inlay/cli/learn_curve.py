@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli.rooms import explore, pipeline, reports
+from inlay.cli.lazy_packages import explore, pipeline, reports
 from inlay.cli.screen import numbers
 from inlay.cli.train import ResumeOption
 from inlay.settings import FitSettings

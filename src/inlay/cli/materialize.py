@@ -10,8 +10,8 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.flags import BackboneOption, DeviceOption, JsonOption, StoreOption
-from inlay.cli.multitask import finish_task, put_report
-from inlay.cli.rooms import data, model, pipeline, training
+from inlay.cli.lazy_packages import data, model, pipeline, training
+from inlay.cli.multitask import finish_task, print_report
 from inlay.errors import BadConfig, InlayError, Missing, UnknownName
 from inlay.settings import RunConfig
 from inlay.store import Store
@@ -53,7 +53,7 @@ def materialize(
         made = [dataclasses.replace(item, run=renamed)]
     published = [finish_task(item, frozen, opened, publish=True) for item in made]
     report: dict[str, Any] = {"run": folder.name, "folder": str(folder), "tasks": published}
-    screen.emit_json(report) if json else put_report(report)
+    screen.emit_json(report) if json else print_report(report)
 
 
 def _choose_parts(configs: Sequence[RunConfig], wanted: Sequence[str]) -> list[RunConfig]:

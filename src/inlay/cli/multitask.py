@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import flags, screen
+from inlay.cli.lazy_packages import data, model, pipeline, reports, training
 from inlay.cli.plan import describe_times, describe_totals
-from inlay.cli.rooms import data, model, pipeline, reports, training
 from inlay.cli.screen import numbers
 from inlay.cli.train import PublishOption, ReportOption, ResumeOption
 from inlay.errors import BadConfig, Diverged, InlayError, Unsupported
@@ -86,9 +86,9 @@ def multitask(
     if report:
         others = [item for item in ready.runs if item.id != best.run_id]
         pipeline.write_brief_reports(others, results, ready.backbone, ready.runs_folder)
-    found = _put_down(chosen, best, ready, publish=publish, writes_report=report)
+    found = _publish_tasks(chosen, best, ready, publish=publish, writes_report=report)
     found["seeds"] = [{"run": result.run_id, "mean": result.dev_metric} for result in results]
-    screen.emit_json(found) if json else put_report(found)
+    screen.emit_json(found) if json else print_report(found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +212,7 @@ def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bo
     """Print the cost of a run: its tasks with their shares of steps and parameters, then time and memory."""
     made, num_seeds = training.count_joint(ready.runs[0], ready.backbone), len(ready.runs)
     if not as_json:
-        _put_counts(made)
+        _print_counts(made)
     if measured:
         with screen.working("measuring a few steps"):
             made = training.plan_joint(ready.runs[0], ready.backbone, checkpointing=effort.checkpointing)
@@ -232,7 +232,7 @@ def _forecast(ready: _Ready, effort: FitSettings, *, measured: bool, as_json: bo
     )
 
 
-def _put_counts(made: training.JointPlan) -> None:
+def _print_counts(made: training.JointPlan) -> None:
     screen.log()
     rows = [
         [
@@ -257,7 +257,7 @@ def _put_counts(made: training.JointPlan) -> None:
     )
 
 
-def _put_down(
+def _publish_tasks(
     run: training.JointRun, result: training.Result, ready: _Ready, *, publish: bool, writes_report: bool
 ) -> dict[str, Any]:
     trained = training.materialize(run, result, ready.backbone)
@@ -313,7 +313,7 @@ def finish_task(item: training.Trained, backbone: model.Backbone, store: Store, 
         return training.report_task(item, backbone, store, publishes=publish)
 
 
-def put_report(report: dict[str, Any]) -> None:
+def print_report(report: dict[str, Any]) -> None:
     """Print the scores of the tasks of a run, and the run's folder."""
     screen.log()
     splits = ["dev", "test"] if any(item["test"] for item in report["tasks"]) else ["dev"]

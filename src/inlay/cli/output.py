@@ -57,7 +57,7 @@ class Writer:
         """Write a window of rows and flush it, so that a reader of the stream has it at once."""
         if self._suffix == ".jsonl":
             for record, answer in zip(records, answers, strict=True):
-                self._put_line(_beside(record, describe_answer(answer)))
+                self._write_line(_beside(record, describe_answer(answer)))
         else:
             self._write_cells(records, answers)
         self._stream.flush()
@@ -79,21 +79,21 @@ class Writer:
         """Write all records, without answers."""
         if self._suffix == ".jsonl":
             for record in records:
-                self._put_line(record)
+                self._write_line(record)
             return
         columns = tuple(dict.fromkeys(name for record in records for name in record))
         self._put(columns)
         for record in records:
             self._put([record.get(name) for name in columns])
 
-    def _put_line(self, record: Record | Sequence[Any]) -> None:
+    def _write_line(self, record: Record | Sequence[Any]) -> None:
         self._stream.write(printable(json.dumps(record, ensure_ascii=False, default=str)) + "\n")
 
     def _put(self, values: Sequence[Any]) -> None:
         if self._suffix in CONVERTERS:
             self._num_lines += 1
             check_length(self._suffix, self._num_lines - 1)
-            self._put_line(values)
+            self._write_line(values)
             return
         cells = [self._tame(text_cell(value)) for value in values]
         if self._suffix == ".csv":

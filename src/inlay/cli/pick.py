@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from inlay.cli import flags, screen
+from inlay.cli.lazy_packages import explore
 from inlay.cli.output import open_rows, rename_added
-from inlay.cli.rooms import explore
 from inlay.cli.screen import Column, numbers
 from inlay.cli.trained_on import PairColumnOption, TrainedOnOption, open_version, try_training_rows
 from inlay.settings import DataConfig
@@ -84,14 +84,14 @@ def pick(
     screen.emit_pairs(_describe(found, num_rows, count))
 
 
-def _record(row: explore.Pick) -> dict[str, object]:
+def _record(row: explore.PickedRow) -> dict[str, object]:
     """Return a row's own columns and the added ones."""
     own = dict(row.record)
     values = (row.answer, "" if row.doubt is None else f"{row.doubt:.6f}", f"{row.distance:.6f}")
     return own | dict(zip(rename_added(list(own), _ADDED), values, strict=True))
 
 
-def _describe(found: explore.Picked, num_rows: int, count: int) -> dict[str, str]:
+def _describe(found: explore.PickedRows, num_rows: int, count: int) -> dict[str, str]:
     drawn = "" if found.num_pool == num_rows else f" of {num_rows:,}, drawn evenly"
     pairs = {"looked at": f"{screen.count(found.num_pool, 'row')}{drawn}"}
     if found.num_known:

@@ -8,7 +8,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options
-from inlay.cli.rooms import data, pipeline, training
+from inlay.cli.lazy_packages import data, pipeline, training
 from inlay.cli.screen import numbers
 from inlay.settings import FitSettings
 from inlay.store import Store
@@ -40,7 +40,7 @@ def plan(
         screen.detail(f"run {ready.run.id} is finished already: training it would cost nothing")
     made = training.count_plan(ready.run, ready.backbone)
     if not json:
-        _put_counts(made, ready.run, tasks)
+        _print_counts(made, ready.run, tasks)
     if measure:
         with screen.working("measuring a few steps"):
             made = training.make_plan(ready.run, ready.backbone, checkpointing=effort.checkpointing)
@@ -48,10 +48,10 @@ def plan(
         several = {"totals_of_tasks": made.totals.repeat(tasks).to_json()}
         screen.emit_json({**made.to_json(), **several, "notes": list(ready.run.task.notes)})
     else:
-        _put_measured(made, ready.run)
+        _print_measured(made, ready.run)
 
 
-def _put_counts(made: training.RunPlan, run: training.Run, num_tasks: int) -> None:
+def _print_counts(made: training.RunPlan, run: training.Run, num_tasks: int) -> None:
     """Print what follows from the shapes alone."""
     screen.log()
     parts = ", ".join(f"{screen.count(number)} {part}" for part, number in made.parameters_by_part.items())
@@ -99,7 +99,7 @@ def describe_times(totals: training.Totals) -> dict[str, str]:
     return {screen.count(totals.num_tasks, "task"): f"{totals.times_backbone:.2f}× the backbone, {each}; {full}"}
 
 
-def _put_measured(made: training.RunPlan, run: training.Run) -> None:
+def _print_measured(made: training.RunPlan, run: training.Run) -> None:
     screen.emit()
     if made.token_budget is None or made.truncated_share is None:
         screen.emit_pairs({"time": "not measured", "memory": "not measured"})

@@ -16,8 +16,8 @@ import typer
 
 from inlay import serving
 from inlay.cli import flags, screen
+from inlay.cli.lazy_packages import data, pipeline
 from inlay.cli.output import Writer, open_rows, standard_rows
-from inlay.cli.rooms import data, pipeline
 from inlay.cli.screen import Rate
 from inlay.errors import BadConfig, BadData, InlayError
 from inlay.settings import DataConfig
@@ -95,7 +95,7 @@ def predict(
     asked.check()
     source = ("stdin" if file == "-" else file) if asked.is_file else None
     # 2. find who answers; the tasks' versions say whether lines of stdin are pairs
-    pool: Pool
+    pool: RowAnswerer
     if server is not None:
         from inlay.cli.server_pool import ServerPool
         from inlay.client import Client
@@ -108,7 +108,7 @@ def predict(
     else:
         pipeline.check_device_name(device)
         pipeline.check_backbone_name(backbone)
-        device = pipeline.check_precision(precision, device)
+        device = pipeline.device_for_precision(precision, device)
         kept = Store(store)
         pool = engines = serving.EnginePool(
             kept,
@@ -152,7 +152,7 @@ def _refuse_beside_server(unset: Mapping[str, Any], auto: Mapping[str, str]) -> 
         raise BadConfig(reason, f"leave out `{given[0]}`")
 
 
-class Pool(Protocol):
+class RowAnswerer(Protocol):
     """Answers rows: the engines of this machine, or a service."""
 
     loading_s: float
@@ -287,7 +287,7 @@ class Tally:
         raise BadData(f"{self.num_failed} of {self.num_rows} rows failed, first: {self.first.message}", self.first.hint)
 
 
-def _show_answers(windows: Iterator[list[data.InputRow]], pool: Pool, *, names_tasks: bool = False) -> Tally:
+def _show_answers(windows: Iterator[list[data.InputRow]], pool: RowAnswerer, *, names_tasks: bool = False) -> Tally:
     """Print a line for every text: the answer, its probability, and the text; with `names_tasks` first the task."""
     tally = Tally()
     for rows in windows:
@@ -304,7 +304,9 @@ def _show_answers(windows: Iterator[list[data.InputRow]], pool: Pool, *, names_t
     return tally
 
 
-def _write_answers(windows: Iterator[list[data.InputRow]], pool: Pool, target: AbstractContextManager[Writer]) -> Tally:
+def _write_answers(
+    windows: Iterator[list[data.InputRow]], pool: RowAnswerer, target: AbstractContextManager[Writer]
+) -> Tally:
     """Write all rows with their answers, window by window, and log the rate at the end."""
     tally = Tally()
     began = time.perf_counter()

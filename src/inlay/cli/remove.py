@@ -8,7 +8,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.flags import JsonOption, StoreOption
-from inlay.cli.rooms import reports
+from inlay.cli.lazy_packages import reports
 from inlay.store import Store
 
 
@@ -32,7 +32,7 @@ def remove(
     """
     kept = Store(store)
     if forget:
-        _put_forgotten(reports.forget_task(kept, reference), as_json=json)
+        _print_forgotten(reports.forget_task(kept, reference), as_json=json)
         return
     removed = kept.remove(reference)
     if json:
@@ -43,7 +43,7 @@ def remove(
     screen.log(screen.repeat_store("the files stay until `inlay gc`, its runs until `inlay gc --runs`", store), "dim")
 
 
-def _put_forgotten(found: reports.Forgotten, *, as_json: bool) -> None:
+def _print_forgotten(found: reports.ForgottenTask, *, as_json: bool) -> None:
     """Print what was deleted of a task."""
     if as_json:
         screen.emit_json(found.to_json())

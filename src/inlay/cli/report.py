@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli.rooms import reports
+from inlay.cli.lazy_packages import reports
 from inlay.cli.trained_on import (
     DataFormatOption,
     DataHeaderOption,

@@ -10,7 +10,7 @@ import typer
 from inlay.cli import screen
 from inlay.cli.app import make_typer
 from inlay.cli.flags import JsonOption, StoreOption
-from inlay.cli.rooms import reports
+from inlay.cli.lazy_packages import reports
 from inlay.cli.screen import Column, numbers
 from inlay.errors import BadConfig
 from inlay.store import Store

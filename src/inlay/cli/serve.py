@@ -110,11 +110,19 @@ def serve(
     if context.invoked_subcommand is not None:
         return
     from inlay.cli.stream import parse_duration
-    from inlay.service import Announcer, ClusterSettings, ServeSettings, check_extra, find_home, find_place, parse_range
+    from inlay.service import (
+        ClusterSettings,
+        ServeSettings,
+        StartCallbacks,
+        check_extra,
+        find_home,
+        find_store_address,
+        parse_range,
+    )
     from inlay.service import serve as run_service
 
     check_extra()
-    home, place = find_home(store), find_place(store)
+    home, address = find_home(store), find_store_address(store)
     folder = Path(backbone).expanduser()
     if folder.is_dir() and backbone != ServeSettings.backbone:
         backbone = str(folder.resolve())
@@ -126,7 +134,7 @@ def serve(
         cluster = ClusterSettings(parse_address(on), num_engines, num_trainers, ray_cpus, ray_gpus)
     settings = ServeSettings(
         home=home,
-        store=None if place == str(home) else place,
+        store=None if address == str(home) else address,
         host=host,
         port=port,
         backbone=backbone,
@@ -145,9 +153,9 @@ def serve(
         cluster=cluster,
     )
     settings.check()
-    screen.log(f"starting; all files are in {settings.place}", "dim")
-    announcer = Announcer(_show_ready, lambda name, message: screen.log(f"{name}: {message}", "dim"))
-    if not run_service(settings, announcer):
+    screen.log(f"starting; all files are in {settings.store_address}", "dim")
+    callbacks = StartCallbacks(_show_ready, lambda name, message: screen.log(f"{name}: {message}", "dim"))
+    if not run_service(settings, callbacks):
         raise typer.Exit(STOPPED)
     screen.log("stopped, after finishing what was under way", "dim")
 
@@ -228,7 +236,7 @@ def _show_ready(ready: Readiness) -> None:
     about = {
         "tenants": "with keys" if ready.needs_key else local,
         "backbone": f"{engine.get('backbone', settings.backbone)} on {engine.get('device', 'cpu')}, {slots}, {threads}",
-        "store": settings.place,
+        "store": settings.store_address,
         "training": "on" if settings.train else "off",
     }
     for name, value in about.items():

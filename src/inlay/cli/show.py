@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from inlay.cli import screen
+from inlay.cli.cross_validation_output import describe_mean, describe_pooled
 from inlay.cli.flags import JsonOption, StoreOption, TaskArgument
-from inlay.cli.folds import describe_mean, describe_pooled
-from inlay.cli.rooms import data
+from inlay.cli.lazy_packages import data
 from inlay.cli.screen import numbers
 from inlay.errors import InlayError
 from inlay.settings import MethodConfig
@@ -48,7 +48,7 @@ def show(
         return
     screen.emit_pairs(_describe_manifest(version, manifest, info) | _describe_sidecar(sidecar or {}))
     screen.emit()
-    _put_versions(infos, manifest.metric)
+    _print_versions(infos, manifest.metric)
 
 
 def _describe_version(info: VersionInfo) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _describe_sidecar(sidecar: dict[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items() if value}
 
 
-def _put_versions(infos: Sequence[VersionInfo], metric: str) -> None:
+def _print_versions(infos: Sequence[VersionInfo], metric: str) -> None:
     rows = []
     for info in infos:
         summary = info.summary

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli.rooms import pipeline
+from inlay.cli.lazy_packages import pipeline
 from inlay.cli.train import ReportOption
 from inlay.errors import BadConfig, Missing
 from inlay.settings import FitSettings

@@ -25,7 +25,7 @@ from inlay.cli.flags import (
     changes,
     command_options,
 )
-from inlay.cli.rooms import pipeline
+from inlay.cli.lazy_packages import pipeline
 from inlay.cli.screen import Column
 from inlay.cli.study_dry_run import describe, describe_others, forecast
 from inlay.errors import BadConfig, Missing, UnknownName
@@ -154,7 +154,7 @@ def study(
     known = list_studies(folders)
     names = [part.strip() for name in names for part in name.split(",") if part.strip()]
     if names == ["list"]:
-        _put_list(_having(known.values(), profile), profile, as_json=json)
+        _print_list(_having(known.values(), profile), profile, as_json=json)
         return
     kept = Store(store).root / "studies"
     results = out or (
@@ -167,7 +167,7 @@ def study(
             if value is not None:  # a report shows whole studies
                 hint = "name the studies after `report`, and choose a backbone with `--backbone`"
                 raise BadConfig(f"`study report` has no `{option}`", hint)
-        _put_report(chosen, results, backbone, as_json=json)
+        _print_report(chosen, results, backbone, as_json=json)
         return
     # Everything is read and checked before the first run is trained.
     pipeline.check_device_name(device)
@@ -202,10 +202,10 @@ def study(
         for plan, described in zip(plans, reports, strict=True):
             command.answer(plan, result, described)
         drawn = {"report": str(_draw(paths, results))}
-    _put_results(reports, result, drawn, as_json=json)
+    _print_results(reports, result, drawn, as_json=json)
 
 
-def _put_results(
+def _print_results(
     reports: Sequence[dict[str, Any]], result: SessionResult, drawn: dict[str, str], *, as_json: bool
 ) -> None:
     num_left = len({item.id for item in result.missing})
@@ -215,7 +215,7 @@ def _put_results(
         screen.emit_json({"studies": reports, **totals, **drawn})
         return
     for described in reports:
-        _put_result(described, is_alone=len(reports) == 1)
+        _print_result(described, is_alone=len(reports) == 1)
     if len(reports) > 1:
         missing = f", {num_left} missing" if num_left else ""
         trained = f"{screen.count(result.total_trained, 'run')} trained in {screen.duration(seconds)}{missing}"
@@ -224,7 +224,7 @@ def _put_results(
         screen.emit_pairs(drawn)
 
 
-def _put_report(paths: Sequence[Path], results: Path, backbone: str | None, *, as_json: bool) -> None:
+def _print_report(paths: Sequence[Path], results: Path, backbone: str | None, *, as_json: bool) -> None:
     """Draw the report of these studies and print its path; refuse if there are no results."""
     if not any(path.suffix in (".json", ".jsonl") for path in results.glob("*/*.json*")):
         raise Missing(f"no results in `{results}`", "run a study first, or say where its results are with `--out DIR`")
@@ -328,7 +328,7 @@ class _StudyCommand:
     ) -> SessionResult:
         """Train the missing runs, in this process, in several, or on a cluster."""
         from inlay.cli.study_progress import JobsProgress, ScreenProgress
-        from inlay.studies import JobSettings, conduct, conduct_in_jobs, conduct_on_ray
+        from inlay.studies import JobSettings, run_studies, run_studies_in_jobs, run_studies_on_ray
         from inlay.training import limit_memory_share
 
         for plan in plans:
@@ -337,7 +337,7 @@ class _StudyCommand:
             if cluster is not None:
                 device = None if self.device == "auto" else self.device
                 with JobsProgress() as progress:
-                    return conduct_on_ray(
+                    return run_studies_on_ray(
                         *(plans, self.dirs, cluster),
                         device=device,
                         deadline=deadline,
@@ -345,10 +345,10 @@ class _StudyCommand:
                         progress=progress,
                     )
             if num_jobs == 1:
-                return conduct(plans, self.dirs, deadline=deadline, commit=self.commit, progress=ScreenProgress())
+                return run_studies(plans, self.dirs, deadline=deadline, commit=self.commit, progress=ScreenProgress())
             settings = JobSettings(num_jobs, self.device, self.data_root, self.skip_missing, self.commit, memory_share)
             with JobsProgress() as progress:
-                return conduct_in_jobs(plans, self.dirs, settings, deadline=deadline, progress=progress)
+                return run_studies_in_jobs(plans, self.dirs, settings, deadline=deadline, progress=progress)
 
     def answer(self, plan: StudyPlan, result: SessionResult, report: dict[str, Any]) -> None:
         """Answer the test sets of a study that are scored by a server, and add the files to its report."""
@@ -389,7 +389,7 @@ def _describe_result(plan: StudyPlan, result: SessionResult, dirs: StudyDirs) ->
     }
 
 
-def _put_result(report: dict[str, Any], *, is_alone: bool) -> None:
+def _print_result(report: dict[str, Any], *, is_alone: bool) -> None:
     trained = screen.count(report["trained"], "run")
     screen.emit_pairs(
         {
@@ -407,7 +407,7 @@ def _put_result(report: dict[str, Any], *, is_alone: bool) -> None:
         screen.emit(f"  submission: {text}")
 
 
-def _put_list(paths: Sequence[Path], profile: str, *, as_json: bool) -> None:
+def _print_list(paths: Sequence[Path], profile: str, *, as_json: bool) -> None:
     from inlay.studies import read_study
 
     studies = [read_study(path, profile) for path in paths]

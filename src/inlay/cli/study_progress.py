@@ -6,7 +6,7 @@ import time
 from typing import Self
 
 from inlay.cli import screen
-from inlay.cli.rooms import pipeline
+from inlay.cli.lazy_packages import pipeline
 from inlay.studies import StudyProgress, Unit
 from inlay.training import Emit
 

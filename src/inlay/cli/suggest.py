@@ -11,7 +11,7 @@ import typer
 
 from inlay.cli import screen
 from inlay.cli.flags import DeviceOption, JsonOption, RunFlags, RunOptions, StoreOption, command_options
-from inlay.cli.rooms import explore, pipeline
+from inlay.cli.lazy_packages import explore, pipeline
 from inlay.cli.screen import Column, numbers
 from inlay.errors import Missing
 from inlay.settings import split_list
@@ -56,10 +56,10 @@ def suggest(
         screen.emit_json({**dataclasses.asdict(found), **more})
     else:
         screen.log()
-        _put_suggestions(found, run, store)
+        _print_suggestions(found, run, store)
 
 
-def _put_suggestions(found: explore.Suggestions, run: RunOptions, store: Path | None) -> None:
+def _print_suggestions(found: explore.Suggestions, run: RunOptions, store: Path | None) -> None:
     scores = numbers(f"probed {found.metric}", "gain", "variance explained")
     cells = [_cells(item, item.reference) for item in found.ranked]
     cells.append(_cells(found.plain, "(the backbone)"))

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli.rooms import explore, pipeline
+from inlay.cli.lazy_packages import explore, pipeline
 from inlay.cli.screen import numbers
-from inlay.cli.train import NameOption, PublishOption, ReportOption, ResumeOption, put_report
+from inlay.cli.train import NameOption, PublishOption, ReportOption, ResumeOption, print_report
 from inlay.settings import FitSettings
 from inlay.store import Store
 
@@ -74,12 +74,12 @@ def sweep(
         screen.emit_json(found.to_json())
     else:
         screen.log()
-        _put_ranking(found.ranking)
+        _print_ranking(found.ranking)
         screen.emit()
-        put_report(found.best, store)
+        print_report(found.best, store)
 
 
-def _put_ranking(ranking: explore.Ranking) -> None:
+def _print_ranking(ranking: explore.Ranking) -> None:
     """Print the runs from best to worst, and with several seeds also the settings by their mean score."""
     several = [key for key in ranking.axes if len({str(item.values[key]) for item in ranking.runs}) > 1]
     keys = several or list(ranking.axes)

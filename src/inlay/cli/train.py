@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import flags, screen
-from inlay.cli.folds import describe_report, keep_label_errors, put_label_errors
-from inlay.cli.rooms import data, pipeline, training
+from inlay.cli.cross_validation_output import describe_report, keep_label_errors, print_label_errors
+from inlay.cli.lazy_packages import data, pipeline, training
 from inlay.cli.screen import numbers
 from inlay.settings import FitSettings
 from inlay.store import Store
@@ -97,13 +97,13 @@ def train(
     else:
         screen.log()
         if spend is not None:
-            _put_budget(spend)
-        put_report(finished, store)
+            _print_budget(spend)
+        print_report(finished, store)
         if errors is not None:
-            put_label_errors(errors, "the fold that left the row out", file)
+            print_label_errors(errors, "the fold that left the row out", file)
 
 
-def _put_budget(spent: pipeline.Budget) -> None:
+def _print_budget(spent: pipeline.Budget) -> None:
     """Print the result of each candidate, and the time spent."""
     rows = []
     for index, item in enumerate(spent.candidates):
@@ -139,10 +139,10 @@ def _show_examples(ready: training.PreparedRun, num_rows: int, *, as_json: bool)
     return [example.to_json() for example in examples]
 
 
-def put_report(finished: pipeline.TrainReport, store: Path | None) -> None:
+def print_report(finished: pipeline.TrainReport, store: Path | None) -> None:
     """Print the report on a trained run, and the command that uses it."""
     ready, report = finished.ready, finished.about
-    put_metrics(report["metrics"], report["metric"])
+    print_metrics(report["metrics"], report["metric"])
     screen.emit()
     pairs = {}
     if report["probe"] is not None and (ready.run.num_steps or ready.run.config.train.contrast):
@@ -169,7 +169,7 @@ def put_report(finished: pipeline.TrainReport, store: Path | None) -> None:
     screen.emit_pairs(pairs)
 
 
-def put_metrics(metrics: Mapping[str, Mapping[str, float]], first: str) -> None:
+def print_metrics(metrics: Mapping[str, Mapping[str, float]], first: str) -> None:
     """Print a line per split, the task's own metric first: `test  accuracy 0.9892  f1 0.9600`."""
     width = max(map(len, metrics), default=0)
     for split, values in metrics.items():

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from inlay.cli import screen
-from inlay.cli.rooms import data, explore, pipeline
+from inlay.cli.lazy_packages import data, explore, pipeline
 from inlay.errors import BadConfig, InlayError
 from inlay.settings import DATA_FORMATS, DataConfig
 from inlay.store import Store

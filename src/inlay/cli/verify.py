@@ -17,7 +17,7 @@ from inlay.cli.flags import (
     JsonOption,
     StoreOption,
 )
-from inlay.cli.rooms import pipeline
+from inlay.cli.lazy_packages import pipeline
 from inlay.cli.screen import Column
 from inlay.errors import InlayError, StoreDamaged
 from inlay.settings import DataConfig
@@ -34,9 +34,13 @@ def verify(
     ] = None,
     format: FormatOption = "auto",
     header: HeaderOption = None,
-    text: Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="text column of --rows")] = None,
-    pair: Annotated[str | None, typer.Option("--pair", metavar="COLUMN", help="second text's column of --rows")] = None,
-    label: Annotated[str | None, typer.Option("--label", metavar="COLUMN", help="label column of --rows")] = None,
+    text: Annotated[str | None, typer.Option("--text", metavar="COLUMN", help="column of the text in --rows")] = None,
+    pair: Annotated[
+        str | None, typer.Option("--pair", metavar="COLUMN", help="column of the second text in --rows")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option("--label", metavar="COLUMN", help="column of the label in --rows")
+    ] = None,
     backbone: BackboneOption = None,
     device: DeviceOption = "auto",
     store: StoreOption = None,
@@ -81,7 +85,7 @@ def verify(
         ]
         screen.emit_json({"stands": not failed, "checks": described})
     elif checks:
-        _put_checks(checks)
+        _print_checks(checks)
     else:
         screen.log(f"no versions in {kept.place} yet")
     if failed:
@@ -115,7 +119,7 @@ def _check_all(
     return [checks[version] for version in versions]
 
 
-def _put_checks(checks: Sequence[serving.Check]) -> None:
+def _print_checks(checks: Sequence[serving.Check]) -> None:
     columns = ["version", "verified", "probes alone", "in a mixed batch"]
     rows = []
     for check in checks:

@@ -21,7 +21,7 @@ PackedError = tuple[str, dict[str, Any]]
 """an InlayError as data, as it may be impossible to pickle"""
 
 
-class _WordRelay:
+class _MessageRelay:
     """An actor that passes messages of all tasks to one process, which can ask the tasks to stop."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class _WordRelay:
 
 def start_relay(ray: Any) -> Any:
     """Start a relay on the cluster's head, the machine that lives as long as the cluster."""
-    return ray.remote(num_cpus=0, resources={_HEAD: 0.001})(_WordRelay).remote()
+    return ray.remote(num_cpus=0, resources={_HEAD: 0.001})(_MessageRelay).remote()
 
 
 @contextlib.contextmanager

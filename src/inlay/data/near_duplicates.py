@@ -32,7 +32,7 @@ _WORD = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
 Words = defaultdict[str, int]  # word -> its number
 
 
-class Near(NamedTuple):
+class NearDuplicates(NamedTuple):
     """The near duplicates: pairs of (row of the others, row of training), and how many texts were looked at."""
 
     pairs: list[tuple[int, int]]
@@ -40,7 +40,7 @@ class Near(NamedTuple):
     num_train: int
 
 
-def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -> Near:
+def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -> NearDuplicates:
     """Find the others that are near a training text, each with one such text. A row has one text, or a pair's two.
 
     Of a pair, both texts must be near.
@@ -73,7 +73,7 @@ def find_near(train: Sequence[Sequence[str]], others: Sequence[Sequence[str]]) -
         near = int(trained[match])
         if all(_are_near(one, other, known) for one, other in zip(others[row], train[near], strict=True)):
             pairs.append((row, near))
-    return Near(pairs, len(rows), len(trained))
+    return NearDuplicates(pairs, len(rows), len(trained))
 
 
 def _spread(size: int, most: int) -> np.ndarray:

@@ -52,7 +52,7 @@ _ABSENT = object()
 
 
 @dataclass(frozen=True, eq=False)
-class Combined:
+class JoinedTable:
     """A table with the joined columns, and the settings that name them."""
 
     table: Table
@@ -61,7 +61,7 @@ class Combined:
     """whether columns of 0 and 1 give sets of labels, or one label for each row; None: there are no such columns"""
 
 
-def combine(table: Table, config: DataConfig, *, has_sets: bool | None = None, labelled: bool = True) -> Combined:
+def combine(table: Table, config: DataConfig, *, has_sets: bool | None = None, labelled: bool = True) -> JoinedTable:
     """Add a column for joined texts, and one for columns of 0 and 1; `has_sets` is that of the training rows.
 
     Columns of labels are those that `config` names, or all but the text if they hold only 0 and 1.
@@ -80,7 +80,7 @@ def combine(table: Table, config: DataConfig, *, has_sets: bool | None = None, l
         _find_indicators(table, config) if is_found else split_names(config.label, table.header, required=labelled)
     )
     if len(indicators) < 2:
-        return Combined(replace(table, notes=(*table.notes, *notes)), config)
+        return JoinedTable(replace(table, notes=(*table.notes, *notes)), config)
     # 3. add the labels that they show: sets, or one label for each row
     table, sets = _read_indicators(table, indicators, config)
     if has_sets is None:
@@ -93,7 +93,7 @@ def combine(table: Table, config: DataConfig, *, has_sets: bool | None = None, l
     notes.append(f"labels: columns {_list(indicators)} of 0 and 1{why}, read as {what}")
     unused = [name for name in indicators if not any(name in names for names in sets)]
     notes += [f"labels: no row has {_list(unused)}"] if unused else []
-    return Combined(replace(table, notes=(*table.notes, *notes)), replace(config, label=name), has_sets)
+    return JoinedTable(replace(table, notes=(*table.notes, *notes)), replace(config, label=name), has_sets)
 
 
 def _records(table: Table, names: Sequence[str]) -> list[dict[str, Any]]:

@@ -36,7 +36,7 @@ _LATER = {"prompt": "", "pairs": "joined"}  # settings added after sets were fir
 _FORMAT = 1  # raise it with every change in how texts become windows
 
 
-class Memory:
+class MemoryCache:
     """The most recently used sets of this process, up to a number of bytes."""
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
@@ -60,7 +60,7 @@ class Memory:
                 self._num_bytes -= self._known.popitem(last=False)[1].num_bytes
 
 
-_MEMORY = Memory()
+_MEMORY = MemoryCache()
 _IDENTITIES: WeakKeyDictionary[Any, tuple[int, str]] = WeakKeyDictionary()
 
 

@@ -91,7 +91,7 @@ _KNOWN = {
 _LEGACY = re.compile(r"\b(attention|layer)_text_(task|lang)_adapters\b")
 
 
-def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
+def read(folder: Path, backbone: Backbone) -> foreign.ForeignTask:
     """Read the task in a folder that `save_adapter` wrote; what Inlay cannot reproduce exactly is refused."""
     config, anatomy = foreign.read_json(folder / CONFIG), backbone.anatomy
     # 1. the backbone
@@ -125,7 +125,7 @@ def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
     head, labels, head_tensors = _read_head(folder, backbone)
     version = str(config.get("version", "of an old version")).replace("adapters.", "adapters ")
     base = str(config.get("model_name") or "")
-    return foreign.Foreign(method, head, {**tensors, **head_tensors}, labels, version, base)
+    return foreign.ForeignTask(method, head, {**tensors, **head_tensors}, labels, version, base)
 
 
 def _read_settings(config: Mapping[str, Any], weights: foreign.Weights, path: Path) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _read_settings(config: Mapping[str, Any], weights: foreign.Weights, path: Pa
     for key in inner.keys() - _NEUTRAL.keys() - _KNOWN:
         if inner[key] not in (None, False, [], {}):
             raise Unsupported(
-                f"{path}: `{key}` is a setting that Inlay does not know", "upgrade Inlay, or train it anew"
+                f"{path}: `{key}` is a setting that Inlay does not know", "upgrade Inlay, or train it again"
             )
     if "version" not in config and inner.get("non_linearity") in ("gelu", "gelu_orig"):
         # Before version 2 of the library's predecessor, `gelu` meant the tanh form.
@@ -224,7 +224,7 @@ def _find_places(inner: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
     flags = {"attention": inner.get("mh_adapter"), "feedforward": inner.get("output_adapter")}
     places = tuple(place for place, is_set in flags.items() if is_set)
     if not places:
-        raise Unsupported("neither `mh_adapter` nor `output_adapter` is set: no adapter anywhere", "train it anew")
+        raise Unsupported("neither `mh_adapter` nor `output_adapter` is set: no adapter anywhere", "train it again")
     if inner.get("is_parallel"):
         return "parallel", places
     if not inner.get("original_ln_before"):
@@ -243,7 +243,7 @@ def _adapted_layers(inner: Mapping[str, Any], anatomy: Anatomy) -> list[int]:
     left_out = _read_list(inner, "leave_out")
     layers = [layer for layer in range(anatomy.num_layers) if layer not in left_out]
     if not layers:
-        raise Unsupported("`leave_out` names every layer: no adapter anywhere", "train it anew")
+        raise Unsupported("`leave_out` names every layer: no adapter anywhere", "train it again")
     return layers
 
 

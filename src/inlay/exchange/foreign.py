@@ -55,7 +55,7 @@ HEAD_TYPES = {name: kind.head_type for name, kind in KINDS.items() if kind.head_
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ForeignTask:
     """A task as another library's folder describes it, in Inlay's terms."""
 
     method: ResolvedMethod
@@ -85,7 +85,7 @@ class TaskToExport:
 
 
 @dataclass(frozen=True)
-class Folder:
+class ExportedFiles:
     """The files for another library, and notes for the user."""
 
     files: dict[str, bytes]
@@ -337,7 +337,7 @@ def check_classifier(model_class: str, backbone: Backbone) -> None:
     if isinstance(reason := CLASSIFIERS[family], str):
         raise Unsupported(
             f"transformers' own classifier of the family `{family}` has {reason}, which Inlay's heads do not have",
-            "train it in `adapters` with a flexible head (`AutoAdapterModel`), or anew in Inlay",
+            "train it in `adapters` with a flexible head (`AutoAdapterModel`), or train it in Inlay",
         )
 
 

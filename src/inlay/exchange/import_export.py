@@ -20,7 +20,7 @@ from typing import Any
 from inlay.data import KINDS, METRICS, Split, find_fault, resolve_metric
 from inlay.errors import BadConfig, BadData, Missing, StoreDamaged, Unsupported, WrongBackbone
 from inlay.exchange import adapterhub, peft, to_adapterhub
-from inlay.exchange.foreign import Folder, Foreign, TaskToExport, check_target, drafted, dump_json, read_json
+from inlay.exchange.foreign import ExportedFiles, ForeignTask, TaskToExport, check_target, drafted, dump_json, read_json
 from inlay.model import (
     BUILT_IN,
     Anatomy,
@@ -54,8 +54,8 @@ PROBES = (
 class Format:
     """The reader and writer of one library's folders."""
 
-    read: Callable[[Path, Backbone], Foreign]
-    write: Callable[[TaskToExport, Anatomy], Folder]
+    read: Callable[[Path, Backbone], ForeignTask]
+    write: Callable[[TaskToExport, Anatomy], ExportedFiles]
     files: tuple[str, ...]
     """the names of its files"""
     base: str
@@ -84,7 +84,7 @@ class ImportOptions:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedVersion:
     """A version that came from a folder."""
 
     version: Version
@@ -138,7 +138,7 @@ def import_file(path: Path, name: str | None, store: Store, open_backbone: Calla
     return store.import_(path, name, check)
 
 
-def import_folder(folder: Path, backbone: Backbone, store: Store, options: ImportOptions) -> Imported:
+def import_folder(folder: Path, backbone: Backbone, store: Store, options: ImportOptions) -> ImportedVersion:
     """Publish the task in another library's folder as a version on `backbone`."""
     format_name = find_format(folder)
     if backbone.is_seq2seq:
@@ -176,10 +176,10 @@ def import_folder(folder: Path, backbone: Backbone, store: Store, options: Impor
     if backbone.name not in BUILT_IN:
         store.register_backbone(backbone.name)
     version = store.publish(str(name), foreign.tensors, manifest, sidecar)
-    return Imported(version, foreign.library, foreign.base, (*foreign.notes, *notes))
+    return ImportedVersion(version, foreign.library, foreign.base, (*foreign.notes, *notes))
 
 
-def _read_foreign(folder: Path, format_name: str, backbone: Backbone) -> Foreign:
+def _read_foreign(folder: Path, format_name: str, backbone: Backbone) -> ForeignTask:
     """Read another library's folder; settings of unexpected types are an error that names them."""
     try:
         return FORMATS[format_name].read(folder, backbone)
@@ -220,7 +220,7 @@ def _read_own(path: Path) -> dict[str, Any]:
 
 
 def _describe(
-    foreign: Foreign, own: dict[str, Any], backbone: Backbone, options: ImportOptions
+    foreign: ForeignTask, own: dict[str, Any], backbone: Backbone, options: ImportOptions
 ) -> tuple[Manifest, tuple[str, ...]]:
     """Return the manifest of an imported version, and notes on what had to be guessed."""
     head = _choose_head(foreign.head, own, options)
@@ -277,7 +277,7 @@ def _choose_head(head: HeadSpec, own: dict[str, Any], options: ImportOptions) ->
 
 
 def _choose_labels(
-    foreign: Foreign, own: dict[str, Any], options: ImportOptions, kind: str
+    foreign: ForeignTask, own: dict[str, Any], options: ImportOptions, kind: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the user's labels, or the folder's, or LABEL_0 … as in transformers; and a note on guessed ones."""
     if KINDS[kind].is_number:
@@ -293,7 +293,7 @@ def _choose_labels(
     return labels, ()
 
 
-def export_folder(reference: str, store: Store, backbone: Backbone, format_name: str, target: Path) -> Folder:
+def export_folder(reference: str, store: Store, backbone: Backbone, format_name: str, target: Path) -> ExportedFiles:
     """Write a version as a folder of another library; `target` must not exist yet, or be empty."""
     # 1. load the version, and let the format write its files
     version = store.resolve(reference)
@@ -327,4 +327,4 @@ def export_folder(reference: str, store: Store, backbone: Backbone, format_name:
     notes = list(folder.notes)
     if (spec.head.target_mean, spec.head.target_std) != (0.0, 1.0):
         notes.append("the scale of the targets is folded into the head's weights")
-    return Folder(folder.files, tuple(notes))
+    return ExportedFiles(folder.files, tuple(notes))

@@ -63,7 +63,7 @@ TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
-class Exported:
+class OnnxExport:
     """The export: its folder, and the largest difference of its answers to the probes from the published ones."""
 
     folder: Path
@@ -84,7 +84,7 @@ class GraphTask:
     tensors: Mapping[str, Tensor]
 
 
-def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, folder: Path) -> Exported:
+def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, folder: Path) -> OnnxExport:
     """Write the versions as one graph into a new `folder`; their order gives the task ids, from 0.
 
     Raises before writing if a version cannot be exported or belongs to another backbone.
@@ -117,7 +117,7 @@ def export_onnx(store: Store, references: Sequence[str], backbone: Backbone, fol
     except OSError as error:
         raise InlayError(f"cannot write `{folder}`: {error.strerror or error}", "choose another place") from error
     size_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    return Exported(folder, tuple(task.version for task in tasks), size_bytes, opset, num_probes, difference)
+    return OnnxExport(folder, tuple(task.version for task in tasks), size_bytes, opset, num_probes, difference)
 
 
 def _load(store: Store, references: Sequence[str], backbone: Backbone) -> list[GraphTask]:

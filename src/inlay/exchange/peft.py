@@ -68,7 +68,7 @@ _NEUTRAL: dict[str, foreign.Neutral] = {
 }
 
 
-def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
+def read(folder: Path, backbone: Backbone) -> foreign.ForeignTask:
     """Read the task in a folder that `save_pretrained` of a PEFT model wrote."""
     config = foreign.read_json(folder / CONFIG)
     kind = str(config.get("peft_type"))
@@ -82,7 +82,7 @@ def read(folder: Path, backbone: Backbone) -> foreign.Foreign:
     weights.finish(backbone.anatomy.num_layers)
     whole, num_added = foreign.complete(backbone, method, tensors)
     note = f"{num_added} tensors are neutral: the folder adapts only some modules of its layers"
-    return foreign.Foreign(
+    return foreign.ForeignTask(
         method,
         head,
         {**whole, **head_tensors},
@@ -234,7 +234,7 @@ Labels in order: {labels}
 {temperature}"""
 
 
-def write(task: foreign.TaskToExport, anatomy: Anatomy) -> foreign.Folder:
+def write(task: foreign.TaskToExport, anatomy: Anatomy) -> foreign.ExportedFiles:
     """Return the folder's files; refuse a version that PEFT cannot express, with the reason and what to do."""
     from safetensors.torch import save
 
@@ -257,7 +257,7 @@ def write(task: foreign.TaskToExport, anatomy: Anatomy) -> foreign.Folder:
         temperature=foreign.describe_decisions(task.head),
     )
     content = save(plain, {"format": "pt"})
-    return foreign.Folder({CONFIG: foreign.dump_json(config), WEIGHTS[0]: content, "README.md": readme.encode()})
+    return foreign.ExportedFiles({CONFIG: foreign.dump_json(config), WEIGHTS[0]: content, "README.md": readme.encode()})
 
 
 def _refuse_obstacles(task: foreign.TaskToExport, anatomy: Anatomy) -> None:

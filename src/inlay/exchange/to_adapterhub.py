@@ -66,7 +66,7 @@ _NEEDS: dict[str, tuple[Any, str]] = {
 }
 
 
-def write(task: foreign.TaskToExport, anatomy: Anatomy) -> foreign.Folder:
+def write(task: foreign.TaskToExport, anatomy: Anatomy) -> foreign.ExportedFiles:
     """Return the folder's files; refuse a version that AdapterHub cannot express, with the reason and what to do."""
     _refuse_obstacles(task, anatomy)
     name = task.name.replace(".", "-")  # names of torch modules have no dots
@@ -90,7 +90,7 @@ def write(task: foreign.TaskToExport, anatomy: Anatomy) -> foreign.Folder:
         adapterhub.HEAD_WEIGHTS[1]: _save(head_weights),
         "README.md": readme.encode(),
     }
-    return foreign.Folder(files, tuple(notes))
+    return foreign.ExportedFiles(files, tuple(notes))
 
 
 _README = """A task of Inlay as an adapter of the `adapters` library (written against 1.3.0).

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         make_curve_runs,
         read_points,
     )
-    from inlay.explore.pick import Pick, Picked, PickSettings, pick_rows
+    from inlay.explore.pick import PickedRow, PickedRows, PickSettings, pick_rows
     from inlay.explore.starting_points import Suggestion, Suggestions, SuggestSettings, suggest
     from inlay.explore.sweep import Ranking, make_grid, parse_axes, rank
     from inlay.explore.unlabelled import draw_rows, spread_numbers, take_shares
@@ -42,7 +42,7 @@ _HOMES = {
         "CurvePoint", "LearningCurve", "check_curve", "check_picture", "describe_curve", "draw_learning_curve",
         "fit_curve", "make_curve_runs", "read_points",
     ),
-    "inlay.explore.pick": ("Pick", "PickSettings", "Picked", "pick_rows"),
+    "inlay.explore.pick": ("PickedRow", "PickSettings", "PickedRows", "pick_rows"),
     "inlay.explore.unlabelled": ("draw_rows", "spread_numbers", "take_shares"),
     "inlay.explore.starting_points": ("SuggestSettings", "Suggestion", "Suggestions", "suggest"),
     "inlay.explore.sweep": ("Ranking", "make_grid", "parse_axes", "rank"),
@@ -60,9 +60,9 @@ __all__ = [
     "DriftReport",
     "Explanation",
     "LearningCurve",
-    "Pick",
     "PickSettings",
-    "Picked",
+    "PickedRow",
+    "PickedRows",
     "Ranking",
     "Shift",
     "SuggestSettings",

@@ -35,7 +35,7 @@ class PickSettings:
 
 
 @dataclass(frozen=True)
-class Pick:
+class PickedRow:
     """A row to label, the version's answer, its doubt, and the row's distance from its nearest neighbour."""
 
     line: int
@@ -50,7 +50,7 @@ class Pick:
 
 
 @dataclass(frozen=True)
-class Picked:
+class PickedRows:
     """The picked rows, the most valuable first, and the numbers of others."""
 
     reference: str
@@ -60,14 +60,14 @@ class Picked:
     """number of rows that were looked at"""
     num_known: int
     """number of these that were left out, as another row or a training row has the same text"""
-    rows: tuple[Pick, ...]
+    rows: tuple[PickedRow, ...]
 
     def to_json(self) -> dict[str, Any]:
         """Return them as data."""
         return asdict(self)
 
     def __repr__(self) -> str:
-        return f"Picked({self.reference}: {len(self.rows):,} of {self.num_pool:,} rows)"
+        return f"PickedRows({self.reference}: {len(self.rows):,} of {self.num_pool:,} rows)"
 
     def _repr_html_(self) -> str:
         rows = [[row.line, row.text, row.answer, row.doubt] for row in self.rows]
@@ -79,7 +79,7 @@ def pick_rows(
     pool: Sequence[InputRow],
     settings: PickSettings = PickSettings(),
     train: Split | None = None,
-) -> Picked:
+) -> PickedRows:
     """Pick rows of a pool that are worth labelling; `train` are the rows that are already labelled."""
     # 1. each text once, without texts that have a label
     known = set() if train is None else set(group_keys(train.texts, train.pairs))
@@ -100,13 +100,13 @@ def pick_rows(
     labelled = None if train is None else reader.vectors(train, settings.on_rows)
     taken = choose_diverse(vectors, weights[candidates], settings.count, labelled)
     chosen = [(int(candidates[place]), distance) for place, distance in taken]
-    return Picked(
+    return PickedRows(
         reference=reader.version.reference,
         measure=settings.measure if has_doubts else None,
         num_pool=len(pool),
         num_known=len(pool) - len(rows),
         rows=tuple(
-            Pick(
+            PickedRow(
                 line=rows[place].line,
                 text=rows[place].text,
                 pair=rows[place].pair,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inlay.model.backbone.backbone import Backbone
 from inlay.model.backbone.families import CLASSIFIERS, find_family
-from inlay.model.backbone.int8 import check_int8, check_slot, check_spec, find_precision, quantize
+from inlay.model.backbone.int8 import check_int8, check_slot, check_spec, quantize, with_precision
 from inlay.model.backbone.loading import BUILT_IN, BuiltIn, find_folder, first_line, load_backbone
 from inlay.model.backbone.pooling import POOLED
 from inlay.model.backbone.sites import Anatomy, LinearSite
@@ -135,7 +135,6 @@ __all__ = [
     "find_method",
     "find_obstacle",
     "find_output_passages",
-    "find_precision",
     "first_layer",
     "first_line",
     "fold_residual",
@@ -164,4 +163,5 @@ __all__ = [
     "site_shapes",
     "text_losses",
     "trained_norms",
+    "with_precision",
 ]

@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from inlay import model, terminal
-from inlay.errors import BadConfig, Missing, Unsupported
+from inlay.errors import BadConfig, Missing
 from inlay.store import Store
 
 
@@ -77,13 +77,11 @@ def check_device_name(device: str) -> None:
         raise BadConfig(f"no device named `{device}`", "use auto, cpu or cuda (or cuda:1)")
 
 
-def check_precision(precision: str, device: str) -> str:
+def device_for_precision(precision: str, device: str) -> str:
     """Return the device that a precision needs; refuse a precision that is not available there."""
     if precision not in ("auto", "int8"):
         raise BadConfig(f"no precision named `{precision}`", "use auto or int8")
     if precision == "auto":
         return device
-    if device.startswith("cuda"):
-        raise Unsupported("int8 on a GPU", "int8 is for answering on a CPU: use `--device cpu`, or leave it out")
-    model.check_int8("cpu")
+    model.check_int8("cpu" if device == "auto" else device.partition(":")[0])
     return "cpu"

@@ -11,7 +11,7 @@ from typing import Any
 from inlay import data, model, serving, terminal, training
 from inlay.errors import BadConfig, BadData, InlayError, NotFinite
 from inlay.notebook import show_html
-from inlay.pipeline.backbones import check_backbone_name, check_device_name, check_precision, open_stored
+from inlay.pipeline.backbones import check_backbone_name, check_device_name, device_for_precision, open_stored
 from inlay.settings import DataConfig
 from inlay.store import HASHED, Manifest, Store, Version
 
@@ -92,7 +92,7 @@ def evaluate(
     if not isinstance(backbone, model.Backbone):
         check_backbone_name(backbone)
     serving.check_confidence(min_confidence)
-    device = check_precision(precision, device)
+    device = device_for_precision(precision, device)
     version = store.resolve(task)
     manifest = store.manifest(version)
     if precision == "int8":

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from inlay.reports.forgetting import forget_task
     from inlay.reports.run_folders import (
-        Deleted,
+        DeletedRuns,
         RunEntry,
         compare_runs,
         delete_runs,
@@ -85,7 +85,7 @@ _HOMES = {
     ),
     "inlay.reports.forgetting": ("forget_task",),
     "inlay.reports.run_folders": (
-        "Deleted", "RunEntry", "compare_runs", "delete_runs", "find_runs", "list_runs", "list_unneeded_runs",
+        "DeletedRuns", "RunEntry", "compare_runs", "delete_runs", "find_runs", "list_runs", "list_unneeded_runs",
     ),
     "inlay.reports.run_reports": (
         "OF_A_CANDIDATE", "OF_A_FOLD", "OF_A_SHARE", "UNCHOSEN", "PublishedPart", "write_brief_reports",
@@ -108,7 +108,7 @@ __all__ = [
     "OF_A_SHARE",
     "SHOWN_LABELS",
     "UNCHOSEN",
-    "Deleted",
+    "DeletedRuns",
     "EvaluatedRow",
     "Evaluation",
     "PublishedPart",

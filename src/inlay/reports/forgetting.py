@@ -8,17 +8,17 @@ from typing import Any
 
 from inlay.caches import Usage
 from inlay.errors import BadConfig, Unsupported
-from inlay.reports.run_folders import Deleted, RunEntry, delete_runs, list_runs
+from inlay.reports.run_folders import DeletedRuns, RunEntry, delete_runs, list_runs
 from inlay.store import Store, VersionInfo
 
 
 @dataclass(frozen=True)
-class Forgotten:
+class ForgottenTask:
     """The result of forgetting a task: what was deleted, and what stays because other tasks need it."""
 
     removed: tuple[str, ...]
     """versions that were removed now"""
-    runs: Deleted
+    runs: DeletedRuns
     cached: Usage
     """tokenised texts of all tasks, as the cache does not know whose they are"""
     shared: tuple[str, ...]
@@ -29,7 +29,7 @@ class Forgotten:
         return asdict(self)
 
 
-def forget_task(store: Store, name: str) -> Forgotten:
+def forget_task(store: Store, name: str) -> ForgottenTask:
     """Delete everything that a store and the caches have of a task, even if its versions were removed before.
 
     A run belongs to the task if a version of the task came from it, or if it was trained for the task, on the same
@@ -56,7 +56,7 @@ def forget_task(store: Store, name: str) -> Forgotten:
     store.forget_gone()
     # 4. delete the tokenised texts
     cached = open_tokens().clear()
-    return Forgotten(removed, deleted, cached, shared)
+    return ForgottenTask(removed, deleted, cached, shared)
 
 
 def _list_own(entries: Sequence[RunEntry], name: str, run_ids: set[str]) -> list[RunEntry]:

@@ -85,7 +85,7 @@ class RunEntry:
 
 
 @dataclass(frozen=True)
-class Deleted:
+class DeletedRuns:
     """The runs that were deleted, and the size of their files."""
 
     runs: tuple[str, ...] = ()
@@ -182,7 +182,7 @@ def compare_runs(entries: Sequence[RunEntry]) -> dict[str, list[Any]]:
     return {key: each for key, each in values.items() if any(value != each[0] for value in each[1:])}
 
 
-def delete_runs(store: Store, entries: Sequence[RunEntry]) -> Deleted:
+def delete_runs(store: Store, entries: Sequence[RunEntry]) -> DeletedRuns:
     """Delete run folders and the resume states that hold their weights; refuse runs that may be training.
 
     Other unfinished runs of such a state start from the beginning when they are trained again.
@@ -205,7 +205,7 @@ def delete_runs(store: Store, entries: Sequence[RunEntry]) -> Deleted:
     for parent in {entry.folder.parent for entry in entries if entry.folder.parent.parent == store.root / _BUDGETS}:
         if not any(parent.glob("*/config.toml")):  # only the plan is left
             shutil.rmtree(parent, ignore_errors=True)
-    return Deleted(tuple(entry.id for entry in entries), num_bytes, len(set(states)))
+    return DeletedRuns(tuple(entry.id for entry in entries), num_bytes, len(set(states)))
 
 
 def _list_cohorts(parent: Path, run_ids: Collection[str]) -> list[Path]:

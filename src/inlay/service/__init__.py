@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from inlay.service.home import read_status
     from inlay.service.moving import MoveReport, move_to_postgres
     from inlay.service.settings import ClusterSettings, ServeSettings, parse_range
-    from inlay.service.start_service import Announcer, Readiness, check_extra, find_home, find_place, serve
+    from inlay.service.start_service import Readiness, StartCallbacks, check_extra, find_home, find_store_address, serve
     from inlay.service.state import (
         USUAL_SCOPES,
         BackupReport,
@@ -33,7 +33,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "inlay.service.home": ("read_status",),
     "inlay.service.moving": ("MoveReport", "move_to_postgres"),
-    "inlay.service.start_service": ("Announcer", "Readiness", "check_extra", "find_home", "find_place", "serve"),
+    "inlay.service.start_service": (
+        "StartCallbacks",
+        "Readiness",
+        "check_extra",
+        "find_home",
+        "find_store_address",
+        "serve",
+    ),
     "inlay.service.settings": ("ClusterSettings", "ServeSettings", "parse_range"),
     "inlay.service.state": (
         "USUAL_SCOPES",
@@ -54,7 +61,6 @@ __getattr__ = import_lazily(__name__, _HOMES)
 
 __all__ = [
     "USUAL_SCOPES",
-    "Announcer",
     "BackupReport",
     "ClusterSettings",
     "Database",
@@ -63,6 +69,7 @@ __all__ = [
     "MoveReport",
     "Readiness",
     "ServeSettings",
+    "StartCallbacks",
     "Tenant",
     "TenantLimits",
     "Tenants",
@@ -70,7 +77,7 @@ __all__ = [
     "back_up",
     "check_extra",
     "find_home",
-    "find_place",
+    "find_store_address",
     "move_to_postgres",
     "parse_range",
     "read_status",

@@ -27,12 +27,12 @@ from inlay.service.logs import log_event, log_failure, set_up_logs
 from inlay.service.settings import ServeSettings, read_settings
 
 VARIABLE = "INLAY_CHILD"
-"""environment variable with a `Place` as JSON; without it the process runs alone, as in a test"""
+"""environment variable with an `Inherited` as JSON; without it the process runs alone, as in a test"""
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 @dataclass(frozen=True)
-class Place:
+class Inherited:
     """The name and the file descriptors that a process of the service inherits from the supervisor."""
 
     name: str
@@ -53,7 +53,7 @@ class Child:
     """This process, as its work sees it."""
 
     settings: ServeSettings
-    place: Place
+    inherited: Inherited
     stopping: threading.Event = field(default_factory=threading.Event)
     """set by SIGTERM: finish what is under way, take nothing new, and return"""
     is_ready: bool = False
@@ -65,7 +65,7 @@ class Child:
     @property
     def name(self) -> str:
         """The name in logs: `web-1`, `engine`, `trainer`."""
-        return self.place.name
+        return self.inherited.name
 
     def on_stop(self, callback: Callable[[], None]) -> None:
         """Have `callback` called once when SIGTERM arrives, in a thread of its own.
@@ -82,7 +82,7 @@ class Child:
     def ready(self, facts: Mapping[str, Any] = {}) -> None:
         """Report that it is ready, with facts to show: the backbone, the device, the number of slots."""
         if not self.is_ready:
-            lower_priority(self.place.nice)
+            lower_priority(self.inherited.nice)
         self.is_ready = True
         self._report("ready", {"facts": dict(facts)})
 
@@ -96,9 +96,9 @@ class Child:
 
     def listener(self) -> socket.socket:
         """Return the listening socket that the supervisor bound."""
-        if self.place.listener is None:
+        if self.inherited.listener is None:
             raise InlayError("no listening socket was inherited", "`inlay serve` starts this process, and binds it")
-        return socket.socket(fileno=os.dup(self.place.listener))
+        return socket.socket(fileno=os.dup(self.inherited.listener))
 
     def hear_signals(self) -> None:
         """Let SIGTERM drain this process. Some libraries replace the signal's handler: then call it again."""
@@ -118,27 +118,27 @@ class Child:
             callback()
 
     def _report(self, kind: str, fields: dict[str, Any]) -> None:
-        if self.place.status is not None:
+        if self.inherited.status is not None:
             line = json.dumps({"kind": kind, **fields}, default=str).encode() + b"\n"
             try:
-                os.write(self.place.status, line)
+                os.write(self.inherited.status, line)
             except OSError:  # the supervisor is gone, so this process is about to end
                 return
 
 
 def run_child(role: str, work: Callable[[Child], None]) -> int:
     """Run a process of the service from its settings to its end; return its exit status."""
-    inherited = os.environ.get(VARIABLE)
-    place = Place(role) if inherited is None else Place(**json.loads(inherited))
-    child = Child(read_settings(), place)
-    end_with_parent(place)
-    set_up_logs(place.name, as_json=child.settings.log_json)
+    text = os.environ.get(VARIABLE)
+    inherited = Inherited(role) if text is None else Inherited(**json.loads(text))
+    child = Child(read_settings(), inherited)
+    end_with_parent(inherited)
+    set_up_logs(inherited.name, as_json=child.settings.log_json)
     child.hear_signals()
     try:
         work(child)
     except InlayError as error:
         child.fail(error)
-        if place.status is None or child.is_ready:
+        if inherited.status is None or child.is_ready:
             log_event(str(error), {"code": error.code}, level=40)
         return error.exit_status
     except Exception:
@@ -159,17 +159,17 @@ def lower_priority(nice: int) -> None:
             os.setpriority(os.PRIO_PROCESS, int(thread), os.getpriority(os.PRIO_PROCESS, int(thread)) + nice)
 
 
-def end_with_parent(place: Place) -> None:
+def end_with_parent(inherited: Inherited) -> None:
     """End this process at once when the supervisor is gone, however it ended.
 
     On Linux the kernel does it, even while a library holds the interpreter; elsewhere a thread waits for the pipe.
     """
-    if sys.platform == "linux" and place.parent is not None:
+    if sys.platform == "linux" and inherited.parent is not None:
         ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
-        if os.getppid() != place.parent:
+        if os.getppid() != inherited.parent:
             os._exit(1)
-    if place.life is not None:
-        life = place.life
+    if inherited.life is not None:
+        life = inherited.life
 
         def wait() -> None:
             while os.read(life, 1):

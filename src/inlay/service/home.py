@@ -1,23 +1,20 @@
-"""The service's own folder: private, locked by one service at a time, with its secret and the state of its processes.
+"""The service's own folder: private, locked by one service at a time, with the state of its processes.
 
-What always holds: folders have mode 0700 and the secret has 0600. A second service on the same folder is refused, but
+What always holds: folders have mode 0700. A second service on the same folder is refused, but
 waits for a moment while the processes of a killed service are still ending.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 import os
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import InlayError, StoreDamaged
+from inlay.errors import InlayError
 from inlay.locks import lock_file
 from inlay.service.settings import ServeSettings
 from inlay.store import make_directory, telling_full_disk, write_atomically
@@ -25,7 +22,6 @@ from inlay.store import make_directory, telling_full_disk, write_atomically
 LOCK_SECONDS = 10.0
 """longest wait for the processes of a service that was killed"""
 _PRIVATE = 0o700
-_SECRET_BYTES = 32
 
 
 class AlreadyServed(InlayError):
@@ -44,16 +40,16 @@ class AlreadyServed(InlayError):
 
 
 def prepare_home(settings: ServeSettings) -> None:
-    """Make the service's folders, private, and its secret; refuse a folder that cannot be written to."""
+    """Make the service's folders, private; refuse one that cannot be written to."""
     try:
         make_directory(settings.home)
         for folder in (settings.folder, settings.run_folder, settings.engine_socket.parent, settings.metrics_folder):
             make_directory(folder)
             _make_private(folder)
         probe = settings.run_folder / f".writable-{os.getpid()}"
-        probe.write_bytes(b"")
+        with telling_full_disk(probe, 1):
+            probe.write_bytes(b"0")
         probe.unlink()
-        _make_secret(settings)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise _not_writable(settings.home, error) from error
     except OSError as error:
@@ -117,31 +113,6 @@ def is_alive(pid: object) -> bool:
     except PermissionError:  # another user's process
         return True
     return True
-
-
-def _make_secret(settings: ServeSettings) -> None:
-    path = settings.run_folder / "secrets"
-    if not path.exists():
-        draft = path.with_name(f".draft-secrets-{os.getpid()}")
-        with telling_full_disk(path, _SECRET_BYTES):
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(secrets.token_hex(_SECRET_BYTES).encode())
-                file.flush()
-                os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(draft, path)
-        draft.unlink()
-    path.chmod(0o600)
-
-
-def read_secret(settings: ServeSettings, purpose: str) -> bytes:
-    """Return 32 secret bytes for one purpose, such as `cookies`: the same in all processes and after a restart."""
-    path = settings.run_folder / "secrets"
-    seed = path.read_bytes().strip()
-    if len(seed) != 2 * _SECRET_BYTES:
-        raise StoreDamaged(f"`{path}` is damaged", "delete it and restart the service; people must sign in again")
-    return hmac.digest(seed, purpose.encode(), hashlib.sha256)
 
 
 def write_status(settings: ServeSettings, status: Mapping[str, Any]) -> None:

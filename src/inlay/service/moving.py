@@ -30,7 +30,7 @@ from inlay.service.state.database import (
 )
 from inlay.service.state.postgres import Postgres
 from inlay.service.state.schema import datasets, jobs, keys, metadata, revisions, tasks
-from inlay.service.state.service_files import Places
+from inlay.service.state.service_files import ServicePaths
 from inlay.service.state.sqlite import Sqlite
 from inlay.service.state.state_errors import Conflict
 from inlay.store import Store, write_atomically
@@ -57,35 +57,35 @@ def move_to_postgres(home: Path) -> MoveReport:
     if not address:
         hint = "set it to postgresql://USER:PASSWORD@HOST/DATABASE, an empty database (`createdb`)"
         raise Missing(f"`${VARIABLE}` is not set: it names the database to move to", hint)
-    places = Places(home)
-    if places.postgres_note.exists():
+    paths = ServicePaths(home)
+    if paths.postgres_note.exists():
         raise BadConfig(f"the state of the service in `{home}` is in Postgres already", "there is nothing to move")
-    if not places.database.is_file():
+    if not paths.database.is_file():
         raise Missing(f"there is no service in `{home}`", "name its folder with `--store DIR`")
     settings = ServeSettings(home=home)
     prepare_home(settings)
     lock = HomeLock(settings)  # refuses a service that runs
     try:
-        return _move(places, Sqlite(places), Postgres(address))
+        return _move(paths, Sqlite(paths), Postgres(address))
     finally:
         lock.release()
 
 
-def _move(places: Places, old: Sqlite, new: Postgres) -> MoveReport:
+def _move(paths: ServicePaths, old: Sqlite, new: Postgres) -> MoveReport:
     for kind in (old, new):
         with telling_sql_errors(kind):
-            bring_up_to_date(kind, places, time.time)
+            bring_up_to_date(kind, paths, time.time)
     source, target = make_engine(old), make_engine(new)
     try:
         with telling_sql_errors(old), _holding(old, source) as reading:
-            num_rows = _copy(places, reading, (new, target))
-            write_atomically(places.postgres_note, f"{new.where}\n".encode())
-            kept = _put_aside(places)
+            num_rows = _copy(paths, reading, (new, target))
+            write_atomically(paths.postgres_note, f"{new.where}\n".encode())
+            kept = _put_aside(paths)
     finally:
         source.dispose()
         target.dispose()
     _clear_logs(kept)
-    with closing(Database.open(places.home)):  # check it as every later start does
+    with closing(Database.open(paths.home)):  # check it as every later start does
         pass
     return MoveReport(new.where, num_rows, kept)
 
@@ -103,7 +103,7 @@ def _holding(old: Sqlite, source: Engine) -> Iterator[Connection]:
     raise Conflict(f"another process reads `{old.path}`, so its log cannot be emptied", hint)
 
 
-def _copy(places: Places, reading: Connection, new: tuple[Postgres, Engine]) -> int:
+def _copy(paths: ServicePaths, reading: Connection, new: tuple[Postgres, Engine]) -> int:
     """Copy every row in one transaction; return how many there are."""
     kind, target = new
     num_rows = 0
@@ -118,7 +118,7 @@ def _copy(places: Places, reading: Connection, new: tuple[Postgres, Engine]) -> 
                 num_rows += len(rows)
         for name, last in reading.execute(text("SELECT name, seq FROM sqlite_sequence")).all():
             _continue_numbers(connection, metadata.tables[name], int(last))
-        set_store(connection, places, Store(places.home))
+        set_store(connection, paths, Store(paths.home))
     return num_rows
 
 
@@ -138,13 +138,13 @@ def _continue_numbers(connection: Connection, table: Table, last: int) -> None:
         connection.execute(text(f"SELECT setval({name}, {last})"))
 
 
-def _put_aside(places: Places) -> Path:
+def _put_aside(paths: ServicePaths) -> Path:
     """Rename SQLite's file and its log, which a process that has the file open goes on using."""
-    kept = places.database.with_suffix(".db.moved")
-    os.replace(places.database, kept)
+    kept = paths.database.with_suffix(".db.moved")
+    os.replace(paths.database, kept)
     for suffix in _LOGS:
         with suppress(FileNotFoundError):
-            os.replace(f"{places.database}{suffix}", f"{kept}{suffix}")
+            os.replace(f"{paths.database}{suffix}", f"{kept}{suffix}")
     return kept
 
 

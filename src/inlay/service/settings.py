@@ -88,7 +88,7 @@ class ServeSettings:
     """where engines and trainers run; None for this machine"""
 
     @property
-    def place(self) -> str:
+    def store_address(self) -> str:
         """The store, as `Store` and `Database.open` take it: the address on object storage, or the home."""
         return self.store or str(self.home)
 
@@ -99,7 +99,7 @@ class ServeSettings:
 
     @property
     def run_folder(self) -> Path:
-        """The folder of sockets, locks and secrets, which only the service's own account may enter."""
+        """The folder of sockets and locks, which only the service's own account may enter."""
         return self.folder / "run"
 
     @property
@@ -156,7 +156,7 @@ class ServeSettings:
     def check(self) -> None:
         """Refuse invalid values before anything is started."""
         if not 0 <= self.port <= 65535:
-            raise BadConfig(f"`--port {self.port}` is no port", "use one from 1 to 65535, or 0 for any free one")
+            raise BadConfig(f"`--port {self.port}` is not a port", "use one from 1 to 65535, or 0 for any free one")
         for option, number in {"--web": self.web_processes, "--slots": self.num_slots}.items():
             if number < 1:
                 raise BadConfig(f"`{option} {number}`", "use at least 1")
@@ -170,7 +170,7 @@ class ServeSettings:
         for host in self.hosts:
             if not _HOST.fullmatch(host):
                 raise BadConfig(
-                    f"`--allow-host {host}` is no host name", "write it as in the address, without `http://`"
+                    f"`--allow-host {host}` is not a host name", "write it as in the address, without `http://`"
                 )
         if self.cluster is not None:
             self.cluster.check()
@@ -202,7 +202,7 @@ def parse_range(option: str, text: str) -> tuple[int, int]:
     """Return the fewest and the most that a text such as `2` or `1-4` says."""
     least, _, most = text.partition("-")
     if not (least.isdigit() and (most or least).isdigit()):
-        raise BadConfig(f"`{option} {text}` is no number", f"write `{option} 2`, or the fewest and the most: `1-4`")
+        raise BadConfig(f"`{option} {text}` is not a number", f"write `{option} 2`, or the fewest and the most: `1-4`")
     return int(least), int(most or least)
 
 

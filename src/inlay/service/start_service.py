@@ -67,14 +67,14 @@ class Readiness:
 
 
 @dataclass(frozen=True)
-class Announcer:
+class StartCallbacks:
     """Callbacks for the start of a service."""
 
     on_ready: Callable[[Readiness], None]
     on_progress: Callable[[str, str], None]
 
 
-def serve(settings: ServeSettings, announcer: Announcer) -> bool:
+def serve(settings: ServeSettings, callbacks: StartCallbacks) -> bool:
     """Run a service until it is asked to stop; return whether it was drained, not ended at once."""
     began = time.monotonic()
     settings.check()
@@ -92,13 +92,13 @@ def serve(settings: ServeSettings, announcer: Announcer) -> bool:
         from inlay.service.supervisor import Listeners, Supervisor
 
         def tell_ready(facts: Mapping[str, dict[str, Any]]) -> None:
-            announcer.on_ready(Readiness(settings, needs_key, facts, time.monotonic() - began))
+            callbacks.on_ready(Readiness(settings, needs_key, facts, time.monotonic() - began))
             notify_systemd("READY=1")
 
         about = {"pid": os.getpid(), "address": settings.address, "backbone": settings.backbone}
         supervisor = Supervisor(
             make_programs(settings, listener.fileno()),
-            Listeners(tell_ready, lambda status: write_status(settings, about | status), announcer.on_progress),
+            Listeners(tell_ready, lambda status: write_status(settings, about | status), callbacks.on_progress),
             drain_s=settings.drain_s,
             inherited=(lock.descriptor,),
         )
@@ -130,7 +130,7 @@ def bind(settings: ServeSettings) -> socket.socket:
             raise
     except (socket.gaierror, UnicodeError) as error:
         hint = "use 127.0.0.1 for this machine alone, or 0.0.0.0 for all its addresses"
-        raise InlayError(f"`--host {settings.host}` is no address of this machine", hint) from error
+        raise InlayError(f"`--host {settings.host}` is not an address of this machine", hint) from error
     except OSError as error:
         raise _describe_bind(error, settings, where) from error
     return listener
@@ -143,7 +143,7 @@ def _describe_bind(error: OSError, settings: ServeSettings, where: str) -> Inlay
         return PortTaken(f"{where} is taken", hint)
     if error.errno == errno.EADDRNOTAVAIL:
         hint = "use 127.0.0.1 for this machine alone, or 0.0.0.0 for all its addresses"
-        return InlayError(f"`--host {settings.host}` is no address of this machine", hint)
+        return InlayError(f"`--host {settings.host}` is not an address of this machine", hint)
     if error.errno == errno.EACCES:
         hint = "use a port of at least 1024, with a proxy in front of it (docs/operating.md)"
         return InlayError(f"{where} needs rights that this account does not have", hint)
@@ -154,7 +154,7 @@ def prepare_database(settings: ServeSettings) -> bool:
     """Bring the database up to date; return whether requests need a key. An open service without keys is refused."""
     from inlay.service.state import Database, Keys
 
-    with closing(Database.open(settings.place)) as database:
+    with closing(Database.open(settings.store_address)) as database:
         needs_key = Keys(database).exist()
     if not needs_key and settings.is_for_others:
         option = "--host " + settings.host if not settings.is_loopback else "--allow-host " + " ".join(settings.hosts)
@@ -167,12 +167,12 @@ def prepare_database(settings: ServeSettings) -> bool:
 
 def make_programs(settings: ServeSettings, listener: int) -> list[Any]:
     """Return the processes of a service."""
-    from inlay.service.supervisor import ServiceProcess
+    from inlay.service.supervisor import ServiceProgram
 
-    def make(name: str, role: str, **more: Any) -> ServiceProcess:
+    def make(name: str, role: str, **more: Any) -> ServiceProgram:
         # -P: never import modules from the current folder
         command = (sys.executable, "-P", "-m", f"inlay.service.{role}")
-        return ServiceProcess(name, command, make_environment(settings, role), **more)
+        return ServiceProgram(name, command, make_environment(settings, role), **more)
 
     names = ["web"] if settings.web_processes == 1 else [f"web-{n + 1}" for n in range(settings.web_processes)]
     webs = [make(name, "web", listener=listener) for name in names]
@@ -188,12 +188,12 @@ def make_environment(settings: ServeSettings, role: str, own: Mapping[str, str] 
     threads = str(settings.threads_of(role))
     kept = {name: value for name, value in own.items() if name not in _OTHERS}
     counts = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), threads)
-    own_places = {"INLAY_HOME": settings.place, VARIABLE: settings.to_json()}
+    given = {"INLAY_HOME": settings.store_address, VARIABLE: settings.to_json()}
     if settings.cluster is not None:
-        own_places[ROSTER_VARIABLE] = str(settings.roster_file)
+        given[ROSTER_VARIABLE] = str(settings.roster_file)
     if role == "web" and settings.web_processes > 1:
-        own_places["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_folder)
-    return {**kept, **_QUIET, **_WAITING, **counts, **own_places}
+        given["PROMETHEUS_MULTIPROC_DIR"] = str(settings.metrics_folder)
+    return {**kept, **_QUIET, **_WAITING, **counts, **given}
 
 
 def notify_systemd(message: str, own: Mapping[str, str] = os.environ) -> None:
@@ -204,7 +204,7 @@ def notify_systemd(message: str, own: Mapping[str, str] = os.environ) -> None:
             sender.sendto(message.encode(), "\0" + address[1:] if address.startswith("@") else address)
 
 
-def find_place(folder: Path | None) -> str:
+def find_store_address(folder: Path | None) -> str:
     """Return the store of a service: its address, or its folder with all links followed."""
     from inlay.store import Store
 

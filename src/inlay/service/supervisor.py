@@ -1,6 +1,6 @@
 """The supervisor of a service's processes: it starts them, restarts those that die, and drains them.
 
-Each process gets the pipes and sockets of a `Place` (child.py) and reports on its status pipe when it is ready.
+Each process gets the pipes and sockets of an `Inherited` (child.py) and reports on its status pipe when it is ready.
 What always holds: a process that dies is restarted, after pauses that grow with the number of deaths in a row. An error
 that it reports before it was ever ready ends the whole service with that error. A drain first ends the processes that
 take requests and jobs, then those that answer them. No process is left behind.
@@ -45,8 +45,8 @@ class Backoff:
 
 
 @dataclass(frozen=True)
-class ServiceProcess:
-    """A process that the supervisor keeps running."""
+class ServiceProgram:
+    """A program that the supervisor keeps running as a process."""
 
     name: str
     command: tuple[str, ...]
@@ -68,10 +68,10 @@ class ProgramFailed(InlayError):
 
 
 @dataclass
-class Keeper:
+class SupervisedProcess:
     """A program with its current process, and the record of earlier ones."""
 
-    program: ServiceProcess
+    program: ServiceProgram
     process: subprocess.Popen[bytes] | None = None
     status: int | None = None
     """the reading end of its status pipe"""
@@ -118,14 +118,14 @@ class Supervisor:
 
     def __init__(
         self,
-        programs: Sequence[ServiceProcess],
+        programs: Sequence[ServiceProgram],
         listeners: Listeners,
         *,
         backoff: Backoff = Backoff(),
         drain_s: float = 20.0,
         inherited: Sequence[int] = (),
     ) -> None:
-        self._keepers = [Keeper(program) for program in programs]
+        self._supervised = [SupervisedProcess(program) for program in programs]
         self._listeners, self._backoff, self._drain_s = listeners, backoff, drain_s
         self._inherited = tuple(inherited)  # descriptors that every process inherits, such as the lock
         self._selector = selectors.DefaultSelector()
@@ -153,17 +153,17 @@ class Supervisor:
         """
         try:
             while True:
-                for keeper in self._keepers:
-                    if not self._is_ending and not keeper.is_running and time.monotonic() >= keeper.due:
-                        self._begin(keeper)
+                for supervised in self._supervised:
+                    if not self._is_ending and not supervised.is_running and time.monotonic() >= supervised.due:
+                        self._begin(supervised)
                 self._wait()
-                for keeper in self._keepers:
-                    if keeper.process is not None and keeper.process.poll() is not None:
-                        self._read(keeper)
-                        self._note_end(keeper, keeper.process.returncode)
+                for supervised in self._supervised:
+                    if supervised.process is not None and supervised.process.poll() is not None:
+                        self._read(supervised)
+                        self._note_end(supervised, supervised.process.returncode)
                 if self._is_ending:
                     self._drain()
-                    if not any(keeper.is_running for keeper in self._keepers):
+                    if not any(supervised.is_running for supervised in self._supervised):
                         break
         finally:
             self._end_all()
@@ -176,14 +176,14 @@ class Supervisor:
         now, wall = time.monotonic(), time.time()
         return [
             {
-                "name": keeper.program.name,
-                "pid": None if keeper.process is None else keeper.process.pid,
-                "state": keeper.state,
-                "since": write_time(wall - (now - keeper.since)),
-                "restarts": keeper.restarts,
-                "last_exit": keeper.last_exit,
+                "name": supervised.program.name,
+                "pid": None if supervised.process is None else supervised.process.pid,
+                "state": supervised.state,
+                "since": write_time(wall - (now - supervised.since)),
+                "restarts": supervised.restarts,
+                "last_exit": supervised.last_exit,
             }
-            for keeper in self._keepers
+            for supervised in self._supervised
         ]
 
     @contextmanager
@@ -206,33 +206,33 @@ class Supervisor:
     def _is_ending(self) -> bool:
         return self._num_asked > 0 or self._failure is not None
 
-    def _begin(self, keeper: Keeper) -> None:
+    def _begin(self, supervised: SupervisedProcess) -> None:
         """Start a process."""
-        program = keeper.program
+        program = supervised.program
         status, status_end = os.pipe()
         os.set_blocking(status, False)
-        place = child.Place(program.name, os.getpid(), self._life, status_end, program.listener, program.nice)
+        inherited = child.Inherited(program.name, os.getpid(), self._life, status_end, program.listener, program.nice)
         kept = [self._life, status_end, *self._inherited]
         kept += [] if program.listener is None else [program.listener]
-        keeper.process = subprocess.Popen(
+        supervised.process = subprocess.Popen(
             program.command,
-            env={**program.environment, child.VARIABLE: json.dumps(asdict(place))},
+            env={**program.environment, child.VARIABLE: json.dumps(asdict(inherited))},
             pass_fds=kept,
             stdin=subprocess.DEVNULL,
             stdout=2,  # stdout is for the supervisor's own data
             process_group=0,  # Ctrl-C of a terminal reaches the supervisor alone
         )
         os.close(status_end)
-        keeper.status, keeper.unread, keeper.failure = status, b"", None
-        self._selector.register(status, selectors.EVENT_READ, keeper)
-        keeper.enter("starting")
+        supervised.status, supervised.unread, supervised.failure = status, b"", None
+        self._selector.register(status, selectors.EVENT_READ, supervised)
+        supervised.enter("starting")
         self._report_change()
 
     def _wait(self) -> None:
         """Wait until something happens or is due, and read the reports of processes."""
         now = time.monotonic()
-        waiting = [keeper for keeper in self._keepers if not keeper.is_running]
-        due = [keeper.due for keeper in waiting] if self._deadline is None else [self._deadline]
+        waiting = [supervised for supervised in self._supervised if not supervised.is_running]
+        due = [supervised.due for supervised in waiting] if self._deadline is None else [self._deadline]
         wait = min([_MOST_WAITED_S, *(max(0.0, at - now) for at in due)])
         for key, _ in self._selector.select(wait):
             if key.data is None:
@@ -241,65 +241,65 @@ class Supervisor:
             else:
                 self._read(key.data)
 
-    def _read(self, keeper: Keeper) -> None:
+    def _read(self, supervised: SupervisedProcess) -> None:
         """Read the reports that wait in a status pipe."""
-        if keeper.status is None:
+        if supervised.status is None:
             return
         with suppress(BlockingIOError):
-            while part := os.read(keeper.status, 65536):
-                keeper.unread += part
-            self._close_status(keeper)  # at its end: the process has ended, or closed it
-        *lines, keeper.unread = keeper.unread.split(b"\n")
+            while part := os.read(supervised.status, 65536):
+                supervised.unread += part
+            self._close_status(supervised)  # at its end: the process has ended, or closed it
+        *lines, supervised.unread = supervised.unread.split(b"\n")
         for line in lines:
-            self._handle(keeper, json.loads(line))
+            self._handle(supervised, json.loads(line))
 
-    def _close_status(self, keeper: Keeper) -> None:
-        if keeper.status is not None:
-            self._selector.unregister(keeper.status)
-            os.close(keeper.status)
-            keeper.status = None
+    def _close_status(self, supervised: SupervisedProcess) -> None:
+        if supervised.status is not None:
+            self._selector.unregister(supervised.status)
+            os.close(supervised.status)
+            supervised.status = None
 
-    def _handle(self, keeper: Keeper, report: dict[str, Any]) -> None:
+    def _handle(self, supervised: SupervisedProcess, report: dict[str, Any]) -> None:
         """Handle one report of a process."""
         if report["kind"] == "progress":
-            self._listeners.on_progress(keeper.program.name, report["message"])
+            self._listeners.on_progress(supervised.program.name, report["message"])
         elif report["kind"] == "failed":
-            keeper.failure = report
-        elif report["kind"] == "ready" and keeper.state == "starting":
-            keeper.facts, keeper.was_ready = report["facts"], True
-            keeper.enter("ready")
-            is_first = not self._was_ready and all(each.state == "ready" for each in self._keepers)
+            supervised.failure = report
+        elif report["kind"] == "ready" and supervised.state == "starting":
+            supervised.facts, supervised.was_ready = report["facts"], True
+            supervised.enter("ready")
+            is_first = not self._was_ready and all(each.state == "ready" for each in self._supervised)
             if self._was_ready:
-                log_event("ready again", {"name": keeper.program.name})
+                log_event("ready again", {"name": supervised.program.name})
             self._was_ready = self._was_ready or is_first
             self._report_change()
-            self._listeners.on_facts(keeper.facts)
+            self._listeners.on_facts(supervised.facts)
             if is_first:
-                self._listeners.on_ready({each.program.name: each.facts for each in self._keepers})
+                self._listeners.on_ready({each.program.name: each.facts for each in self._supervised})
 
-    def _note_end(self, keeper: Keeper, exit_status: int) -> None:
+    def _note_end(self, supervised: SupervisedProcess, exit_status: int) -> None:
         """Note that a process has ended; plan its restart, or fail if a restart cannot help."""
-        self._close_status(keeper)  # still open if a grandchild holds the other end
-        settled = keeper.state == "ready" and time.monotonic() - keeper.since >= self._backoff.settled_s
-        keeper.process, keeper.last_exit = None, exit_status
+        self._close_status(supervised)  # still open if a grandchild holds the other end
+        settled = supervised.state == "ready" and time.monotonic() - supervised.since >= self._backoff.settled_s
+        supervised.process, supervised.last_exit = None, exit_status
         if self._is_ending:
-            keeper.enter("ended")
+            supervised.enter("ended")
             self._report_change()
             return
-        keeper.deaths = 1 if settled else keeper.deaths + 1
-        if not keeper.was_ready and keeper.failure is not None:
-            self._failure = ProgramFailed(keeper.failure)
-        elif not keeper.was_ready and keeper.deaths >= KILLED_EARLY:
+        supervised.deaths = 1 if settled else supervised.deaths + 1
+        if not supervised.was_ready and supervised.failure is not None:
+            self._failure = ProgramFailed(supervised.failure)
+        elif not supervised.was_ready and supervised.deaths >= KILLED_EARLY:
             self._failure = InlayError(
-                f"the process `{keeper.program.name}` ended {keeper.deaths} times before it was ready, "
+                f"the process `{supervised.program.name}` ended {supervised.deaths} times before it was ready, "
                 f"the last time with {describe_exit(exit_status)}",
                 "the log above says why",
             )
-        pause = self._backoff.pause_s(keeper.deaths)
-        keeper.restarts, keeper.due = keeper.restarts + 1, time.monotonic() + pause
-        keeper.enter("waiting")
-        fields = {"name": keeper.program.name, "by": describe_exit(exit_status), "restart_in_s": round(pause, 1)}
-        fields |= {} if keeper.failure is None else {"why": keeper.failure["error"]["message"]}
+        pause = self._backoff.pause_s(supervised.deaths)
+        supervised.restarts, supervised.due = supervised.restarts + 1, time.monotonic() + pause
+        supervised.enter("waiting")
+        fields = {"name": supervised.program.name, "by": describe_exit(exit_status), "restart_in_s": round(pause, 1)}
+        fields |= {} if supervised.failure is None else {"why": supervised.failure["error"]["message"]}
         log_event("a process ended", fields, level=logging.WARNING)
         self._report_change()
 
@@ -309,40 +309,42 @@ class Supervisor:
         if self._deadline is None:
             self._deadline = now + self._drain_s
             log_event("draining", {"at_most_s": self._drain_s})
-            self._terminate([keeper for keeper in self._keepers if not keeper.program.ends_last])
-        first = [keeper for keeper in self._keepers if keeper.is_running and not keeper.program.ends_last]
-        last = [keeper for keeper in self._keepers if keeper.is_running and keeper.program.ends_last]
+            self._terminate([supervised for supervised in self._supervised if not supervised.program.ends_last])
+        first = [
+            supervised for supervised in self._supervised if supervised.is_running and not supervised.program.ends_last
+        ]
+        last = [supervised for supervised in self._supervised if supervised.is_running and supervised.program.ends_last]
         if self._num_asked > 1:
             self._kill([*first, *last])
         elif first and now >= self._deadline:
             self._kill(first)
-        elif not first and any(keeper.state != "draining" for keeper in last):
+        elif not first and any(supervised.state != "draining" for supervised in last):
             self._deadline = max(self._deadline, now + _LAST_S)
             self._terminate(last)
         elif not first and now >= self._deadline:
             self._kill(last)
 
-    def _terminate(self, keepers: Sequence[Keeper]) -> None:
-        for keeper in keepers:
-            keeper.send(signal.SIGTERM)
-            keeper.enter("draining" if keeper.is_running else "ended")
+    def _terminate(self, keepers: Sequence[SupervisedProcess]) -> None:
+        for supervised in keepers:
+            supervised.send(signal.SIGTERM)
+            supervised.enter("draining" if supervised.is_running else "ended")
         self._report_change()
 
-    def _kill(self, keepers: Sequence[Keeper]) -> None:
-        for keeper in keepers:
-            log_event("ended at once", {"name": keeper.program.name}, level=logging.WARNING)
-            keeper.send(signal.SIGKILL)
-            if keeper.process is not None:
-                keeper.process.wait()
+    def _kill(self, keepers: Sequence[SupervisedProcess]) -> None:
+        for supervised in keepers:
+            log_event("ended at once", {"name": supervised.program.name}, level=logging.WARNING)
+            supervised.send(signal.SIGKILL)
+            if supervised.process is not None:
+                supervised.process.wait()
 
     def _end_all(self) -> None:
         """Kill the processes that still run, and close all descriptors."""
-        for keeper in self._keepers:
-            if keeper.process is not None and keeper.process.poll() is None:
-                keeper.send(signal.SIGKILL)
-                keeper.process.wait()
-            if keeper.status is not None:
-                os.close(keeper.status)
+        for supervised in self._supervised:
+            if supervised.process is not None and supervised.process.poll() is None:
+                supervised.send(signal.SIGKILL)
+                supervised.process.wait()
+            if supervised.status is not None:
+                os.close(supervised.status)
         self._is_over = True
         self._selector.close()
         for descriptor in (self._life, self._life_end, self._woken, self._wake):

@@ -48,7 +48,7 @@ _MOST_READ = 2000  # rows of a dataset that are answered to find the ones to sug
 
 
 @dataclass(frozen=True)
-class VersionPlace:
+class TaskVersion:
     """A version of one of the caller's tasks, with that task."""
 
     task: ServedTask
@@ -60,17 +60,17 @@ class VersionPlace:
         return self.row.info.version
 
 
-def find_version(workspace: Workspace, name: str, number: int | None = None) -> VersionPlace:
+def find_version(workspace: Workspace, name: str, number: int | None = None) -> TaskVersion:
     """Return a version of a task; without a number the live one, or the newest if none is live."""
     task = workspace.task(name)
     if number is None:
         row = task.live or (task.versions[-1] if task.versions else None)
         if row is None:
             raise Conflict(f"task `{name}` has no version yet", "wait until its first job has ended")
-        return VersionPlace(task, row)
+        return TaskVersion(task, row)
     for row in task.versions:
         if row.number == number:
-            return VersionPlace(task, row)
+            return TaskVersion(task, row)
     raise UnknownName("version", f"{name}@{number}", ())
 
 
@@ -92,7 +92,7 @@ def _describe(workspace: Workspace, task: ServedTask) -> dict[str, Any]:
     about = task.to_json()
     if task.live is not None and about["live"] is not None:
         try:
-            report = _find_report(workspace, VersionPlace(task, task.live))
+            report = _find_report(workspace, TaskVersion(task, task.live))
         except InlayError:  # its evaluation is damaged, or of another Inlay: its score is shown without an interval
             report = None
         about["live"]["interval"] = None if report is None else report["interval"]
@@ -106,9 +106,9 @@ _reports: OrderedDict[tuple[str, str, int], dict[str, Any]] = OrderedDict()
 """the latest reports; the report of a version never changes"""
 
 
-def _find_report(workspace: Workspace, place: VersionPlace) -> dict[str, Any] | None:
+def _find_report(workspace: Workspace, place: TaskVersion) -> dict[str, Any] | None:
     """Return the report of a version; None if this service did not evaluate it."""
-    key = (str(workspace.db.places.home), place.version.digest, place.row.number)
+    key = (str(workspace.db.paths.home), place.version.digest, place.row.number)
     known = _reports.get(key)
     if known is not None:
         return known
@@ -133,7 +133,7 @@ def describe_report(workspace: Workspace, name: str, number: int) -> dict[str, A
 
 def describe_errors(
     workspace: Workspace,
-    place: VersionPlace,
+    place: TaskVersion,
     filters: Mapping[str, str | None],
     limit: int = 50,
     cursor: str | None = None,
@@ -150,7 +150,7 @@ def describe_errors(
     return {"items": [row for _, row in page.items], "next_cursor": page.next_cursor}
 
 
-def _read(workspace: Workspace, place: VersionPlace) -> Evaluation | None:
+def _read(workspace: Workspace, place: TaskVersion) -> Evaluation | None:
     folder = workspace.db.files.evaluations(workspace.name, place.task.name)
     return read_evaluation(folder, place.row.number)
 
@@ -217,7 +217,7 @@ async def _answer_rows(
             if isinstance(answer, WireError):
                 raise Conflict(f"version {version.number} cannot answer the rows: {answer.message}", answer.hint)
             if (answer.store_name, answer.number) != (version.name, version.number):
-                raise Conflict("the engine answered by another version than it was asked for", "try again")
+                raise Conflict("the engine answered with another version than asked for", "try again")
             answers.append(answer.answer)
     return answers
 

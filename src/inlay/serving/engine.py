@@ -23,7 +23,7 @@ import torch
 from inlay.data import Reading, find_fault
 from inlay.errors import BadData, InlayError, NotFinite, OutOfMemory
 from inlay.locks import FairLock
-from inlay.model import Backbone, Bank, Output, Row, find_head, find_precision, is_out_of_memory
+from inlay.model import Backbone, Bank, Output, Row, find_head, is_out_of_memory, with_precision
 from inlay.serving.answers import Answer, Request, Resolved, VersionLookup, as_error, check_confidence
 from inlay.serving.encoded_requests import CheckedRequest, EncodedRequest, encode_requests
 from inlay.serving.hot_versions import HotVersion, HotVersions, check_backbone, find_reading, read_slot
@@ -68,7 +68,7 @@ class Engine:
         self.drifts: dict[str, Drift] = {}
         self.num_tokens = 0
         self.on_compile: Callable[[str], None] = lambda what: None
-        bank = Bank(find_precision(backbone, precision), num_slots, dtype=backbone.dtype)
+        bank = Bank(with_precision(backbone, precision), num_slots, dtype=backbone.dtype)
         self.hot_versions = HotVersions(bank, store, backbone)
         self._passes = Passes(bank, is_compiled=is_compiled)
         self._backbone = bank.backbone  # in the precision it answers in

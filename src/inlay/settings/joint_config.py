@@ -20,28 +20,31 @@ class JointConfig:
 
     sampling: str = setting(
         "temperature",
-        "how tasks are drawn: temperature (p ∝ rows^(1/T)), uniform, annealed (p ∝ rows^a, a from 1 to 0.2, as PALs)",
+        "how tasks are drawn: temperature (p ∝ rows^(1/T)), uniform, or annealed (p ∝ rows^a, a from 1 to 0.2, as in "
+        "the paper on PALs)",
         choices=("temperature", "uniform", "annealed"),
     )
-    temperature: float = setting(10.0, "T of p ∝ rows^(1/T); 1 draws tasks by their rows")
+    temperature: float = setting(10.0, "T in p ∝ rows^(1/T); 1 draws tasks in proportion to their rows")
     batches: str = setting(
         "homogeneous",
         "rows of a batch: homogeneous (all of one task), or mixed",
         choices=("homogeneous", "mixed"),
     )
-    weights: tuple[str, ...] = setting((), "weights of tasks in the loss, if not 1: cola=2,sst2=0.5")
+    weights: tuple[str, ...] = setting((), "weights of tasks in the loss, where they are not 1: cola=2,sst2=0.5")
     steps: int | None = setting(
-        None, "steps in all, cut into `train.epochs` equal parts; default: as many as the rows need"
+        None, "total number of steps, in `train.epochs` equal parts; default: as many as the rows need"
     )
     trained: str = setting(
         "all",
-        "what is trained: all, or task (only each task's own parameters; the default of `train.lr` is then another)",
+        "what is trained: all, or task (only each task's own parameters, with another default of `train.lr`)",
         choices=("all", "task"),
     )
     start: str | None = setting(
-        None, "multi-task run whose shared parameters this one starts from (`--from-run` takes a task of it too)"
+        None, "finished multi-task run to take the shared parameters from (`--from-run` also takes one of its tasks)"
     )
-    like: tuple[str, ...] = setting((), "tasks that start from the own parameters of a task of that run: new=old")
+    like: tuple[str, ...] = setting(
+        (), "for each new task, the task of that run whose own parameters it starts from: new=old"
+    )
 
     def __post_init__(self) -> None:
         fits = math.isfinite(self.temperature) and self.temperature > 0

@@ -38,7 +38,7 @@ class MethodConfig:
         "pal-full; for several tasks as one run: hyperformer, hyperformer++, mahabadi-multi, full-multi, pal-published",
     )
     size: int | None = setting(None, "bottleneck size m (64), or rank r of LoRA (8)")
-    init_std: float = setting(1e-2, "standard deviation of the truncated normal the adapters start from")
+    init_std: float = setting(1e-2, "standard deviation of the truncated normal that adapters are initialised from")
     activation: str = setting("auto", "auto (the method's own), gelu (tanh form), gelu-exact, relu, tanh, swish")
     norms: str = setting("auto", "which layer norms are trained", choices=("auto", "all", "encoder", "none"))
     places: tuple[str, ...] = setting((), "which sublayers are adapted: attention, feedforward, or both")
@@ -51,8 +51,8 @@ class MethodConfig:
     depth: int = setting(1, "layers of the bottleneck: each one after the first adds an m × m matrix")
     inner_norm: str = setting(
         "auto",
-        "norm inside the adapter: none, layer or batch (before its activation), output (on what it adds), alone (on "
-        "what it reads: a norm and no bottleneck)",
+        "norm inside the adapter: none, layer or batch (before its activation), output (of its output), alone (of its "
+        "input, in place of the bottleneck)",
         choices=("auto", "none", "layer", "batch", "output", "alone"),
     )
     form: str = setting(
@@ -69,7 +69,7 @@ class MethodConfig:
     )
     projector: int | None = setting(
         None,
-        "hidden width of a hypernetwork's projector (128); 0: no projector, its heads read the embeddings",
+        "hidden width of a hypernetwork's projector (128); 0: no projector, its heads read the embeddings directly",
         is_later=True,
     )
     writes: str = setting(
@@ -104,11 +104,12 @@ class TrainConfig:
 
     lr: float | None = setting(
         None,
-        "peak learning rate; default: the method's own, such as 5e-4 for houlsby, 1e-3 for mahabadi, 1e-4 for "
-        "hyperformer, 5e-5 for full; on T5 3e-4 for the last three; 0.03 for hyperformer with joint.trained task",
+        "peak learning rate; default: the method's own, such as 5e-4 for houlsby, 1e-4 for hyperformer, 5e-5 for "
+        "full (on T5 3e-4 for the last two)",
     )
     epochs: int | None = setting(
-        None, "passes over the training rows at most; default: 10, or by the number of rows if `train.lr` is open too"
+        None,
+        "most passes over the training rows; default: 10, or by the number of rows if `train.lr` is not set either",
     )
     batch_size: int = setting(32, "rows per step")
     steps: str = setting(
@@ -140,7 +141,7 @@ class TrainConfig:
         1.0, "largest gradient norm of the run, over all its trained tensors; 0 switches clipping off"
     )
     dropout: float | None = setting(None, "dropout in the backbone; default: the backbone's own")
-    attention_dropout: float = setting(0.0, "dropout on attention weights; with 0, the default, attention is fastest")
+    attention_dropout: float = setting(0.0, "dropout on attention weights; attention is fastest without it")
     head_dropout: float = setting(0.1, "dropout on the pooled vector the head reads")
     pooling: str = setting(
         "auto",
@@ -159,7 +160,7 @@ class TrainConfig:
     patience: int | None = setting(
         None,
         "stop after this many epochs without a better dev score (with train.keep `loss`: without a smaller dev loss); "
-        "0: never stop early; default: 0, or by the recipe if `train.lr` and `train.epochs` are open",
+        "0: never stop early; default: 0, or by the recipe if neither `train.lr` nor `train.epochs` is set",
     )
     class_weights: str = setting(
         "none",
@@ -172,36 +173,38 @@ class TrainConfig:
         is_later=True,
     )
     beams: int | None = setting(
-        None, "beams of the search for a generated text (1: greedy, the likeliest token each time)", is_later=True
+        None, "number of beams when a text is generated (1: greedy, the likeliest token each time)", is_later=True
     )
-    max_answer: int | None = setting(None, "tokens of a generated answer at most (64)", is_later=True)
+    max_answer: int | None = setting(None, "most tokens of a generated answer (64)", is_later=True)
     prompt: str | None = setting(
         None,
-        "what is put before every text, on a text-to-text backbone; default: nothing, or the task's name and a colon "
-        "(that of the task it is like) where nothing else tells the tasks of a run apart (full-multi)",
+        "text put before every row on a text-to-text backbone; default: none, or, where nothing else tells a run's "
+        "tasks apart (full-multi), the task's name and a colon (with `joint.like` the old task's name)",
         is_later=True,
     )
     thresholds: str = setting(
         "auto",
-        "where label sets and two classes are cut: none (at one half), or dev (where the metric is best on dev rows, "
-        "if the gain is beyond chance); auto: dev if `train.lr` is left open",
+        "probability from which a label of a set, or the second of two classes, is given: none (one half), or dev "
+        "(best for the metric on dev rows, if the gain is beyond chance); auto: dev if `train.lr` is not set",
         choices=("auto", "none", "dev"),
         is_later=True,
         before="none",
     )
-    start: tuple[str, ...] = setting((), "start from a stored task and its method (or from the mean of several tasks)")
+    start: tuple[str, ...] = setting(
+        (), "stored task to start from, with its method (or several tasks, whose mean is taken)"
+    )
     head_start: str = setting(
         "auto",
         "first weights of the head: probe (a linear model fitted to the backbone's vectors of the training rows), or "
-        "fresh (random); auto: probe if `train.lr` is left open, except on a text-to-text backbone",
+        "fresh (random); auto: probe if `train.lr` is not set, except on a text-to-text backbone",
         choices=("auto", "probe", "fresh"),
         is_later=True,
         before="fresh",
     )
     contrast: int | None = setting(
         None,
-        "contrastive steps before all others: they pull texts of one label together and push others apart; default: "
-        "some if rows are few; 0: none",
+        "number of contrastive steps before all others, which pull texts of one label together and push others apart; "
+        "default: some if rows are few; 0: none",
         is_later=True,
         before=0,
     )
@@ -219,8 +222,8 @@ class TrainConfig:
     )
     keep: str = setting(
         "auto",
-        "which epoch is kept: best (by dev score), loss (of the least loss on dev rows), or late (the last whose score "
-        "is within chance of the best); auto: if `train.lr` is left open, mostly loss where the head began as a "
+        "which epoch is kept: best (highest dev score), loss (lowest dev loss), or late (the last whose score is "
+        "within chance of the best); auto: best, but if `train.lr` is not set mostly loss where the head began as a "
         "probe, and late where it did not and dev rows are few",
         choices=("auto", "best", "loss", "late"),
         is_later=True,
@@ -276,7 +279,7 @@ class DataConfig:
         "format of the file; auto: by its suffix",
         choices=DATA_FORMATS,
     )
-    header: bool | None = setting(None, "whether the first row names the columns; default: found out, and said")
+    header: bool | None = setting(None, "whether the first row names the columns; default: detected, with a note")
     text: str | None = setting(
         None, "column of the text, by name or number; several (title,body) are joined; default: recognised by name"
     )
@@ -284,10 +287,10 @@ class DataConfig:
     pairs: str = setting(
         "auto",
         "how pairs are read: joined (as one text), towers (each text by itself: u, v, |u-v|, u*v and their cosine), or "
-        "auto (as the task it starts from, else joined)",
+        "auto (like the task it starts from, else joined)",
         choices=("auto", "joined", "towers"),
     )
-    label: str | None = setting(None, "column of the label; several (a,b,c) hold 0 or 1 each: which labels a row has")
+    label: str | None = setting(None, "column of the label, or one column of 0 and 1 for each label (a,b,c)")
     kind: str = setting(
         "auto",
         "kind of task: classify, multilabel, regress, ordinal (levels), tag (words), span (answers in a context), text "
@@ -304,7 +307,7 @@ class DataConfig:
         (),
         "text that stands for a label on a text-to-text backbone, if not its name: entailment=0,neutral=1 (classify)",
     )
-    metric: str = setting("auto", "metric that picks the best epoch; auto: the usual one of the kind of task")
+    metric: str = setting("auto", "metric that picks the best epoch; auto: the usual one for the kind of task")
     dev: str | None = setting(None, "file of dev rows")
     test: str | None = setting(None, "file of test rows")
     split: str | None = setting(None, "column that says train, dev or test")
@@ -312,7 +315,7 @@ class DataConfig:
     test_share: float = setting(0.0, "share of the rows split off for test if no test rows are given")
     test_from: str = setting(
         "train",
-        "rows that the share for test is split off from: train, or dev (which must be given)",
+        "rows that `data.test_share` is split off from: train, or dev (which must be given)",
         choices=("train", "dev"),
     )
     split_seed: int = setting(0, "seed of the split")

@@ -116,7 +116,7 @@ def write_submission(task: str, answers: Sequence[str | float], folder: Path) ->
                 raise BadData(f"the answer `{text}` is no label of glue/{name}", f"its labels are: {known}")
         else:
             if isinstance(answer, str) or not np.isfinite(answer):
-                raise BadData(f"the answer `{answer}` for glue/{name} is no number", "it takes numbers from 0 to 5")
+                raise BadData(f"the answer `{answer}` for glue/{name} is not a number", "it takes numbers from 0 to 5")
             text = f"{min(max(float(answer), 0.0), 5.0):.3f}"
         lines.append(f"{index}\t{text}\n")
     folder.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ class _Learned:
     """answers to the probes right after it was learnt"""
 
 
-def conduct_sequence(
+def train_sequence(
     backbone: Backbone,
     tasks: Sequence[Task],
     config: RunConfig,

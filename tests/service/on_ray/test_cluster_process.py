@@ -17,10 +17,10 @@ from inlay.service.settings import ClusterSettings, ServeSettings
 
 @pytest.fixture
 def left(monkeypatch) -> list[str]:
-    """What a service has taken leave of; its visits end with a full disk."""
+    """What a service has taken leave of; its heartbeats end with a full disk."""
     found: list[str] = []
 
-    class PlayedVisitor:
+    class PlayedClient:
         def __init__(self, *given: Any, **more: Any) -> None:
             pass
 
@@ -30,7 +30,7 @@ def left(monkeypatch) -> list[str]:
         def leave(self) -> None:
             found.append("the fleet")
 
-    monkeypatch.setattr(cluster_process, "Visitor", PlayedVisitor)
+    monkeypatch.setattr(cluster_process, "KeeperClient", PlayedClient)
     monkeypatch.setattr(cluster_process, "connect", lambda address: None)
     monkeypatch.setattr(cluster_process.Database, "open", lambda place: SimpleNamespace(close=lambda: None))
     return found

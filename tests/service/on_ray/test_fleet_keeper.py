@@ -18,7 +18,7 @@ from inlay.service.engine.protocol import AskProbe, AskStats, Probed, Refused
 from inlay.service.home import prepare_home
 from inlay.service.on_ray import fleet_keeper
 from inlay.service.on_ray.fleet_keeper import FleetKeeper
-from inlay.service.on_ray.fleet_messages import Failure, FleetVisit, MemberReport, make_order
+from inlay.service.on_ray.fleet_messages import Failure, MemberReport, ServiceHeartbeat, make_order
 from inlay.service.settings import ClusterSettings, ServeSettings
 
 
@@ -137,7 +137,7 @@ def played(monkeypatch) -> PlayedRay:
 
 
 class Desk:
-    """A service that visits its keeper."""
+    """A service that sends heartbeats to its keeper."""
 
     def __init__(self, settings: ServeSettings) -> None:
         self.order = make_order(settings)
@@ -145,12 +145,12 @@ class Desk:
         self.cluster = settings.cluster
         self.queued_s = 0.0
 
-    async def visit(self) -> Any:
-        return await self.keeper.visit(FleetVisit("me", self.order, self.cluster, queued_s=self.queued_s))
+    async def heartbeat(self) -> Any:
+        return await self.keeper.heartbeat(ServiceHeartbeat("me", self.order, self.cluster, queued_s=self.queued_s))
 
     async def until(self, condition: Any, what: str) -> Any:
         for _ in range(1000):
-            report = await self.visit()
+            report = await self.heartbeat()
             if condition(report):
                 return report
             await asyncio.sleep(0.01)
@@ -187,7 +187,7 @@ def run(work: Awaitable[None]) -> None:
 def test_engines_that_answer_are_in_the_roster_and_trainers_hear_of_it(played, settings):
     async def work() -> None:
         async with ready_desk(settings, played) as desk:
-            report = await desk.visit()
+            report = await desk.heartbeat()
             assert names(report) == ["engine-1", "engine-2"]
             assert not report.roster.is_crowded
             trainer = played.actors["trainer-1"]
@@ -210,17 +210,17 @@ def test_an_engine_that_is_lost_leaves_the_roster_and_comes_back(played, setting
             await desk.until(lambda report: names(report) == ["engine-1"], "one engine")
             await desk.until(lambda report: names(report) == ["engine-1", "engine-2"], "both engines")
             assert played.actors["engine-2"] is not engine
-            assert (await desk.visit()).failure is None, "after the start nobody is told to give up"
+            assert (await desk.heartbeat()).failure is None, "after the start nobody is told to give up"
 
     run(work())
 
 
-def test_members_that_are_placed_later_get_the_credentials_of_the_latest_visit(played, settings):
+def test_members_that_are_placed_later_get_the_credentials_of_the_latest_heartbeat(played, settings):
     async def work() -> None:
         async with ready_desk(settings, played) as desk:
             token = desk.keeper._order.token
             desk.order = replace(make_order(settings), environment={"AWS_SESSION_TOKEN": "new"})  # another token too
-            await desk.visit()
+            await desk.heartbeat()
             played.actors["engine-2"].failure = Failure("store-unreachable", "403 Forbidden", None, 1)
             await desk.until(lambda report: names(report) == ["engine-1"], "one engine")
             await desk.until(lambda report: names(report) == ["engine-1", "engine-2"], "both engines")
@@ -304,7 +304,7 @@ def test_a_keeper_that_is_started_again_finds_its_members(played, settings):
     async def work() -> None:
         async with ready_desk(settings, played) as desk:
             before = dict(played.actors)
-            first = (await desk.visit()).roster
+            first = (await desk.heartbeat()).roster
             desk.keeper._is_ending = True  # as if its process were gone
             for member in desk.keeper._members.values():
                 member.is_leaving = True
@@ -323,10 +323,10 @@ def test_a_service_that_wants_another_fleet_waits_for_the_end_of_this_one(played
     async def work() -> None:
         async with ready_desk(settings, played) as desk:
             desk.order = replace(desk.order, versions=("another",))
-            refused = await desk.visit()
+            refused = await desk.heartbeat()
             assert "another service" in refused.failure.message
             monkeypatch.setattr(fleet_keeper, "_SILENT_S", 0.0)  # nobody has shown itself for so long
-            assert (await desk.visit()).state == "ending"
+            assert (await desk.heartbeat()).state == "ending"
             for _ in range(300):
                 await asyncio.sleep(0.01)
                 if "keeper" in played.killed:
@@ -355,7 +355,7 @@ def test_a_keeper_that_is_started_again_ends_all_with_the_last_service(played, s
         async with ready_desk(settings, played) as desk:
             members = list(played.actors.values())
             keeper = await leave_alone(desk)
-            assert await keeper.leave("me"), "the service stops before it has visited this keeper"
+            assert await keeper.leave("me"), "the service stops before it has sent this keeper a heartbeat"
             assert all(member.was_drained for member in members)
             assert not played.actors
 

@@ -124,7 +124,7 @@ def test_a_job_that_fails_says_why_and_leads_back(bench):
         page = bench.get(sent.headers["location"])
         assert 'role="alert"' in page
         assert "Change the settings and try again" in page
-        assert str(bench.db.places.home) not in page
+        assert str(bench.db.paths.home) not in page
     else:
         assert 'role="alert"' in sent.text
 

@@ -8,11 +8,11 @@ from typing import Any
 from inlay.service.state import (
     Dataset,
     DatasetDraft,
-    Found,
     Job,
     JobQueue,
     JobRequest,
     Publication,
+    UploadContent,
     Workspace,
 )
 
@@ -45,12 +45,12 @@ def make_dataset(
     workspace: Workspace, content: str = "text,label\nhello,ham\nwin now,spam\n", **changed: Any
 ) -> Dataset:
     """A dataset of a workspace, as the web would have uploaded and read it."""
-    folder = workspace.db.places.datasets(workspace.name)
+    folder = workspace.db.paths.datasets(workspace.name)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".draft-{next(DRAFTS)}.csv"
     path.write_text(content)
     reading = {"text": "text", "pair": None, "label": "label", "kind": "classify", "labels": []}
-    found = Found(columns=[{"name": "text"}, {"name": "label"}], reading=reading)
+    found = UploadContent(columns=[{"name": "text"}, {"name": "label"}], reading=reading)
     known = {"name": "mail.csv", "format": "csv", "size_bytes": len(content), "sha256": DIGEST, "num_rows": 2}
     return workspace.add_dataset(DatasetDraft(**{"path": path, **known, "found": found, **changed}))
 

@@ -21,10 +21,10 @@ def test_a_restored_service_has_all_there_was(db, workspace, tmp_path):
     version = train_and_store(workspace, dataset=dataset.id)
     workspace.add_feedback("mail", [Correction("win", "spam")])
     _, text = Keys(db).make("acme")
-    evaluation = db.places.evaluations("acme", "mail") / "1.json"
+    evaluation = db.paths.evaluations("acme", "mail") / "1.json"
     evaluation.parent.mkdir(parents=True)
     evaluation.write_text("{}")
-    report = back_up(db.places.home, tmp_path / "backup")
+    report = back_up(db.paths.home, tmp_path / "backup")
     assert report.num_files >= 5
     assert report.num_bytes > 1000
     restore(tmp_path / "backup", tmp_path / "new")
@@ -34,9 +34,9 @@ def test_a_restored_service_has_all_there_was(db, workspace, tmp_path):
     assert found.resolve("mail").digest == version.digest
     assert found.dataset(dataset.id).path.read_bytes() == dataset.path.read_bytes()
     assert found.num_feedback("mail") == 1
-    assert (new.places.evaluations("acme", "mail") / "1.json").read_text() == "{}"
+    assert (new.paths.evaluations("acme", "mail") / "1.json").read_text() == "{}"
     Store(tmp_path / "new").check(version)
-    assert new.places.service.stat().st_mode & 0o077 == 0
+    assert new.paths.service.stat().st_mode & 0o077 == 0
     new.close()
 
 
@@ -44,7 +44,7 @@ def test_what_ran_goes_on_without_blame_where_it_is_restored(db, workspace, queu
     job = train(workspace)
     queue.claim("trainer", company_s=0)
     workspace.begin_call("once", "ab" * 32)
-    back_up(db.places.home, tmp_path / "backup")
+    back_up(db.paths.home, tmp_path / "backup")
     restore(tmp_path / "backup", tmp_path / "new")
     new = Database.open(tmp_path / "new", clock=db.now)
     restored, ws = JobQueue(new), Workspace(new, "acme")
@@ -79,7 +79,7 @@ def test_a_backup_is_of_one_moment_while_others_write_and_erase(db, workspace, t
     worker.start()
     try:
         for number in range(6):
-            back_up(db.places.home, tmp_path / f"backup-{number}")
+            back_up(db.paths.home, tmp_path / f"backup-{number}")
     finally:
         ending.set()
         worker.join()
@@ -100,8 +100,8 @@ def test_a_backup_is_of_one_moment_while_others_write_and_erase(db, workspace, t
 def test_a_damaged_backup_is_refused_and_leaves_nothing(db, workspace, tmp_path):
     dataset = make_dataset(workspace)
     backup = tmp_path / "backup"
-    back_up(db.places.home, backup)
-    kept = backup / dataset.path.relative_to(db.places.home)
+    back_up(db.paths.home, backup)
+    kept = backup / dataset.path.relative_to(db.paths.home)
     content = kept.read_bytes()
     for damage in (lambda: kept.write_bytes(content[:-1]), lambda: kept.write_bytes(b"x" * len(content)), kept.unlink):
         damage()
@@ -116,7 +116,7 @@ def test_a_damaged_backup_is_refused_and_leaves_nothing(db, workspace, tmp_path)
 )
 def test_a_list_that_is_none_is_refused(db, tmp_path, said):
     backup = tmp_path / "backup"
-    back_up(db.places.home, backup)
+    back_up(db.paths.home, backup)
     (backup / "backup.json").write_text(said)
     with pytest.raises(BadData):
         restore(backup, tmp_path / "new")
@@ -127,12 +127,12 @@ def test_nothing_is_overwritten(db, workspace, tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("x")
     with pytest.raises(BadConfig, match="not empty"):
-        back_up(db.places.home, tmp_path / "full")
+        back_up(db.paths.home, tmp_path / "full")
     with pytest.raises(BadConfig, match="in the folder"):
-        back_up(db.places.home, db.places.home / "backup")
-    back_up(db.places.home, tmp_path / "backup")
+        back_up(db.paths.home, db.paths.home / "backup")
+    back_up(db.paths.home, tmp_path / "backup")
     with pytest.raises(BadConfig, match="not empty"):
-        restore(tmp_path / "backup", db.places.home)
+        restore(tmp_path / "backup", db.paths.home)
     with pytest.raises(Missing, match="no service"):
         back_up(tmp_path / "nothing", tmp_path / "other")
     with pytest.raises(Missing, match="no backup"):
@@ -142,11 +142,11 @@ def test_nothing_is_overwritten(db, workspace, tmp_path):
 
 def test_a_backup_says_what_is_in_it_and_leaves_no_links_behind(db, workspace, tmp_path):
     go_live(workspace)
-    report = back_up(db.places.home, tmp_path / "backup")
+    report = back_up(db.paths.home, tmp_path / "backup")
     listed = json.loads((tmp_path / "backup" / "backup.json").read_text())
     assert listed["schema"] == "0003"
     assert len(listed["files"]) == report.num_files
-    assert not list(db.places.service.glob(".draft-backup*"))
+    assert not list(db.paths.service.glob(".draft-backup*"))
     names = {
         str(path.relative_to(tmp_path / "backup")) for path in Path(tmp_path / "backup").rglob("*") if path.is_file()
     }

@@ -20,7 +20,7 @@ from sqlalchemy.exc import IntegrityError
 from state_makers import make_dataset, train
 
 from inlay.errors import BadConfig, DiskFull, StoreBusy, StoreDamaged
-from inlay.service.state import Correction, Database, Keys, NewerDatabase, Places, Tenants, Workspace, schema
+from inlay.service.state import Correction, Database, Keys, NewerDatabase, ServicePaths, Tenants, Workspace, schema
 from inlay.service.state.sqlite import read_revision
 
 OPEN = "import sys; from inlay.service.state import Database; Database.open(sys.argv[1]).close()"
@@ -39,7 +39,7 @@ def test_several_processes_may_make_the_database_at_once(tmp_path):
     for opener in openers:
         _, said = opener.communicate(timeout=60)
         assert opener.returncode == 0, said
-    assert read_revision(Places(tmp_path).database) == schema.HEAD
+    assert read_revision(ServicePaths(tmp_path).database) == schema.HEAD
 
 
 def test_migrations_make_exactly_the_tables_that_the_code_sees(db):
@@ -48,19 +48,19 @@ def test_migrations_make_exactly_the_tables_that_the_code_sees(db):
 
 
 def test_the_database_is_nobody_elses(db):
-    assert db.places.service.stat().st_mode & 0o077 == 0
+    assert db.paths.service.stat().st_mode & 0o077 == 0
 
 
 def test_a_database_of_an_older_inlay_is_upgraded_and_keeps_its_rows(tmp_path):
-    places = Places(tmp_path)
-    places.service.mkdir()
-    with sqlite3.connect(places.database) as old:
+    paths = ServicePaths(tmp_path)
+    paths.service.mkdir()
+    with sqlite3.connect(paths.database) as old:
         old.executescript(FIRST_SCHEMA.read_text())
     old.close()
-    assert read_revision(places.database) == "0001"
+    assert read_revision(paths.database) == "0001"
     db = Database.open(tmp_path)
     workspace = Workspace(db, "acme")
-    assert read_revision(places.database) == schema.HEAD
+    assert read_revision(paths.database) == schema.HEAD
     assert workspace.job("job_old").settings == {"method": "lora"}
     assert workspace.resolve("mail").number == 3
     assert [event.kind for event in workspace.events("job_old")] == ["queued"]
@@ -72,7 +72,7 @@ def test_a_database_of_an_older_inlay_is_upgraded_and_keeps_its_rows(tmp_path):
 
 @pytest.mark.sqlite
 def test_a_newer_schema_is_refused_with_a_hint(home):
-    with sqlite3.connect(Places(home).database) as newer:
+    with sqlite3.connect(ServicePaths(home).database) as newer:
         newer.execute("UPDATE alembic_version SET version_num = '9999'")
     newer.close()
     with pytest.raises(NewerDatabase, match="9999") as refused:
@@ -92,9 +92,9 @@ def test_a_process_killed_in_a_migration_leaves_the_old_schema(tmp_path):
     killed = open_elsewhere(tmp_path, stall)
     killed.communicate(timeout=60)
     assert killed.returncode == -signal.SIGKILL
-    assert read_revision(Places(tmp_path).database) is None
+    assert read_revision(ServicePaths(tmp_path).database) is None
     Database.open(tmp_path).close()
-    assert read_revision(Places(tmp_path).database) == schema.HEAD
+    assert read_revision(ServicePaths(tmp_path).database) == schema.HEAD
 
 
 def test_what_was_acknowledged_is_there_after_a_kill(home):
@@ -156,7 +156,7 @@ def test_a_full_disk_is_an_error_that_says_so_and_changes_nothing(db, workspace)
 @pytest.mark.sqlite
 def test_a_lock_held_for_too_long_is_an_error_that_says_so(db, monkeypatch):
     monkeypatch.setattr("inlay.service.state.database.BUSY_S", 0.2)
-    other = sqlite3.connect(db.places.database, isolation_level=None)
+    other = sqlite3.connect(db.paths.database, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with db._engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA busy_timeout = 50")
@@ -184,7 +184,7 @@ def test_threads_wait_for_each_other_in_turn(db):
 
 @pytest.mark.sqlite
 def test_a_damaged_file_is_an_error_that_says_so(home):
-    Places(home).database.write_bytes(b"no database at all, " * 1000)
+    ServicePaths(home).database.write_bytes(b"no database at all, " * 1000)
     with pytest.raises(StoreDamaged, match="damaged"):
         Database.open(home)
 
@@ -243,7 +243,7 @@ def test_a_forked_child_has_connections_of_its_own(db):
 @pytest.mark.sqlite
 def test_the_log_is_emptied(db):
     db.probe()
-    log = db.places.database.with_name("service.db-wal")
+    log = db.paths.database.with_name("service.db-wal")
     assert log.stat().st_size > 0
     assert db.checkpoint()
     assert log.stat().st_size == 0

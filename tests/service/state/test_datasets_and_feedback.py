@@ -15,7 +15,6 @@ from inlay.service.state import (
     CallInFlight,
     Conflict,
     Correction,
-    Found,
     JobQueue,
     JobRequest,
     KeyReused,
@@ -23,6 +22,7 @@ from inlay.service.state import (
     StoredAnswer,
     TenantLimits,
     Tenants,
+    UploadContent,
     Workspace,
     schema,
     sweep_leftovers,
@@ -30,7 +30,7 @@ from inlay.service.state import (
 
 
 def files_of(workspace):
-    return sorted(path.name for path in workspace.db.places.datasets(workspace.name).iterdir())
+    return sorted(path.name for path in workspace.db.paths.datasets(workspace.name).iterdir())
 
 
 def test_a_dataset_is_kept_as_it_came(workspace):
@@ -57,7 +57,7 @@ def test_an_upload_above_a_limit_is_refused_and_deleted(workspace, limits, name)
     Tenants(workspace.db).set_limits("acme", limits)
     reading = {"text": "text", "label": "label", "labels": [{"label": "ham", "count": 1}]}
     with pytest.raises(OverLimit) as refused:
-        make_dataset(workspace, found=Found(reading=reading))
+        make_dataset(workspace, found=UploadContent(reading=reading))
     assert refused.value.limit == name
     assert refused.value.http_status == 413
     assert files_of(workspace) == []
@@ -167,7 +167,7 @@ def test_corrections_are_merged_with_the_rows_of_the_live_version(workspace):
 def test_merged_rows_keep_pairs_types_and_other_columns(workspace):
     content = '{"a": "x", "b": "y", "score": 1.5, "id": 7, "split": "dev"}\n{"a": "x", "b": "z", "score": 2, "id": 8}\n'
     reading = {"text": "a", "pair": "b", "label": "score", "kind": "regress", "labels": []}
-    dataset = make_dataset(workspace, content, format="jsonl", found=Found(reading=reading))
+    dataset = make_dataset(workspace, content, format="jsonl", found=UploadContent(reading=reading))
     train_and_store(workspace, dataset=dataset.id)
     workspace.add_feedback("mail", [Correction("x", "3.5", "y"), Correction("new", "1", "pair")])
     rows = [json.loads(line) for line in workspace.feedback_dataset("mail").path.read_text().splitlines()]
@@ -177,7 +177,7 @@ def test_merged_rows_keep_pairs_types_and_other_columns(workspace):
 
 
 def test_what_cannot_be_merged_is_said_so(workspace):
-    tags = Found(reading={"text": "tokens", "pair": None, "label": "tags", "kind": "tag", "labels": []})
+    tags = UploadContent(reading={"text": "tokens", "pair": None, "label": "tags", "kind": "tag", "labels": []})
     dataset = make_dataset(workspace, found=tags)
     train(workspace)
     with pytest.raises(Conflict, match="no dataset"):
@@ -308,14 +308,14 @@ def test_an_upload_whose_call_was_taken_over_leaves_no_file(workspace, clock):
     first = workspace.begin_call("once", DIGEST)
     clock.now += 61
     workspace.begin_call("once", DIGEST)
-    folder = workspace.db.places.datasets("acme")
+    folder = workspace.db.paths.datasets("acme")
     folder.mkdir(parents=True)
     path = folder / ".draft-x.csv"
     path.write_text("text,label\n")
     from inlay.service.state import DatasetDraft
 
     with pytest.raises(CallInFlight):
-        workspace.add_dataset(DatasetDraft(path, "x", "csv", 11, DIGEST, 0, Found()), first)
+        workspace.add_dataset(DatasetDraft(path, "x", "csv", 11, DIGEST, 0, UploadContent()), first)
     assert files_of(workspace) == []
 
 
@@ -341,14 +341,14 @@ def test_two_tenants_may_use_the_same_idempotency_key(db, workspace):
 def test_a_sweep_deletes_what_no_row_knows_and_nothing_else(db, workspace):
     dataset = make_dataset(workspace)
     version = train_and_store(workspace, dataset=dataset.id)
-    folder = db.places.datasets("acme")
-    strays = [folder / ".draft-1.csv", folder / "ds_gone.csv", db.places.batch("acme", "job_gone")]
-    strays += [db.places.evaluations("acme", "gone") / "1.json", db.places.datasets("gone") / "x.csv"]
-    strays += [db.places.service / ".draft-backup-1" / "service.db"]
+    folder = db.paths.datasets("acme")
+    strays = [folder / ".draft-1.csv", folder / "ds_gone.csv", db.paths.batch("acme", "job_gone")]
+    strays += [db.paths.evaluations("acme", "gone") / "1.json", db.paths.datasets("gone") / "x.csv"]
+    strays += [db.paths.service / ".draft-backup-1" / "service.db"]
     kept = [
         dataset.path,
-        db.places.evaluations("acme", "mail") / "1.json",
-        db.places.evaluations(LOCAL, "old") / "1.json",
+        db.paths.evaluations("acme", "mail") / "1.json",
+        db.paths.evaluations(LOCAL, "old") / "1.json",
     ]
     for path in (*strays, *kept[1:]):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,7 @@ def fill(workspace: Workspace, task: str = "mail") -> None:
     job = train(workspace, task, dataset=dataset.id)
     cohort = queue.claim("trainer", company_s=0)
     assert cohort is not None
-    run = db.places.runs / workspace.name / job.id
+    run = db.paths.runs / workspace.name / job.id
     queue.note_path(cohort, job.id, run)
     run.mkdir(parents=True)
     (run / "rows.txt").write_text(SECRET)
@@ -53,7 +53,7 @@ def fill(workspace: Workspace, task: str = "mail") -> None:
     store_version(workspace, task, seed=7, text=SECRET)
     batch = workspace.submit(JobRequest("batch", task, dataset.id, {"note": SECRET}))
     workspace.cancel(batch.id)
-    for path in (db.places.evaluations(workspace.name, task) / "1.json", db.places.batch(workspace.name, batch.id)):
+    for path in (db.paths.evaluations(workspace.name, task) / "1.json", db.paths.batch(workspace.name, batch.id)):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(SECRET)
     workspace.add_feedback(task, [Correction(f"{SECRET} {number}", SECRET) for number in range(50)])
@@ -67,11 +67,11 @@ def fill(workspace: Workspace, task: str = "mail") -> None:
 
 
 def make_call_dataset(workspace, call):
-    from inlay.service.state import DatasetDraft, Found
+    from inlay.service.state import DatasetDraft, UploadContent
 
-    path = workspace.db.places.datasets(workspace.name) / ".draft-call.csv"
+    path = workspace.db.paths.datasets(workspace.name) / ".draft-call.csv"
     path.write_text(f"text,label\n{SECRET},x\n")
-    return workspace.add_dataset(DatasetDraft(path, "x", "csv", 40, "ab" * 32, 1, Found()), call)
+    return workspace.add_dataset(DatasetDraft(path, "x", "csv", 40, "ab" * 32, 1, UploadContent()), call)
 
 
 def places_of_the_secret(home: Path) -> list[str]:
@@ -92,7 +92,7 @@ def run_erase_jobs(db: Database) -> None:
 
 
 def test_nothing_is_left_of_an_erased_task(db, filled):
-    home = db.places.home
+    home = db.paths.home
     assert len(places_of_the_secret(home)) > 5
     job = filled.erase_task("mail")
     with pytest.raises(UnknownName):
@@ -109,13 +109,13 @@ def test_nothing_is_left_of_an_erased_task(db, filled):
 def test_answers_of_a_batch_that_is_not_done_are_erased_also_if_nobody_noted_where_they_lie(db, workspace):
     train_and_store(workspace, "mail")
     batch = workspace.submit(JobRequest("batch", "mail", make_dataset(workspace, "mail").id, {}))
-    part = db.places.batch_parts(workspace.name, batch.id) / "1.1"
+    part = db.paths.batch_parts(workspace.name, batch.id) / "1.1"
     part.parent.mkdir(parents=True)
     part.write_text(SECRET)
     workspace.cancel(batch.id)
     workspace.erase_task("mail")
     run_erase_jobs(db)
-    assert places_of_the_secret(db.places.home) == []
+    assert places_of_the_secret(db.paths.home) == []
     assert not part.parent.exists()
 
 
@@ -172,7 +172,7 @@ def test_erasure_waits_for_the_trainer_to_stop(db, queue, filled):
     assert queue.heartbeat(cohort).cancelled == (job.id,)
     queue.finish(cohort, job.id, "cancelled")
     run_erase_jobs(db)
-    assert places_of_the_secret(db.places.home) == []
+    assert places_of_the_secret(db.paths.home) == []
 
 
 def test_an_erased_name_can_be_used_again_and_numbers_go_on(db, workspace):
@@ -207,10 +207,10 @@ def test_nothing_is_left_of_a_removed_tenant(db, filled, clock):
     Tenants(db).remove("acme")
     for wait in (21, 11):  # a trainer that died with a job of the tenant's is waited for
         run_erase_jobs(db)
-        assert places_of_the_secret(db.places.home)
+        assert places_of_the_secret(db.paths.home)
         clock.now += wait
     run_erase_jobs(db)
-    assert places_of_the_secret(db.places.home) == []
+    assert places_of_the_secret(db.paths.home) == []
     assert [tenant.name for tenant in Tenants(db).list()] == [LOCAL]
     with db.reading() as connection:
         for table in schema.metadata.sorted_tables:
@@ -218,7 +218,7 @@ def test_nothing_is_left_of_a_removed_tenant(db, filled, clock):
                 assert connection.execute(select(table).where(table.c.tenant == "acme")).all() == [], table.name
         for table in (schema.cohorts, schema.cohort_members, schema.job_events, schema.sessions):
             assert connection.execute(select(table)).all() == [], table.name
-    assert not any((db.places.service / kind / "acme").exists() for kind in ("datasets", "evaluations", "runs"))
+    assert not any((db.paths.service / kind / "acme").exists() for kind in ("datasets", "evaluations", "runs"))
     Tenants(db).add("acme")
     assert filled.tasks().items == ()
 
@@ -229,7 +229,7 @@ def test_a_task_trained_by_hand_can_be_erased(db):
     local.erase_task("spam")
     run_erase_jobs(db)
     assert local.tasks().items == ()
-    assert places_of_the_secret(db.places.home) == []
+    assert places_of_the_secret(db.paths.home) == []
 
 
 def test_an_erasure_that_failed_is_queued_again(db, queue, filled, monkeypatch):
@@ -243,7 +243,7 @@ def test_an_erasure_that_failed_is_queued_again(db, queue, filled, monkeypatch):
     sweep_leftovers(db)
     sweep_leftovers(db)
     run_erase_jobs(db)
-    assert places_of_the_secret(db.places.home) == []
+    assert places_of_the_secret(db.paths.home) == []
     assert len([each for each in filled.jobs().items if each.kind == "erase"]) == 2
 
 
@@ -254,7 +254,7 @@ def damaged() -> InlayError:
 @pytest.mark.parametrize("step", STEPS)
 def test_an_erasure_killed_at_any_step_is_finished_by_the_next(db, filled, step):
     filled.erase_task("mail")
-    home = db.places.home
+    home = db.paths.home
     child = os.fork()
     if child == 0:
         own = Database.open(home, clock=db.now)
@@ -270,10 +270,10 @@ def test_an_erasure_killed_at_any_step_is_finished_by_the_next(db, filled, step)
 def test_deleted_rows_are_in_no_free_page(db, workspace):
     go_live(workspace)
     workspace.add_feedback("mail", [Correction(SECRET * 50, "spam") for _ in range(100)])
-    assert places_of_the_secret(db.places.home)
+    assert places_of_the_secret(db.paths.home)
     workspace.erase_task("mail")
     run_erase_jobs(db)
-    assert places_of_the_secret(db.places.home) == []
-    with sqlite3.connect(db.places.database) as connection:
+    assert places_of_the_secret(db.paths.home) == []
+    with sqlite3.connect(db.paths.database) as connection:
         assert connection.execute("PRAGMA freelist_count").fetchone()[0] > 0  # there are free pages, and they are clean
     connection.close()

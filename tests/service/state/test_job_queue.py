@@ -121,7 +121,7 @@ def test_every_write_of_a_lost_attempt_is_refused(queue, workspace, clock):
     assert (new.id, new.token) == (old.id, old.token + 1)
     writes = [
         lambda: queue.record(old, job.id, JobNote("read")),
-        lambda: queue.note_path(old, job.id, workspace.db.places.runs / "acme"),
+        lambda: queue.note_path(old, job.id, workspace.db.paths.runs / "acme"),
         lambda: queue.finish(old, job.id, "succeeded", result={}),
         lambda: queue.publish_live(old, job.id, publication()),
         lambda: queue.release(old),

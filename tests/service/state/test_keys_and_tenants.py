@@ -83,7 +83,7 @@ def test_only_the_digest_of_a_secret_is_kept(db, workspace):
     _, text = Keys(db).make("acme")
     secret = text.split("_", 2)[2]
     db.checkpoint()
-    kept = b"".join(path.read_bytes() for path in db.places.service.iterdir() if path.is_file())
+    kept = b"".join(path.read_bytes() for path in db.paths.service.iterdir() if path.is_file())
     assert secret.encode() not in kept
     assert len(secret) == 43
 

@@ -39,7 +39,7 @@ def test_a_wrong_user_or_database_is_an_error_that_says_so(tmp_path, monkeypatch
 
 def test_an_address_that_is_none_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("INLAY_DATABASE", "somewhere")
-    with pytest.raises(Missing, match="no address of a database"):
+    with pytest.raises(Missing, match="not the address of a database"):
         Database.open(tmp_path)
 
 

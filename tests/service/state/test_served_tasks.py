@@ -185,7 +185,7 @@ def test_a_task_removed_from_the_store_by_hand_is_unknown_without_naming_others(
 
 def test_a_store_that_is_gone_does_not_stop_lists(workspace):
     train_and_store(workspace)
-    shutil.rmtree(workspace.db.places.home / "tasks")
+    shutil.rmtree(workspace.db.paths.home / "tasks")
     assert workspace.task("mail").versions == ()
     assert workspace.resolve("mail").number == 1  # the engine will say what is missing
 

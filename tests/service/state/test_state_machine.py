@@ -326,7 +326,7 @@ class ServiceState(RuleBasedStateMachine):
             lambda: self.queue.finish(zombie, job.id, "failed", error={"message": "zombie"}),
             lambda: self.queue.publish_live(zombie, job.id, publication(10**6)),
             lambda: self.queue.release(zombie),
-            lambda: self.queue.note_path(zombie, job.id, self.db.places.runs / job.tenant),
+            lambda: self.queue.note_path(zombie, job.id, self.db.paths.runs / job.tenant),
         )
         assert not self.queue.heartbeat(zombie)
         if self.jobs[job.id].state in ("queued", "running"):

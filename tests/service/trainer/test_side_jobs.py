@@ -29,7 +29,7 @@ def ask(bench, rows, tenant="acme", task="mail", **settings):
 
 
 def read_lines(bench, job):
-    return [json.loads(line) for line in bench.db.places.batch(job.tenant, job.id).read_text().splitlines()]
+    return [json.loads(line) for line in bench.db.paths.batch(job.tenant, job.id).read_text().splitlines()]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_every_row_of_a_batch_gets_a_line_in_order(trained, open_bench):
     told = json.dumps(lines) + json.dumps(done.to_json())
     assert "acme." not in told
     assert str(trained.home) not in told
-    assert [path.name for path in trained.db.places.batch("acme", "x").parent.iterdir()] == [f"{job.id}.jsonl"]
+    assert [path.name for path in trained.db.paths.batch("acme", "x").parent.iterdir()] == [f"{job.id}.jsonl"]
     trained.db.close()  # which writes what is counted
     again = open_bench(trained.home)
     assert [(day.task, day.rows) for day in again.workspace().usage()] == [("mail", 600)]
@@ -140,7 +140,7 @@ def test_an_engine_that_answers_by_another_version_is_not_believed(open_bench, t
     job = ask(bench, [{"text": "the cat sat"}])
     bench.trainer.do_next()
     assert bench.see(job).state == "failed"
-    assert not bench.db.places.batch("acme", job.id).exists()
+    assert not bench.db.paths.batch("acme", job.id).exists()
 
 
 def test_a_version_is_hot_before_it_is_live(open_bench, bench):
@@ -198,7 +198,7 @@ def test_a_batch_that_was_killed_goes_on_with_the_same_version(moment, trained, 
             def die(*given):
                 calls.append(1)
                 if len(calls) == {"first chunk": 2, "second chunk": 3}.get(moment, 10**6):
-                    part = next(bench.db.places.batch("acme", "x").parent.glob("*.parts/*"))
+                    part = next(bench.db.paths.batch("acme", "x").parent.glob("*.parts/*"))
                     with part.open("ab") as file:  # what a kill in the middle of a line leaves
                         file.write(b'{"line": 99')
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -225,7 +225,7 @@ def test_a_batch_that_was_killed_goes_on_with_the_same_version(moment, trained, 
     assert [line["line"] for line in lines] == list(range(1, 601))
     assert {line["version"] for line in lines} == {"mail@1"}
     assert sum(asked) == {"first chunk": 344, "second chunk": 88, "renamed": 0}[moment]
-    assert not list(bench.db.places.batch("acme", "x").parent.glob("*.parts"))
+    assert not list(bench.db.paths.batch("acme", "x").parent.glob("*.parts"))
     bench.db.close()
 
 
@@ -242,7 +242,7 @@ def test_a_cancelled_batch_leaves_no_file(trained):
     trained.context.answers.answer = cancel
     trained.trainer.do_next()
     assert trained.see(job).state == "cancelled"
-    assert list(trained.db.places.batch("acme", "x").parent.iterdir()) == []
+    assert list(trained.db.paths.batch("acme", "x").parent.iterdir()) == []
 
 
 def test_a_stop_gives_a_batch_back(trained):
@@ -261,7 +261,7 @@ def test_a_stop_gives_a_batch_back(trained):
 @pytest.mark.parametrize(
     ("settings", "task", "words"),
     [
-        ({"lr": 0.1}, "mail", "no setting of such a job"),
+        ({"lr": 0.1}, "mail", "not a setting of such a job"),
         ({"version": 9}, "mail", "mail@9"),
         ({"text": "body"}, "mail", "no column named `body`"),
     ],
@@ -307,8 +307,8 @@ def test_an_erased_task_leaves_nothing_and_the_engine_forgets_it(open_bench, ben
 def test_what_a_machine_has_of_a_batch_that_another_ended_or_erased_is_deleted_soon(trained):
     done, waiting = (ask(trained, [{"text": "a b"}]) for _ in range(2))
     trained.trainer.do_next()
-    gone, kept = ((trained.db.places.batch_parts("acme", job)) for job in (done.id, waiting.id))
-    erased = trained.db.places.batch_parts("acme", "job_of_an_erased_task")
+    gone, kept = ((trained.db.paths.batch_parts("acme", job)) for job in (done.id, waiting.id))
+    erased = trained.db.paths.batch_parts("acme", "job_of_an_erased_task")
     for folder in (gone, kept, erased):
         folder.mkdir(parents=True)
         (folder / "1.1").write_text('{"line": 1}\n')
@@ -346,7 +346,7 @@ def test_erasing_a_task_while_it_trains_ends_its_job_and_no_other(bench):
         pass
     assert bench.see(jobs[1]).state == "succeeded"
     assert [task.name for task in bench.store.ledger()] == ["other.mail"]
-    assert list((bench.db.places.service / "runs").iterdir()) == []
+    assert list((bench.db.paths.service / "runs").iterdir()) == []
 
 
 def test_side_jobs_and_training_go_on_at_the_same_time(open_bench, trained):

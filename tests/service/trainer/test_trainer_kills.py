@@ -123,7 +123,7 @@ def go_on(home, backbone, jobs, undisturbed):
         epochs = [event.data["epoch"] for event in events if event.kind == "epoch"]
         assert sorted(set(epochs)) == list(range(1, EPOCHS + 1))
         assert [event.kind for event in events].count("live") == 1
-    assert list((bench.db.places.service / "runs").iterdir()) == []
+    assert list((bench.db.paths.service / "runs").iterdir()) == []
     bench.db.close()
 
 
@@ -165,7 +165,7 @@ def test_a_stop_saves_and_gives_back_and_the_next_trainer_goes_on(tmp_path, back
 
     bench.queue.record = stop
     assert bench.trainer.train_next(company_s=0.0)
-    folder = next((bench.db.places.service / "runs").glob("*/attempt-1/cohorts"))
+    folder = next((bench.db.paths.service / "runs").glob("*/attempt-1/cohorts"))
     assert [len(members) for members in list_stopped(folder)] == [2]
     assert [bench.see(job).state for job in jobs] == ["queued"] * 2
     assert [bench.see(job).deaths for job in jobs] == [0] * 2

@@ -146,7 +146,9 @@ def test_a_bad_job_fails_alone_and_says_why(bench, monkeypatch):
     bad = {
         "every row has the label": bench.submit([{"text": f"row {n}", "label": "one"} for n in range(20)], "same"),
         "no column named `topic`": bench.submit(make_rows(seed=3), "column", settings={"label": "topic"}),
-        "`settings.backbone` is no setting": bench.submit(make_rows(seed=4), "strange", settings={"backbone": "/etc"}),
+        "`settings.backbone` is not a setting": bench.submit(
+            make_rows(seed=4), "strange", settings={"backbone": "/etc"}
+        ),
         "no task named `gone`": bench.submit(make_rows(seed=6), "start", settings={"from": "gone"}),
         "`train.class_weights` is `balanced`": bench.submit(
             [{"text": f"row {n}", "label": n / 7} for n in range(40)], "number", settings={"class_weights": "balanced"}
@@ -412,7 +414,7 @@ def test_nothing_is_left_of_a_cohort_that_is_done(bench):
     bench.submit(make_rows())
     bench.submit([{"text": "a", "label": "b"}], "bad")
     bench.train()
-    assert list((bench.db.places.service / "runs").iterdir()) == []
+    assert list((bench.db.paths.service / "runs").iterdir()) == []
 
 
 def test_no_note_has_a_path_or_a_name_of_the_store(bench):

@@ -171,7 +171,7 @@ def test_a_batch_goes_on_elsewhere_from_the_answers_that_were_kept(machine, tmp_
     done = second.see(batch)
     assert done.state == "succeeded", done.error
     assert answered == {"a": 30, "b": 20}
-    path = first.db.places.batch("acme", batch.id)
+    path = first.db.paths.batch("acme", batch.id)
     assert first.db.files.read(path).count(b"\n") == done.result["rows"] == 50
     assert keys_below(first, "service/batches/") == [f"service/batches/acme/{batch.id}.jsonl"]
 
@@ -198,7 +198,7 @@ def test_texts_of_an_erased_batch_are_gone_from_a_machine_that_had_begun_it(mach
     first.context.answers.answer = answer_and_die
     with pytest.raises(MachineDied):
         first.trainer.do_next()
-    here = first.db.places.batch_parts("acme", batch.id)
+    here = first.db.paths.batch_parts("acme", batch.id)
     assert list(here.iterdir()), "the machine died with answers on its disk"
     assert second.queue.reclaim_of("a")
     assert second.trainer.do_next()
@@ -233,7 +233,7 @@ def test_a_machine_that_is_stopped_leaves_its_answers_to_the_others_and_none_on_
     first.context.answers.answer = answer_and_stop
     first.trainer.do_next()
     assert first.see(batch).state == "queued"
-    assert not first.db.places.batch_parts("acme", batch.id).exists()
+    assert not first.db.paths.batch_parts("acme", batch.id).exists()
     answered, answer = [], second.context.answers.answer
     second.context.answers.answer = lambda *given: answered.append(len(given[2])) or answer(*given)
     assert second.trainer.do_next()
@@ -262,7 +262,7 @@ def test_a_machine_that_is_stopped_while_storage_fails_keeps_the_only_copy_of_it
         raise StoreUnreachable("no answer", "try later")
 
     bench.context.answers.answer = answer_and_stop
-    here = bench.db.places.batch_parts("acme", batch.id)
+    here = bench.db.paths.batch_parts("acme", batch.id)
     with monkeypatch.context() as broken:
         broken.setattr(type(bench.db.files.snapshots(here)), "save", fail)
         bench.trainer.do_next()

@@ -61,7 +61,7 @@ def test_a_batch_through_the_engine_is_what_the_version_answers(served):
     dataset = bench.upload([{"text": text} for text in texts], name="batch.jsonl")
     job = bench.workspace().submit(JobRequest("batch", "mail", dataset, {}))
     assert bench.trainer.do_next()
-    lines = [json.loads(line) for line in bench.db.places.batch("acme", job.id).read_text().splitlines()]
+    lines = [json.loads(line) for line in bench.db.paths.batch("acme", job.id).read_text().splitlines()]
     alone = Engine(bench.context.backbone, bench.store).predict([Request("acme.mail@1", text) for text in texts])
     assert [line["label"] for line in lines] == [answer.outcome.label for answer in alone]
     assert client.stats().per_tenant["acme"].num_rows >= 300

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from inlay.service.state import Database, DatasetDraft, Found, Job, JobQueue, JobRequest, Workspace
+from inlay.service.state import Database, DatasetDraft, Job, JobQueue, JobRequest, UploadContent, Workspace
 from inlay.service.trainer.answering import Answerer
 from inlay.service.trainer.job_data import TrainerContext
 from inlay.service.trainer.trainer import Trainer
@@ -52,7 +52,7 @@ class Bench:
     def upload(self, rows: list[dict[str, Any]], tenant: str = "acme", *, name: str = "rows.jsonl") -> str:
         """Send rows as a dataset; return its id."""
         content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-        folder = self.db.places.datasets(tenant)
+        folder = self.db.paths.datasets(tenant)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{DRAFT_PREFIX}{hashlib.sha256(content).hexdigest()[:8]}-{len(rows)}"
         path.write_bytes(content)
@@ -61,7 +61,7 @@ class Bench:
         labels = [{"label": label, "count": 1} for label in sorted({str(row.get("label")) for row in rows})]
         reading = {"text": "text", "pair": None, "label": "label", "kind": None, "labels": labels}
         reading["kind"] = "classify" if all(isinstance(row.get("label"), str) for row in rows) else None
-        found = Found(reading=reading)
+        found = UploadContent(reading=reading)
         draft = DatasetDraft(path, name, "jsonl", len(content), digest, len(rows), found)
         return self.workspace(tenant).add_dataset(draft).id
 

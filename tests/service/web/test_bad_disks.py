@@ -26,7 +26,7 @@ def fail(*_):
 
 @pytest.mark.parametrize("name", ["open", "fsync", "replace"])
 def test_an_upload_on_a_full_disk_says_so_and_leaves_nothing(bench, acme, monkeypatch, name):
-    folder = bench.db.places.datasets("acme")
+    folder = bench.db.paths.datasets("acme")
     folder.mkdir(parents=True)
     real = getattr(os, name)
 
@@ -39,7 +39,7 @@ def test_an_upload_on_a_full_disk_says_so_and_leaves_nothing(bench, acme, monkey
         answer = acme.post("/v1/datasets?name=a.csv", content=CSV)
         predicted = acme.post("/v1/predict", json=ROWS)
     assert (answer.status_code, answer.json()["code"]) == (507, "disk-full")
-    assert str(bench.db.places.home) not in answer.text
+    assert str(bench.db.paths.home) not in answer.text
     assert not list(folder.iterdir())
     assert predicted.status_code == 200
     assert acme.get("/v1/datasets").json()["items"] == []
@@ -61,7 +61,7 @@ def test_while_a_disk_hangs_and_the_database_is_locked_rows_are_answered(bench, 
         url = f"{served.url}/v1/datasets?name=a.csv"
         upload = others.submit(httpx.post, url, content=CSV, headers=key, timeout=60)
         wait_until(synced.is_set, 20)
-        locked = sqlite3.connect(bench.db.places.database, isolation_level=None)
+        locked = sqlite3.connect(bench.db.paths.database, isolation_level=None)
         locked.execute("BEGIN IMMEDIATE")  # as a writer whose commit hangs
         try:
             for _ in range(20):

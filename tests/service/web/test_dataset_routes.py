@@ -68,7 +68,7 @@ def upload(client, content, path="/v1/datasets?name=rows.csv", **headers):
 
 def files_of(bench, tenant="acme"):
     """What an upload has left in the tenant's folder."""
-    folder = bench.db.places.datasets(tenant)
+    folder = bench.db.paths.datasets(tenant)
     return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
 
 

@@ -192,7 +192,7 @@ def test_a_batch_is_queued_and_its_output_read(bench, acme):
     early = acme.get(f"/v1/batches/{job['id']}/output")
     assert (early.status_code, early.json()["code"]) == (409, "conflict")
     queue, cohort = claim(bench)
-    path = bench.db.places.batch("acme", job["id"])
+    path = bench.db.paths.batch("acme", job["id"])
     path.parent.mkdir(parents=True)
     path.write_bytes(b'{"line": 2}\n')
     queue.finish(cohort, job["id"], SUCCEEDED, result={})

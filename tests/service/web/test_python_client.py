@@ -38,7 +38,7 @@ def run_batch(bench, lines, error=None):
             time.sleep(0.02)
         (job,) = cohort.jobs
         settings.update(task=job.task, **job.settings)
-        path = bench.db.places.batch("acme", job.id)
+        path = bench.db.paths.batch("acme", job.id)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         if error is None:

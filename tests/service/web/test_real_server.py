@@ -125,7 +125,7 @@ def test_a_body_that_trickles_is_refused(served, key, monkeypatch):
     ):
         answer = served.talk(head(key, path, f"content-type: {kind}", "content-length: 1000") + b"{")
         assert answer.startswith(b"HTTP/1.1 408"), (path, answer)
-    assert not list(served.bench.db.places.datasets("acme").glob("*"))
+    assert not list(served.bench.db.paths.datasets("acme").glob("*"))
 
 
 def test_a_client_that_waits_for_leave_to_send_too_much_is_told_at_once(served, key):
@@ -136,7 +136,7 @@ def test_a_client_that_waits_for_leave_to_send_too_much_is_told_at_once(served, 
 
 
 def test_half_an_upload_leaves_nothing(served, key):
-    folder = served.bench.db.places.datasets("acme")
+    folder = served.bench.db.paths.datasets("acme")
     with served.connect() as connection:
         connection.sendall(head(key, "/v1/datasets?name=a.csv", "content-length: 5000") + b"text,label\n" * 20)
         wait_until(lambda: folder.is_dir() and list(folder.iterdir()))
@@ -167,7 +167,7 @@ def test_events_arrive_as_they_happen(served, client):
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
-    db = Database.open(served.bench.db.places.home)  # a trainer is another process
+    db = Database.open(served.bench.db.paths.home)  # a trainer is another process
     wait_until(lambda: served.bench.app.state.streams["acme"] == 1)
     queue = JobQueue(db)
     cohort = queue.claim("tests", company_s=0.0)

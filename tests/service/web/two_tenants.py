@@ -52,7 +52,7 @@ def make_two_tenants(bench: WebBench) -> TwoTenants:
     queue = JobQueue(bench.db)
     cohort = queue.claim("tests", kinds=("batch",), company_s=0.0)
     assert cohort is not None
-    path = bench.db.places.batch("acme", batch)
+    path = bench.db.paths.batch("acme", batch)
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"line": 2, "label": MARK}) + "\n")
     queue.finish(cohort, batch, SUCCEEDED, result={"rows": 1})

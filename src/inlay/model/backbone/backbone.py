@@ -22,13 +22,13 @@ from inlay.caches import use_compiled
 from inlay.errors import Unsupported
 from inlay.model.backbone.families import find_family
 from inlay.model.backbone.fingerprint import digest_weights, fingerprint
+from inlay.model.backbone.model_lock import ModelLock, dropout_rates
 from inlay.model.backbone.pooling import describe_noise, find_default
 from inlay.model.backbone.sites import survey
-from inlay.model.backbone.turns import Turns, dropout_rates
 from inlay.model.backbone.wrappers import join_projections, mount
 from inlay.model.batch.buckets import BucketBuffers
 from inlay.model.batch.route import Batch, CacheDepth, Pack, Row, collate, pack
-from inlay.model.heads.generation import Read, Tree
+from inlay.model.heads.generation import EncoderStates, Tree
 from inlay.model.heads.heads import WRITTEN
 from inlay.model.kernels import launch
 from inlay.model.kernels.attention import crossing, placed
@@ -70,7 +70,7 @@ class Backbone:
         self._no_mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
         self.packs = family.packing != "none"
         self._blocks = [model.get_submodule(path) for path in self.anatomy.blocks]
-        self._turns = Turns(model, self._blocks)
+        self._lock = ModelLock(model, self._blocks)
         self._compiled: dict[str | Callable[..., Any], list[Callable[..., Any]]] = {}
         self._mounted_names = {
             ".".join(part for part in name.split(".") if part != "inner"): name for name, _ in model.named_parameters()
@@ -113,7 +113,7 @@ class Backbone:
 
         Every pass takes a turn by itself. Call nothing in it that may wait for another thread.
         """
-        return self._turns
+        return self._lock
 
     def collate(self, rows: Sequence[Row]) -> Batch:
         """Make a batch of rows on the backbone's device: packed where its family allows it."""
@@ -191,19 +191,19 @@ class Backbone:
             finally:
                 handle.remove()
 
-    def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Read:
+    def read(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> EncoderStates:
         """Return the encoder's states of a batch, for the decoder: padded, or packed in passes for any mix of rows."""
         states, pack, tiling = self.hidden_layers(batch, weights)[-1], batch.pack, batch.route.tiling
         if tiling is not None and tiling.rows_N is not None:
-            return Read(states, batch.input_ids_BT.new_ones(1, 1), tiling)
+            return EncoderStates(states, batch.input_ids_BT.new_ones(1, 1), tiling)
         if pack is not None:
-            return Read(pack.unpack(states[0]), pack.is_real_BT.long())
+            return EncoderStates(pack.unpack(states[0]), pack.is_real_BT.long())
         assert batch.mask_BT is not None
-        return Read(states, batch.mask_BT)
+        return EncoderStates(states, batch.mask_BT)
 
     def write(
         self,
-        read: Read,
+        read: EncoderStates,
         ids_RT: Tensor,
         weights: Mapping[str, Tensor] | None = None,
         cache: Any = None,
@@ -393,11 +393,11 @@ class Backbone:
             for block in self._blocks[first_layer:]:
                 block.forward = _recomputing(block)
 
-        return self._turns.changed(recompute)
+        return self._lock.changed(recompute)
 
     def answering(self) -> AbstractContextManager[None]:
         """Switch dropout off in this thread's passes inside the block; it is for use inside `training`."""
-        return self._turns.changed(self.model.eval)
+        return self._lock.changed(self.model.eval)
 
     def training(
         self, dropout: float | None, first_layer: int = 0, *, attention_dropout: float | None = 0.0
@@ -421,7 +421,7 @@ class Backbone:
                     chosen = 0.0
                 setattr(module, name, rate if chosen is None else chosen)
 
-        return self._turns.changed(train)
+        return self._lock.changed(train)
 
 
 class _Reached(Exception):

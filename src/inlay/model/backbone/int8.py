@@ -30,7 +30,7 @@ _REACH = 1 + 2**-16
 """the ends of the range that tokens are scaled to, beyond what rounding adds to 1"""
 
 
-def find_precision(backbone: Backbone, precision: str) -> Backbone:
+def with_precision(backbone: Backbone, precision: str) -> Backbone:
     """Return the backbone that answers in a precision: itself or its int8 copy; refuse what this machine cannot do."""
     if precision not in PRECISIONS:
         raise UnknownName("precision", precision, PRECISIONS)
@@ -55,7 +55,7 @@ def quantize(backbone: Backbone) -> Backbone:
 def check_int8(device: str) -> None:
     """Refuse int8 where there is no fast path for it."""
     if device != "cpu":
-        raise Unsupported(f"int8 on `{device}`", "it is for answering on a CPU: add `--device cpu`; a GPU has bf16")
+        raise Unsupported(f"int8 on `{device}`", "it is for answering on a CPU: use `--device cpu`; a GPU has bf16")
     if _ENGINE not in torch.backends.quantized.supported_engines or not hasattr(torch, "quantize_per_channel"):
         raise Unsupported(
             f"int8 with torch {torch.__version__} on this processor: it lacks `{_ENGINE}`",

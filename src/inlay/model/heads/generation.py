@@ -30,7 +30,7 @@ MOST_SCORED = {"cpu": 2**25, "cuda": 2**28}
 
 
 @dataclass(frozen=True)
-class Read:
+class EncoderStates:
     """The encoder's states of rows, which a decoder attends to."""
 
     states_BTD: Tensor
@@ -115,15 +115,15 @@ def answer(bank: Bank, batch: Batch, weights: Mapping[str, Tensor] | None) -> li
     return found
 
 
-def read_rows(batch: Batch, states: Tensor, rows: Sequence[int]) -> Read:
+def read_rows(batch: Batch, states: Tensor, rows: Sequence[int]) -> EncoderStates:
     """Take some rows of a batch's encoder states, padded to the longest of them."""
     index_R = torch.as_tensor(rows, device=states.device)
     if batch.pack is None:
         assert batch.mask_BT is not None
-        return Read(states[index_R], batch.mask_BT[index_R])
+        return EncoderStates(states[index_R], batch.mask_BT[index_R])
     longest = max(batch.pack.lengths[row] for row in rows)
     places_RT, is_real_RT = (of_BT[index_R, :longest] for of_BT in (batch.pack.places_BT, batch.pack.is_real_BT))
-    return Read(states[0, places_RT], is_real_RT.long())
+    return EncoderStates(states[0, places_RT], is_real_RT.long())
 
 
 def _groups(bank: Bank, slots: Sequence[int]) -> Iterator[list[int]]:
@@ -147,7 +147,9 @@ def _groups(bank: Bank, slots: Sequence[int]) -> Iterator[list[int]]:
 class _Decoder:
     """Writes answers for some rows of a batch, and keeps the keys and values of written tokens."""
 
-    def __init__(self, bank: Bank, read: Read, slots: Sequence[int], weights: Mapping[str, Tensor] | None) -> None:
+    def __init__(
+        self, bank: Bank, read: EncoderStates, slots: Sequence[int], weights: Mapping[str, Tensor] | None
+    ) -> None:
         self._bank, self._weights, self._cache = bank, weights, None
         self._slots, self._read = list(slots), read
         self.heads = [bank.head_of(slot) for slot in self._slots]
@@ -190,7 +192,7 @@ class _Decoder:
         self._slots = [self._slots[row] for row in index_R.tolist()]
         # The cache has the keys and values of the encoder's states: the states themselves are not read any more.
         states = self._read.states_BTD[:1].expand(len(index_R), -1, -1)
-        self._read = Read(states, self._read.mask_BT[index_R])
+        self._read = EncoderStates(states, self._read.mask_BT[index_R])
 
 
 def _write(decoder: _Decoder, num_beams: int, max_tokens: int) -> list[Tensor]:

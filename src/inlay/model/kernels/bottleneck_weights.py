@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from inlay.model.kernels.fused_bottleneck import MAX_SIZE
-from inlay.model.kernels.select import Kinds
+from inlay.model.kernels.select import SlotKinds
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
@@ -52,7 +52,7 @@ _DEFAULTS = ("none", 1, "none", False)  # kinds of slots where no slot has a bot
 class SlotForms:
     """The forms of a site's slots as tensors, for routes that have a tiling."""
 
-    kinds: tuple[Kinds, Kinds, Kinds, Kinds]
+    kinds: tuple[SlotKinds, SlotKinds, SlotKinds, SlotKinds]
     """activations, depths, inner norms, and whether updates multiply"""
     scale_S: Tensor
     sizes_S: Tensor
@@ -116,7 +116,7 @@ class Bottleneck:
         device, shapes = self.down_SDR.device, self.shapes
         by_slot = [None if shape is None else shape.kinds for shape in shapes]
         activations, depths, inner_norms, multiplies = (
-            Kinds.of([None if kinds is None else kinds[which] for kinds in by_slot], default, device)
+            SlotKinds.of([None if kinds is None else kinds[which] for kinds in by_slot], default, device)
             for which, default in enumerate(_DEFAULTS)
         )
         is_plain = len(activations.names) == 1 and inner_norms.names == ("none",) and multiplies.names == (False,)

@@ -33,7 +33,7 @@ def pick_numbered(names: dict[int, Any], numbers_B: Tensor, compute: Callable[[A
 
 
 @dataclass(frozen=True, eq=False)
-class Kinds:
+class SlotKinds:
     """The kind of each slot, of several that occur."""
 
     names: tuple[Any, ...]
@@ -48,7 +48,7 @@ class Kinds:
         return pick(self.names, self.numbers_S[tiling.slots_N], compute)
 
     @classmethod
-    def of(cls, kinds: Sequence[Any], default: Any, device: torch.device) -> Kinds:
+    def of(cls, kinds: Sequence[Any], default: Any, device: torch.device) -> SlotKinds:
         """Return the kinds of slots; a slot of the kind None takes any, `default` if no other has one."""
         names = tuple(dict.fromkeys(kind for kind in kinds if kind is not None)) or (default,)
         numbers = [0 if kind is None else names.index(kind) for kind in kinds]

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from inlay.serving import Engine
 
 VARIABLE = "INLAY_ENGINE_PORT"
-"""environment variable with a `PortPlace` as JSON; without it the engine listens on the home's Unix socket"""
+"""environment variable with a `ListenAddress` as JSON; without it the engine listens on the home's Unix socket"""
 
 
 @dataclass(frozen=True)
-class PortPlace:
+class ListenAddress:
     """The address at which an engine listens for other machines, and the token that they must send."""
 
     host: str
@@ -40,7 +40,7 @@ def serve(child: Child) -> None:
     settings = child.settings
     child.progress(f"loading the backbone {settings.backbone}")
     device = None if settings.device == "auto" else settings.device
-    store = Store(settings.place)
+    store = Store(settings.store_address)
     backbone = load_backbone(settings.backbone, device=device)
     if backbone.device.type == "cpu":
         set_threads(settings.threads_of("engine"))
@@ -66,9 +66,9 @@ async def _answer(child: Child, engine: Engine) -> None:
     if text is None:
         await process.listen(settings.engine_socket)
     else:
-        place = PortPlace(**json.loads(text))
-        port = await process.listen_on_port(place.host, place.token)
-        facts |= {"host": place.host, "port": port, "fingerprint": engine.backbone.fingerprint}
+        address = ListenAddress(**json.loads(text))
+        port = await process.listen_on_port(address.host, address.token)
+        facts |= {"host": address.host, "port": port, "fingerprint": engine.backbone.fingerprint}
     child.ready(facts)
     await stopping.wait()
     log_event("draining")

@@ -269,7 +269,7 @@ def _merge(places: Sequence[Sequence[int]], replies: Sequence[Predicted]) -> Pre
     answers: dict[int, WireAnswer | WireError] = {}
     for each, reply in zip(places, replies, strict=True):
         if len(reply.answers) != len(each):
-            raise InlayError("an engine answered another number of rows than it was asked", "ask again")
+            raise InlayError("an engine answered a different number of rows than it was asked", "ask again")
         answers |= dict(zip(each, reply.answers, strict=True))
     ordered = [answers[place] for place in range(len(answers))]
     tokens = sum(reply.num_tokens for reply in replies)

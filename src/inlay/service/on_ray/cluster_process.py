@@ -1,4 +1,4 @@
-"""The process of a service that looks after its cluster: it visits the keeper, and writes the roster of engines.
+"""The process of a service that looks after its cluster: it sends the keeper heartbeats, and writes the roster.
 
 If the cluster cannot be reached at the start, the service ends with an error. Later the process tries again and again.
 Meanwhile web processes use the engines that are left, or ask clients to wait, and jobs wait in the database.
@@ -22,7 +22,7 @@ from inlay.service.on_ray.fleet_messages import (
     KEEPER,
     Failure,
     FleetReport,
-    FleetVisit,
+    ServiceHeartbeat,
     find_home_id,
     find_namespace,
     make_order,
@@ -32,7 +32,7 @@ from inlay.service.state import Database, queued_seconds
 
 START_S = 300.0
 """longest wait for the first engines and trainers"""
-_VISIT_PATIENCE_S = 10.0
+_HEARTBEAT_PATIENCE_S = 10.0
 _LOST_S = 60.0
 """after this time without the keeper the process ends, and its successor connects anew"""
 _PAUSES_S = (0.5, 1.0, 2.0, 5.0)
@@ -57,23 +57,23 @@ def serve(child: Child) -> None:
     child.hear_signals()  # Ray has replaced the handlers
     if settings.store is not None:
         keep_forgetting(settings.store)
-    with closing(Database.open(settings.place)) as db:
-        visitor = Visitor(ray, settings, db)
+    with closing(Database.open(settings.store_address)) as db:
+        client = KeeperClient(ray, settings, db)
         try:
-            visitor.run(child)
+            client.run(child)
         finally:
             # After a later error the supervisor restarts this process, and the engines stay as they are.
             if child.stopping.is_set() or not child.is_ready:
-                visitor.leave()
+                client.leave()
                 with suppress(Exception):
                     ray.shutdown()
 
 
-class Visitor:
-    """Visits the keeper of the service's fleet."""
+class KeeperClient:
+    """Sends a service's heartbeats to the keeper of its fleet, and takes the reports that come back."""
 
     def __init__(self, ray: Any, settings: ServeSettings, db: Database, *, name: str = "") -> None:
-        """`name` tells apart several visitors of one home. A service that was killed and restarted keeps its name."""
+        """`name` tells apart several clients of one home. A service that was killed and restarted keeps its name."""
         self._ray, self._settings, self._db = ray, settings, db
         self._order = make_order(settings)
         self._namespace = find_namespace(settings)
@@ -85,12 +85,12 @@ class Visitor:
         self._work_at, self._queued_s = -_WORK_EVERY_S, 0.0
 
     def run(self, child: Child) -> None:
-        """Visit until the service stops."""
+        """Send heartbeats until the service stops."""
         began = seen_at = time.monotonic()
         pauses, told = 0, ""
         while not child.stopping.is_set():
             try:
-                report = self._visit()
+                report = self._heartbeat()
             except InlayError:
                 raise
             except Exception as error:  # errors of Ray and of its connection
@@ -125,13 +125,13 @@ class Visitor:
             if self._keeper is not None:
                 self._ray.get(self._keeper.leave.remote(self._service), timeout=self._settings.drain_s + START_S / 10)
 
-    def _visit(self) -> FleetReport:
+    def _heartbeat(self) -> FleetReport:
         assert self._settings.cluster is not None
         if self._keeper is None:
             self._keeper = self._find_keeper()
         revision = -1 if self._known is None else self._known.revision
-        visit = FleetVisit(self._service, self._order, self._settings.cluster, revision, self._count_work())
-        report: FleetReport = self._ray.get(self._keeper.visit.remote(visit), timeout=_VISIT_PATIENCE_S)
+        heartbeat = ServiceHeartbeat(self._service, self._order, self._settings.cluster, revision, self._count_work())
+        report: FleetReport = self._ray.get(self._keeper.heartbeat.remote(heartbeat), timeout=_HEARTBEAT_PATIENCE_S)
         if report.state == "ending":
             self._keeper = None
         return report

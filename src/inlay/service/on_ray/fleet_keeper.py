@@ -24,8 +24,8 @@ from inlay.service.on_ray.fleet_messages import (
     Failure,
     FleetOrder,
     FleetReport,
-    FleetVisit,
     MemberReport,
+    ServiceHeartbeat,
     describe_failure,
 )
 from inlay.service.on_ray.scaling import Scaler
@@ -37,9 +37,9 @@ _SILENT_S = 10.0  # until a call counts as unanswered: the member waits for a ma
 _PROBE_S = 5.0
 _MOST_PROBES = 3  # unanswered questions until an engine is replaced
 _AGAIN_S = 5.0  # between two attempts to place a member that failed
-_WAIT_S = 1.0  # in which a visit waits for a change
+_WAIT_S = 1.0  # for which a heartbeat waits for a change
 _LINGER_S = 60.0
-"""how long members stay while no service visits: it may be restarting"""
+"""how long members stay while no service sends heartbeats: it may be restarting"""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class FleetKeeper:
         self._cluster = self._settings.cluster
         set_up_logs(KEEPER, as_json=self._settings.log_json)
         self._members: dict[str, _Watched] = {}
-        self._visits: dict[str, tuple[float, FleetVisit]] = {}
+        self._heartbeats: dict[str, tuple[float, ServiceHeartbeat]] = {}
         self._seen_at = time.monotonic()
         # Revisions must not start again after a restart: the same number would stand for two rosters.
         self._roster = Roster(int(time.time() * 1000), order.token)
@@ -87,19 +87,19 @@ class FleetKeeper:
         self._was_ready = self._is_ending = False
         self._failure: Failure | None = None
         self._fingerprint: str | None = None
-        # After a restart there may be no service left that visits: then the keeper ends its members and itself.
+        # After a restart there may be no service left to send heartbeats: then the keeper ends its members and itself.
         asyncio.get_running_loop().call_later(_LINGER_S, self._begin)
 
-    async def visit(self, visit: FleetVisit) -> FleetReport:
+    async def heartbeat(self, heartbeat: ServiceHeartbeat) -> FleetReport:
         """Note that a service runs, and return the report; if it has nothing new, only after a moment."""
         self._begin()
-        if visit.order.identity != self._order.identity:
+        if heartbeat.order.identity != self._order.identity:
             return self._refuse_other()
-        self._order = replace(visit.order, token=self._order.token)
+        self._order = replace(heartbeat.order, token=self._order.token)
         self._seen_at = time.monotonic()
-        self._visits[visit.service] = (self._seen_at, visit)
-        self._cluster = visit.cluster
-        if visit.known_revision == self._roster.revision and self._was_ready:
+        self._heartbeats[heartbeat.service] = (self._seen_at, heartbeat)
+        self._cluster = heartbeat.cluster
+        if heartbeat.known_revision == self._roster.revision and self._was_ready:
             assert self._news is not None
             with suppress(TimeoutError):
                 async with asyncio.timeout(_WAIT_S):
@@ -116,14 +116,14 @@ class FleetKeeper:
     async def leave(self, service: str) -> bool:
         """Note that a service has ended. With the last one everything ends; return whether it does."""
         self._begin()  # after a restart it must find the members before it can end them
-        self._visits.pop(service, None)
-        if not self._visits:
+        self._heartbeats.pop(service, None)
+        if not self._heartbeats:
             await self._end()
         return self._is_ending
 
     def _refuse_other(self) -> FleetReport:
         """Refuse a service that needs other engines. If no other service is left, end, so that it can have its own."""
-        if any(time.monotonic() - at < _SILENT_S for at, _ in self._visits.values()):
+        if any(time.monotonic() - at < _SILENT_S for at, _ in self._heartbeats.values()):
             error = Unsupported(
                 "another service with this database or folder runs on the cluster, with other versions or settings",
                 "stop it first, or start this one as that one was",
@@ -152,9 +152,9 @@ class FleetKeeper:
 
     async def _step(self) -> None:
         now = time.monotonic()
-        self._visits = {name: known for name, known in self._visits.items() if now - known[0] < _LINGER_S}
+        self._heartbeats = {name: known for name, known in self._heartbeats.items() if now - known[0] < _LINGER_S}
         if now - self._seen_at >= _LINGER_S:
-            log_event("ends: no service visits any more")
+            log_event("ends: no service sends heartbeats any more")
             await self._end()
             return
         for role, number in self._count_wanted(now).items():
@@ -172,7 +172,7 @@ class FleetKeeper:
         queues = [member.stats.queue_s for member in self._members.values() if member.is_up and member.stats]
         if queues:
             self._scalers[ENGINE].follow_queue(sum(queues) / len(queues), now)
-        queued_s = max((visit.queued_s for _, visit in self._visits.values()), default=0.0)
+        queued_s = max((heartbeat.queued_s for _, heartbeat in self._heartbeats.values()), default=0.0)
         self._scalers[TRAINER].follow_work(queued_s, now)
         engines = self._scalers[ENGINE].bound(*self._cluster.engines)
         trainers = self._scalers[TRAINER].bound(*self._cluster.trainers) if self._settings.train else 0
@@ -211,7 +211,7 @@ class FleetKeeper:
         return make.remote(self._order, name, role)
 
     def _update_roster(self) -> None:
-        """Make a new roster if engines came or went, and wake the visits that wait for it."""
+        """Make a new roster if engines came or went, and wake the calls of `heartbeat` that wait for it."""
         up = [member for member in self._members.values() if member.is_up]
         engines = [member for member in up if member.role == ENGINE and member.address is not None]
         replicas = tuple(

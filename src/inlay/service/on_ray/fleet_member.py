@@ -23,7 +23,7 @@ from inlay.cluster import own_versions
 from inlay.errors import InlayError, Missing, StoreUnreachable, Unsupported
 from inlay.service.engine import Roster, RosterFile
 from inlay.service.engine.engine_start import VARIABLE as ENGINE_VARIABLE
-from inlay.service.engine.engine_start import PortPlace
+from inlay.service.engine.engine_start import ListenAddress
 from inlay.service.home import prepare_home
 from inlay.service.logs import log_event, log_failure, set_up_logs
 from inlay.service.on_ray.fleet_messages import (
@@ -39,7 +39,7 @@ from inlay.service.on_ray.fleet_messages import (
 from inlay.service.settings import ROSTER_VARIABLE, ServeSettings, read_settings
 from inlay.service.settings import VARIABLE as SETTINGS_VARIABLE
 from inlay.service.start_service import find_home, make_environment
-from inlay.service.supervisor import Listeners, ServiceProcess, Supervisor
+from inlay.service.supervisor import Listeners, ServiceProgram, Supervisor
 from inlay.store import Store
 
 _GRACE_S = 5.0
@@ -89,10 +89,10 @@ class FleetMember:
     def _begin(self, settings: ServeSettings, role: str) -> None:
         environment = make_environment(settings, role) | {ROSTER_VARIABLE: str(Path(self._folder.name) / "roster.json")}
         if role == ENGINE:
-            environment[ENGINE_VARIABLE] = json.dumps(asdict(PortPlace(self._host, self._order.token)))
+            environment[ENGINE_VARIABLE] = json.dumps(asdict(ListenAddress(self._host, self._order.token)))
         command = (sys.executable, "-P", "-m", f"inlay.service.{role}")
         # No low priority here, even for trainers: Ray gives each member its own share of a machine.
-        program = ServiceProcess(self._name, command, environment)
+        program = ServiceProgram(self._name, command, environment)
         self._drain_s = settings.drain_s
         self._supervisor = Supervisor([program], Listeners(on_facts=self._take_facts), drain_s=settings.drain_s)
         # The kernel ends the process with the thread that started it, so the thread lives as long as the process.
@@ -145,15 +145,15 @@ def prepare_machine(settings: ServeSettings) -> ServeSettings:
     return settings
 
 
-def keep_forgetting(place: str) -> None:
+def keep_forgetting(store_address: str) -> None:
     """Delete this machine's copies of versions that are no longer in the store, now and once an hour, in a thread."""
-    threading.Thread(target=_forget_forever, args=(place,), name="copies", daemon=True).start()
+    threading.Thread(target=_forget_forever, args=(store_address,), name="copies", daemon=True).start()
 
 
-def _forget_forever(place: str) -> None:
+def _forget_forever(store_address: str) -> None:
     while True:
         try:
-            Store(place).forget_gone()
+            Store(store_address).forget_gone()
         except InlayError as error:  # the storage may be gone for a moment
             log_event("copies of erased versions stay for now", {"code": error.code}, level=30)
         except Exception:

@@ -1,4 +1,4 @@
-"""The messages over Ray: the order for a fleet, a service's visit to its keeper, and the reports that come back.
+"""The messages over Ray: the order for a fleet, a service's heartbeat, and the reports that come back.
 
 Errors are sent as data, since a machine with other versions could not unpickle them. The mark that a service leaves in
 its folder or bucket shows a machine whether it sees the same one: another folder may have the same path, and a bucket
@@ -86,7 +86,7 @@ class MemberReport:
 
 
 @dataclass(frozen=True)
-class FleetVisit:
+class ServiceHeartbeat:
     """A regular message of a service to the keeper: that it runs, and what it wants of its fleet."""
 
     service: str
@@ -135,8 +135,8 @@ def _find_account(name: str) -> str:
 
 def find_namespace(settings: ServeSettings) -> str:
     """Return Ray's namespace for a service, which depends on its database, or else on its store."""
-    place = os.environ.get(DATABASE_VARIABLE) or settings.place
-    return f"inlay-{hashlib.sha256(place.encode()).hexdigest()[:12]}"
+    shared = os.environ.get(DATABASE_VARIABLE) or settings.store_address
+    return f"inlay-{hashlib.sha256(shared.encode()).hexdigest()[:12]}"
 
 
 def describe_failure(error: InlayError) -> Failure:

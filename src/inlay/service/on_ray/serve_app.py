@@ -22,15 +22,15 @@ from ray.serve import Application
 
 from inlay.cluster import connect
 from inlay.errors import BadConfig, InlayError, LostProcess
-from inlay.service.child import Child, Place
+from inlay.service.child import Child, Inherited
 from inlay.service.engine import FleetClient, RosterFile
 from inlay.service.home import prepare_home
 from inlay.service.logs import log_event, log_failure, set_up_logs
-from inlay.service.on_ray.cluster_process import START_S, Visitor
+from inlay.service.on_ray.cluster_process import START_S, KeeperClient
 from inlay.service.on_ray.fleet_member import keep_forgetting
 from inlay.service.on_ray.fleet_messages import DATABASE_VARIABLE
 from inlay.service.settings import VARIABLE, ClusterSettings, ServeSettings, parse_range, read_settings
-from inlay.service.start_service import check_extra, find_home, find_place, prepare_database
+from inlay.service.start_service import check_extra, find_home, find_store_address, prepare_database
 from inlay.service.state import Database
 from inlay.service.web import make_app
 
@@ -82,10 +82,10 @@ def build(arguments: dict[str, Any]) -> Application:
 
 def make_settings(arguments: GatewayArguments) -> ServeSettings:
     """Return the settings of a service that other machines can reach, which therefore needs keys."""
-    place = find_place(Path(arguments.store))
+    address = find_store_address(Path(arguments.store))
     settings = ServeSettings(
         home=find_home(arguments.store),
-        store=place if "://" in place else None,
+        store=address if "://" in address else None,
         host="0.0.0.0",
         backbone=arguments.backbone,
         device=arguments.device,
@@ -108,7 +108,7 @@ def make_settings(arguments: GatewayArguments) -> ServeSettings:
 
 
 class Gateway:
-    """The ASGI app of one replica, with a thread that visits the keeper. The constructor waits for engines."""
+    """The ASGI app of one replica, with a thread that sends the keeper heartbeats. Making it waits for engines."""
 
     def __init__(self, settings: ServeSettings) -> None:
         check_extra()
@@ -122,12 +122,12 @@ class Gateway:
         set_up_logs("gateway", as_json=settings.log_json)
         prepare_home(settings)
         prepare_database(settings)
-        self._settings, self._child = settings, Child(settings, Place("gateway"))
+        self._settings, self._child = settings, Child(settings, Inherited("gateway"))
         self._failure: InlayError | None = None
-        self._db = Database.open(settings.place)
+        self._db = Database.open(settings.store_address)
         if settings.store is not None:
             keep_forgetting(settings.store)
-        self._thread = threading.Thread(target=self._visit, name="visits", daemon=True)
+        self._thread = threading.Thread(target=self._keep_in_touch, name="heartbeats", daemon=True)
         self._thread.start()
         self._wait()
         self._app = make_app(settings, self._db, FleetClient(RosterFile(settings.roster_file)))
@@ -153,23 +153,23 @@ class Gateway:
                 raise self._failure or LostProcess("the engines did not come up in time", "Ray's logs say why")
             time.sleep(_LOOK_S)
 
-    def _visit(self) -> None:
-        """Visit the keeper until the replica ends; after an error that comes later, visit again."""
+    def _keep_in_touch(self) -> None:
+        """Send heartbeats to the keeper until the replica ends; after an error that comes later, connect again."""
         assert self._settings.cluster is not None
         while not self._child.stopping.is_set():
-            visitor = None
+            client = None
             try:
                 ray = connect(self._settings.cluster.address)
-                visitor = Visitor(ray, self._settings, self._db, name=f"{os.getpid()}")
-                visitor.run(self._child)
+                client = KeeperClient(ray, self._settings, self._db, name=f"{os.getpid()}")
+                client.run(self._child)
             except InlayError as error:
                 log_event(str(error), {"code": error.code}, level=40)
                 if not self._child.is_ready:
                     self._failure = error
             except Exception:
                 log_failure("the gateway goes on after an unexpected error")
-            if visitor is not None and (self._failure is not None or self._child.stopping.is_set()):
-                visitor.leave()
+            if client is not None and (self._failure is not None or self._child.stopping.is_set()):
+                client.leave()
             if self._failure is not None:
                 return
             self._child.stopping.wait(_AGAIN_S)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from inlay.errors import InlayError
 from inlay.reports import capitalize_first, percent, plural, show_number, write_client, write_curl
 from inlay.service import views
-from inlay.service.page.explaining import Explained, explain_problem
+from inlay.service.page.explaining import ExplainedError, explain_problem
 from inlay.service.page.page_call import PageCall, go_to, job_path, task_path
 from inlay.service.page.suggesting import sample_rows, suggest_rows
 from inlay.service.page.task_screens import find_label_form, find_task, list_versions, takes_pair
@@ -57,7 +57,7 @@ async def ask_versions(call: PageCall) -> Response:
     context = _make_context(call, task)
     text, pair = call.text("text"), call.text("pair") if context["takes_pair"] else None
     if not text.strip() or (pair is not None and not pair.strip()):
-        error = Explained("there is no text", "write one above, then ask", 422, "")
+        error = ExplainedError("there is no text", "write one above, then ask", 422, "")
         return call.show("try.html", "Tasks", context | {"error": error}, 422)
     # the live version first, then one that the address names, then the newest others
     named = call.number("version")

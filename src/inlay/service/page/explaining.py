@@ -10,7 +10,7 @@ from inlay.errors import InlayError
 from inlay.service.web.problems import Secrets, describe_error
 
 
-class Explained(NamedTuple):
+class ExplainedError(NamedTuple):
     """An error in words for people: what went wrong and what to do, with the status and code of the answer."""
 
     detail: str
@@ -53,20 +53,20 @@ _FOR_PROGRAMS = re.compile(
 )
 
 
-def explain(error: InlayError, secrets: Secrets | None = None) -> Explained:
+def explain(error: InlayError, secrets: Secrets | None = None) -> ExplainedError:
     """Return an error for a page, without paths of the server and hints for programs."""
     said = describe_error(error, secrets)
-    return Explained(said["detail"], _reword(said["code"], said["hint"]), said["status"], said["code"])
+    return ExplainedError(said["detail"], _reword(said["code"], said["hint"]), said["status"], said["code"])
 
 
-def explain_problem(problem: dict[str, object] | None) -> Explained | None:
+def explain_problem(problem: dict[str, object] | None) -> ExplainedError | None:
     """Return a stored problem (of a job, a dataset or a row) for a page."""
     if problem is None:
         return None
     code, hint, status = str(problem.get("code", "")), problem.get("hint"), problem.get("status", 400)
     detail = str(problem.get("detail") or problem.get("message") or "")
     hint = _reword(code, hint if isinstance(hint, str) else None)
-    return Explained(detail, hint, status if isinstance(status, int) else 400, code)
+    return ExplainedError(detail, hint, status if isinstance(status, int) else 400, code)
 
 
 # Words of notes on rows -> words of the page.

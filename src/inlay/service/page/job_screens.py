@@ -17,7 +17,6 @@ from inlay.service.state import Workspace
 
 _DOING = {"train": "Training", "batch": "Answering with", "erase": "Deleting"}
 _WHAT = {"train": "Training", "batch": "Answering a file", "erase": "Deleting"}
-_MOST_EVENTS = 200
 # Kind of event -> its words in the log, where the trainer's own message is for programs.
 _EVENTS = {
     "queued": "Put into the queue",

@@ -27,7 +27,7 @@ from inlay.service.page import (
     task_screens,
     version_screens,
 )
-from inlay.service.page.explaining import Explained, explain
+from inlay.service.page.explaining import ExplainedError, explain
 from inlay.service.page.page_call import PageCall, answer_html, describe_viewer, read_form
 from inlay.service.page.rendering import STATIC
 from inlay.service.state import Sessions
@@ -115,7 +115,7 @@ def _make_route(screen: Screen, state: AppState) -> Route:
         except Exception:
             log_failure("a page failed unexpectedly", {"request": context.request_id})
             words = ("the service failed unexpectedly", "try again; the reason is in the log of the service")
-            return _show_fault(request, Explained(*words, 500, "unforeseen"))
+            return _show_fault(request, ExplainedError(*words, 500, "unforeseen"))
 
     return Route(screen.path, answer, methods=[screen.method], include_in_schema=False)
 
@@ -151,7 +151,7 @@ def _find_viewer(request: Request, state: AppState) -> dict[str, Any] | None:
         return None
 
 
-def _show_fault(request: Request, error: Explained, viewer: dict[str, Any] | None = None) -> Response:
+def _show_fault(request: Request, error: ExplainedError, viewer: dict[str, Any] | None = None) -> Response:
     heading = _HEADINGS.get(error.status, "That did not work")
     context = find_context(request.scope)
     context.code = error.code
@@ -175,7 +175,7 @@ class _NotFound:
         if not is_page or scope["path"].startswith(_API):
             await self._others(scope, receive, send)
             return
-        error = Explained("there is no page at this address", "it may be mistyped", 404, "no-route")
+        error = ExplainedError("there is no page at this address", "it may be mistyped", 404, "no-route")
         await _show_fault(request, error, _find_viewer(request, self._state))(scope, receive, send)
 
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from inlay.errors import InlayError
 from inlay.reports import capitalize_first
 from inlay.service import views
-from inlay.service.page.explaining import Explained, explain_problem, plain_note
+from inlay.service.page.explaining import ExplainedError, explain_problem, plain_note
 from inlay.service.page.page_call import PageCall, go_to, job_path
 from inlay.service.page.task_screens import POLICIES, describe_example, find_example
 from inlay.service.page.training_cost import estimate_cost
@@ -46,7 +46,7 @@ _WARNING = re.compile(r"\bskipped\b|conflicting|nearly the same|\bbad\b", re.IGN
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
-def show_upload(call: PageCall, error: Explained | None = None) -> Response:
+def show_upload(call: PageCall, error: ExplainedError | None = None) -> Response:
     """Show the form for a file."""
     context = {
         "task": call.text("task"),
@@ -77,7 +77,7 @@ async def take_example(call: PageCall) -> Response:
     """Keep the example data as a dataset; train on it at once, or show it first."""
     example = find_example()
     if example is None:
-        return show_upload(call, Explained("the example data is not installed", "use a file of yours", 404, ""))
+        return show_upload(call, ExplainedError("the example data is not installed", "use a file of yours", 404, ""))
     options = {"name": example.path.name, "format": example.path.suffix.removeprefix(".")}
     async with Draft(call.workspace) as draft:
         await draft.write(example.path.read_bytes())
@@ -117,7 +117,7 @@ async def read_dataset(call: PageCall) -> Response:
 
 
 def _show_dataset(
-    call: PageCall, found: Mapping[str, Any], faults: Mapping[str, str], error: Explained | None = None
+    call: PageCall, found: Mapping[str, Any], faults: Mapping[str, str], error: ExplainedError | None = None
 ) -> Response:
     reading = found["reading"]
     chosen = _find_chosen(call, found)

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from inlay.errors import InlayError
-from inlay.service.page.explaining import Explained, explain
+from inlay.service.page.explaining import ExplainedError, explain
 from inlay.service.page.rendering import render
 from inlay.service.state import Workspace
 from inlay.service.web.app_state import AppState
@@ -88,7 +88,7 @@ class PageCall:
         viewer = describe_viewer(self.identity)
         return answer_html(template, shown | {"place": place, "viewer": viewer, "said": said}, status)
 
-    def explain(self, error: InlayError) -> Explained:
+    def explain(self, error: InlayError) -> ExplainedError:
         """Return an error in the words of the page."""
         return explain(error, Secrets(self.state.settings.home, self.identity.tenant.prefix))
 

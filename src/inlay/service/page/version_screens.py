@@ -27,7 +27,7 @@ from inlay.reports import (
 )
 from inlay.service import views
 from inlay.service.page.drawings import draw_difference
-from inlay.service.page.explaining import Explained, explain_problem
+from inlay.service.page.explaining import ExplainedError, explain_problem
 from inlay.service.page.page_call import PageCall, go_to, task_path
 from inlay.service.page.task_screens import find_label_form, find_task, list_versions, takes_pair
 
@@ -156,7 +156,7 @@ async def _find_moved(call: PageCall) -> dict[str, Any]:
     text = call.text("text").strip()
     empty: dict[str, Any] = {"error": None, "words": [], "table": [], "left_out": "", "is_marked": False}
     if not text:
-        return empty | {"error": Explained("there is no text", "write one above", 422, "")}
+        return empty | {"error": ExplainedError("there is no text", "write one above", 422, "")}
     try:
         places = place_words(text)
         shorter = leave_out(text, places)
@@ -168,9 +168,9 @@ async def _find_moved(call: PageCall) -> dict[str, Any]:
     if failed is not None:
         return empty | {"error": explain_problem(failed)}
     if whole.get("label") is None or not whole.get("probabilities"):
-        return empty | {"error": Explained("this works only for tasks that answer with one label", None, 422, "")}
+        return empty | {"error": ExplainedError("this works only for tasks that answer with one label", None, 422, "")}
     if not shorter:
-        return empty | {"error": Explained("a text of one word has no other words", "write a longer one", 422, "")}
+        return empty | {"error": ExplainedError("a text of one word has no other words", "write a longer one", 422, "")}
     said = whole["label"]
     effects = measure_effects(
         text, places, whole["probabilities"][said], [answer["probabilities"][said] for answer in others]
@@ -213,7 +213,7 @@ def _write_change(change: float) -> str:
 # Two versions compared
 
 
-async def show_compare(call: PageCall, error: Explained | None = None) -> Response:
+async def show_compare(call: PageCall, error: ExplainedError | None = None) -> Response:
     """Compare two versions: those of the address, or the live one with the newest other."""
     task, workspace = find_task(call), call.workspace
     versions = list(reversed(list_versions(workspace, task["name"])))

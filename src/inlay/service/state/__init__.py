@@ -9,9 +9,9 @@ from __future__ import annotations
 from inlay.service.state.aliases import LIVE, Alias, AliasMove, Publication
 from inlay.service.state.backup import BackupReport, back_up, restore
 from inlay.service.state.database import Database
-from inlay.service.state.datasets import FORMATS, Dataset, DatasetDraft, Found
+from inlay.service.state.datasets import FORMATS, Dataset, DatasetDraft, UploadContent
 from inlay.service.state.erasure import (
-    Erased,
+    ErasureCounts,
     erase_task,
     erase_tenant,
     remove_tenant,
@@ -49,7 +49,7 @@ from inlay.service.state.jobs import (
 from inlay.service.state.keys import SCOPES, USUAL_SCOPES, Key, Keys, Sessions
 from inlay.service.state.paging import MOST_ITEMS, Page
 from inlay.service.state.served_tasks import ResolvedTask, ServedTask, VersionRow
-from inlay.service.state.service_files import Places, SharedFiles, SharedFolder
+from inlay.service.state.service_files import ServicePaths, SharedFiles, SharedFolder
 from inlay.service.state.state_errors import (
     CallInFlight,
     Conflict,
@@ -97,10 +97,9 @@ __all__ = [
     "Dataset",
     "DatasetDraft",
     "DayUsage",
-    "Erased",
+    "ErasureCounts",
     "Feedback",
     "Forbidden",
-    "Found",
     "Heartbeat",
     "Job",
     "JobCohort",
@@ -116,11 +115,11 @@ __all__ = [
     "NewerDatabase",
     "OverLimit",
     "Page",
-    "Places",
     "Publication",
     "QueueStats",
     "ResolvedTask",
     "ServedTask",
+    "ServicePaths",
     "Sessions",
     "SharedFiles",
     "SharedFolder",
@@ -130,6 +129,7 @@ __all__ = [
     "TenantLimits",
     "Tenants",
     "Unauthorized",
+    "UploadContent",
     "VersionRow",
     "Workspace",
     "back_up",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, insert, select, update
 
 from inlay.service.state import schema
-from inlay.service.state.database import bump
+from inlay.service.state.database import count_change
 from inlay.service.state.jobs import Job
 from inlay.service.state.state_errors import Conflict, LiveMoved
 from inlay.service.state.values import to_iso
@@ -139,7 +139,7 @@ def set_alias(connection: Connection, task: TaskKey, to: tuple[int, str], why: R
         )
     )
     touch_task(connection, task)
-    bump(connection)
+    count_change(connection)
     return Alias(number, 1 if old is None else old.counter + 1, now, why.by, why.text, digest=digest)
 
 

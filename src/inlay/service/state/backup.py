@@ -21,7 +21,7 @@ from pathlib import Path
 from inlay.errors import BadConfig, BadData, Missing, StoreDamaged, Unsupported
 from inlay.service.state.database import VARIABLE
 from inlay.service.state.schema import HEAD
-from inlay.service.state.service_files import Places, keeping_files, remove_tree
+from inlay.service.state.service_files import ServicePaths, keeping_files, remove_tree
 from inlay.service.state.sqlite import read_revision
 from inlay.store import DRAFT_PREFIX, locked, make_directory, sync_directory, telling_full_disk, write_atomically
 
@@ -47,26 +47,26 @@ def back_up(home: Path, target: Path) -> BackupReport:
     The service may run meanwhile. Run folders of training are left out: a restored service trains those jobs again.
     """
     began = time.monotonic()
-    places = Places(home.expanduser().absolute())
+    paths = ServicePaths(home.expanduser().absolute())
     target = target.expanduser().absolute()
     if os.environ.get(VARIABLE):
         hint = "copy the database with `pg_dump`, then the folder with any tool: docs/operating.md says how"
         raise Unsupported("a copy of a service whose database is Postgres", hint)
-    if not places.database.is_file():
-        raise Missing(f"there is no service in `{places.home}`", "name its folder with `--store DIR`")
+    if not paths.database.is_file():
+        raise Missing(f"there is no service in `{paths.home}`", "name its folder with `--store DIR`")
     _check_absent(target)
-    if target.is_relative_to(places.home):
+    if target.is_relative_to(paths.home):
         raise BadConfig(f"`{target}` is in the folder that is backed up", "choose a folder elsewhere")
-    staging = places.service / f"{DRAFT_PREFIX}backup-{os.getpid()}"
+    staging = paths.service / f"{DRAFT_PREFIX}backup-{os.getpid()}"
     remove_tree(staging)
     try:
         make_directory(staging / "service")
-        with keeping_files(places), locked(places.home / "lock", exclusive=False, in_turn=True):
-            _copy_database(places.database, staging / "service" / places.database.name)
+        with keeping_files(paths), locked(paths.home / "lock", exclusive=False, in_turn=True):
+            _copy_database(paths.database, staging / "service" / paths.database.name)
             for name in _STORE:
-                _link_tree(places.home / name, staging / name)
+                _link_tree(paths.home / name, staging / name)
             for name in _SERVICE:
-                _link_tree(places.service / name, staging / "service" / name)
+                _link_tree(paths.service / name, staging / "service" / name)
         files = _copy_all(staging, target)
     finally:
         remove_tree(staging)
@@ -182,11 +182,11 @@ def _read_list(backup: Path) -> dict[str, tuple[int, str]]:
     except FileNotFoundError:
         raise Missing(f"there is no backup in `{backup}`", "name the folder that `inlay serve backup` made") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise BadData("no list of a backup", "use another backup", path=backup / _LIST) from None
+        raise BadData("not the list of a backup's files", "use another backup", path=backup / _LIST) from None
     for name in files:
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise BadData(f"`{name}` is no path in a backup", "use another backup", path=backup / _LIST)
-    database = str(Places(Path()).database)
+            raise BadData(f"`{name}` is not a path in a backup", "use another backup", path=backup / _LIST)
+    database = str(ServicePaths(Path()).database)
     if database not in files or read_revision(backup / database) is None:
         raise BadData("the backup has no database", "use another backup", path=backup)
     return files

@@ -26,7 +26,7 @@ from sqlalchemy import exc as sql_errors
 from inlay.errors import BadConfig, InlayError, Missing
 from inlay.service.state import schema
 from inlay.service.state.postgres import Postgres, PostgresWatch
-from inlay.service.state.service_files import Places, SharedFiles
+from inlay.service.state.service_files import ServicePaths, SharedFiles
 from inlay.service.state.sqlite import BUSY_S, Sqlite, busy
 from inlay.service.state.state_errors import NewerDatabase
 from inlay.service.state.usage import UsageMeter
@@ -47,11 +47,11 @@ _FOLDER = "folder"
 class Database:
     """The database of one service. Safe to share between threads; every process opens its own."""
 
-    def __init__(self, places: Places, store: Store, clock: Callable[[], float] = time.time) -> None:
-        self.places = places
+    def __init__(self, paths: ServicePaths, store: Store, clock: Callable[[], float] = time.time) -> None:
+        self.paths = paths
         self.store = store
-        self.files = SharedFiles(places, store.storage)
-        self._kind = find_kind_of_database(places)
+        self.files = SharedFiles(paths, store.storage)
+        self._kind = find_kind_of_database(paths)
         self._clock = clock
         self._pid = os.getpid()
         self._engine = make_engine(self._kind)
@@ -72,24 +72,24 @@ class Database:
         may open it at once.
         """
         store = Store(place)
-        places = Places(store.root.expanduser().resolve())
-        kind = find_kind_of_database(places)
-        _check_same_database(kind, places, store)
+        paths = ServicePaths(store.root.expanduser().resolve())
+        kind = find_kind_of_database(paths)
+        _check_same_database(kind, paths, store)
         if store.storage is not None:
             store.storage.prove_conditions()
         with telling_sql_errors(kind):
-            bring_up_to_date(kind, places, clock)
-        if isinstance(kind, Postgres) and not places.postgres_note.exists():
-            write_atomically(places.postgres_note, f"{kind.where}\n".encode())
+            bring_up_to_date(kind, paths, clock)
+        if isinstance(kind, Postgres) and not paths.postgres_note.exists():
+            write_atomically(paths.postgres_note, f"{kind.where}\n".encode())
         with telling_sql_errors(kind):
-            opened = cls(places, store if store.is_remote else Store(places.home), clock)
+            opened = cls(paths, store if store.is_remote else Store(paths.home), clock)
         if isinstance(kind, Postgres):
             try:
                 with opened.reading() as connection:
-                    is_known = has_store(connection, places, opened.store)
+                    is_known = has_store(connection, paths, opened.store)
                 if not is_known:
                     with opened.writing() as connection:
-                        set_store(connection, places, opened.store)
+                        set_store(connection, paths, opened.store)
             except BaseException:
                 opened.close()
                 raise
@@ -127,7 +127,7 @@ class Database:
                 self._kind.as_writer(connection).begin(),
             ):
                 if isinstance(self._kind, Sqlite):
-                    _check_not_moved(self.places)  # `inlay serve move` may have held the lock until now
+                    _check_not_moved(self.paths)  # `inlay serve move` may have held the lock until now
                 yield connection
         finally:
             self._writer.release()
@@ -166,7 +166,7 @@ class Database:
     def probe(self) -> None:
         """Prove, for the readiness check, that the database can be written."""
         with self.writing() as connection:
-            bump(connection, "probe")
+            count_change(connection, "probe")
 
     def checkpoint(self) -> bool:
         """Move the write-ahead log into the database and empty it; False if readers prevented it.
@@ -178,7 +178,7 @@ class Database:
 
     def free_bytes(self) -> int:
         """Return the free space on the disk of the database."""
-        return shutil.disk_usage(self.places.service).free
+        return shutil.disk_usage(self.paths.service).free
 
     def _connect(self) -> Connection:
         self._check_process()
@@ -194,7 +194,7 @@ class Database:
             self.meter = UsageMeter(self)
 
 
-def bump(connection: Connection, name: str = _HOT) -> None:
+def count_change(connection: Connection, name: str = _HOT) -> None:
     """Count a change of keys, tenants, tasks or aliases, which every process caches for the hot route."""
     row = schema.revisions.c
     connection.execute(update(schema.revisions).where(row.name == name).values(value=row.value + 1))
@@ -208,44 +208,44 @@ def write_audit(connection: Connection, tenant: str, at: float, what: tuple[str,
     )
 
 
-def find_kind_of_database(places: Places) -> Sqlite | Postgres:
+def find_kind_of_database(paths: ServicePaths) -> Sqlite | Postgres:
     """Return the database that `$INLAY_DATABASE` names, or the file below a home."""
     address = os.environ.get(VARIABLE)
-    return Postgres(address) if address else Sqlite(places)
+    return Postgres(address) if address else Sqlite(paths)
 
 
-def _check_same_database(kind: Sqlite | Postgres, places: Places, store: Store) -> None:
+def _check_same_database(kind: Sqlite | Postgres, paths: ServicePaths, store: Store) -> None:
     """Refuse a home whose state is in the other kind of database: keys made in this one would open nothing."""
-    noted = places.postgres_note
+    noted = paths.postgres_note
     if isinstance(kind, Sqlite) and store.is_remote:
         raise BadConfig(
             f"`${VARIABLE}` is not set: a service on `{store.place}` needs a database for all its machines",
             "set it to postgresql://USER:PASSWORD@HOST/DATABASE, or give a folder with `--store DIR`",
         )
     if isinstance(kind, Sqlite):
-        _check_not_moved(places)
-    if isinstance(kind, Postgres) and not noted.exists() and places.database.exists():
+        _check_not_moved(paths)
+    if isinstance(kind, Postgres) and not noted.exists() and paths.database.exists():
         raise BadConfig(
-            f"the state of the service in `{places.home}` is in SQLite, and `${VARIABLE}` names Postgres",
+            f"the state of the service in `{paths.home}` is in SQLite, and `${VARIABLE}` names Postgres",
             "start with a new folder, or leave the variable unset",
         )
 
 
-def _check_not_moved(places: Places) -> None:
-    noted = places.postgres_note
+def _check_not_moved(paths: ServicePaths) -> None:
+    noted = paths.postgres_note
     if noted.exists():
         raise Missing(
-            f"the state of the service in `{places.home}` is in Postgres, and `${VARIABLE}` is not set",
+            f"the state of the service in `{paths.home}` is in Postgres, and `${VARIABLE}` is not set",
             f"set it to the address of {noted.read_text(errors='replace').strip()[:200]}, with its password",
         )
 
 
-def bring_up_to_date(kind: Sqlite | Postgres, places: Places, clock: Callable[[], float]) -> None:
+def bring_up_to_date(kind: Sqlite | Postgres, paths: ServicePaths, clock: Callable[[], float]) -> None:
     """Make the database, or migrate it to the schema of this Inlay; refuse a schema that this Inlay does not know."""
-    if places.service.is_dir() and kind.read_revision() == schema.HEAD:
+    if paths.service.is_dir() and kind.read_revision() == schema.HEAD:
         return
-    make_directory(places.service)
-    places.service.chmod(0o700)  # it has customers' texts and the digests of keys
+    make_directory(paths.service)
+    paths.service.chmod(0o700)  # it has customers' texts and the digests of keys
     known = {path.name.split("_")[1] for path in (MIGRATIONS / "versions").glob("step_*.py")}
     with kind.upgrading() as found:
         if found is not None and found not in known:
@@ -268,12 +268,12 @@ def _migrate(kind: Sqlite | Postgres, now: float) -> None:
         command.upgrade(config, "head")
 
 
-def has_store(connection: Connection, places: Places, store: Store) -> bool:
+def has_store(connection: Connection, paths: ServicePaths, store: Store) -> bool:
     """Tell whether the database belongs to this store; False if it belongs to none yet. Refuse another store.
 
     A machine with another store than the others would miss their files.
     """
-    row, mine = schema.facts.c, _identify_store(places, store)
+    row, mine = schema.facts.c, _identify_store(paths, store)
     found = connection.execute(select(row.value).where(row.name == _STORE_FACT)).scalar()
     if found is None or found == mine:
         return found is not None
@@ -284,20 +284,20 @@ def has_store(connection: Connection, places: Places, store: Store) -> bool:
     )
 
 
-def set_store(connection: Connection, places: Places, store: Store) -> None:
+def set_store(connection: Connection, paths: ServicePaths, store: Store) -> None:
     """Make the database belong to this store, unless it belongs to one; refuse another store."""
-    if not has_store(connection, places, store):
-        connection.execute(insert(schema.facts).values(name=_STORE_FACT, value=_identify_store(places, store)))
+    if not has_store(connection, paths, store):
+        connection.execute(insert(schema.facts).values(name=_STORE_FACT, value=_identify_store(paths, store)))
 
 
-def _identify_store(places: Places, store: Store) -> str:
+def _identify_store(paths: ServicePaths, store: Store) -> str:
     """Return the address of a store on object storage, or a random name that a folder keeps in a file.
 
     A folder's path would not do: folders of two machines may have the same path.
     """
     if store.is_remote:
         return store.place
-    path = places.service / "id"
+    path = paths.service / "id"
     with suppress(FileExistsError):
         if not path.exists():
             write_once(path, f"{_FOLDER} {secrets.token_hex(16)}".encode())

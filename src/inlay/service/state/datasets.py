@@ -11,7 +11,7 @@ from sqlalchemy import Connection, func, insert, select
 
 from inlay.errors import UnknownName
 from inlay.service.state import schema
-from inlay.service.state.service_files import Places, SharedFiles
+from inlay.service.state.service_files import ServicePaths, SharedFiles
 from inlay.service.state.state_errors import OverLimit
 from inlay.service.state.tenants import Tenant, TenantLimits
 from inlay.service.state.values import check_label, make_id, to_iso
@@ -31,8 +31,8 @@ FORMATS = (
 class DatasetDraft:
     """An upload that is complete on the disk and was read, but is no dataset yet.
 
-    `path` is a file in the tenant's own folder (`Places.datasets`) whose name begins with `DRAFT_PREFIX`, so a sweep
-    deletes it after a crash. `add_dataset` syncs and renames it; nobody else may have it open for writing.
+    `path` is a file in the tenant's own folder (`ServicePaths.datasets`) whose name begins with `DRAFT_PREFIX`, so a
+    sweep deletes it after a crash. `add_dataset` syncs and renames it; nobody else may have it open for writing.
     """
 
     path: Path
@@ -41,11 +41,11 @@ class DatasetDraft:
     size_bytes: int
     sha256: str
     num_rows: int
-    found: Found
+    found: UploadContent
 
 
 @dataclass(frozen=True)
-class Found:
+class UploadContent:
     """The columns, the way to read them, and the first rows that were found in an upload, as the API shows them."""
 
     columns: list[dict[str, Any]] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Dataset:
     size_bytes: int
     sha256: str
     num_rows: int
-    found: Found
+    found: UploadContent
     created_at: float
     number: int
     task: str | None = None
@@ -158,27 +158,27 @@ def count_stored(connection: Connection, tenant: str) -> int:
     return total
 
 
-def find_dataset(connection: Connection, places: Places, tenant: str, dataset_id: str) -> Dataset:
+def find_dataset(connection: Connection, paths: ServicePaths, tenant: str, dataset_id: str) -> Dataset:
     """Return a tenant's dataset."""
     row = schema.datasets.c
     query = select(schema.datasets).where(row.tenant == tenant, row.id == dataset_id)
     found = connection.execute(query).one_or_none()
     if found is None:
         raise UnknownName("dataset", dataset_id, (), hint="`GET /v1/datasets` lists them")
-    return dataset_of(found, places)
+    return dataset_of(found, paths)
 
 
-def dataset_of(row: Any, places: Places) -> Dataset:
+def dataset_of(row: Any, paths: ServicePaths) -> Dataset:
     """Return a row of the table as a dataset."""
     return Dataset(
         id=row.id,
         name=row.name,
         format=row.format,
-        path=places.datasets(row.tenant) / row.file,
+        path=paths.datasets(row.tenant) / row.file,
         size_bytes=row.size_bytes,
         sha256=row.sha256,
         num_rows=row.num_rows,
-        found=Found(**row.found),
+        found=UploadContent(**row.found),
         created_at=row.created_at,
         number=row.number,
         task=row.task,

@@ -19,7 +19,7 @@ from sqlalchemy import ColumnElement, Connection, Table, and_, delete, exists, o
 from inlay.errors import InlayError, UnknownName
 from inlay.service.state import schema
 from inlay.service.state.aliases import ERASING, TaskKey, find_task_row
-from inlay.service.state.database import Database, bump
+from inlay.service.state.database import Database, count_change
 from inlay.service.state.job_queue import (
     HEARTBEAT_S,
     JobCohort,
@@ -32,7 +32,7 @@ from inlay.service.state.jobs import BATCH, ENDED, ERASE, FAILED, SUCCEEDED, Job
 from inlay.service.state.served_tasks import store_name
 from inlay.service.state.service_files import PARTS, deleting_files, remove_tree
 from inlay.service.state.state_errors import Conflict, StaleLease
-from inlay.service.state.tenants import LOCAL, REMOVING, Tenants, find_row, tenant_of
+from inlay.service.state.tenants import LOCAL, REMOVING, Tenants, find_row, split_store_name, tenant_of
 from inlay.service.state.usage import add_counts
 from inlay.store import DRAFT_PREFIX
 
@@ -45,15 +45,15 @@ _SWEEPER = "service"
 
 
 @dataclass(frozen=True)
-class Erased:
+class ErasureCounts:
     """The number of things that an erasure removed."""
 
     num_versions: int = 0
     num_datasets: int = 0
     num_files: int = 0
 
-    def __add__(self, other: Erased) -> Erased:
-        return Erased(
+    def __add__(self, other: ErasureCounts) -> ErasureCounts:
+        return ErasureCounts(
             self.num_versions + other.num_versions,
             self.num_datasets + other.num_datasets,
             self.num_files + other.num_files,
@@ -64,14 +64,14 @@ class Erased:
         return vars(self).copy()
 
 
-def erase_task(db: Database, tenant: str, task: str, on_step: OnStep = lambda step: None) -> Erased:
+def erase_task(db: Database, tenant: str, task: str, on_step: OnStep = lambda step: None) -> ErasureCounts:
     """Erase a task that `Workspace.erase_task` marked: versions, evaluations, runs, feedback, jobs, rows.
 
     Datasets go too, unless another task of the tenant uses them. A task that does not exist is no error. Conflict
     for a task that was not marked, or that a trainer still works on.
     """
     key = TaskKey(tenant, task)
-    erased = Erased()
+    erased = ErasureCounts()
     with db.writing() as connection:
         row = find_task_row(connection, key)
         if row is not None:
@@ -79,13 +79,13 @@ def erase_task(db: Database, tenant: str, task: str, on_step: OnStep = lambda st
                 raise Conflict(f"task `{task}` is not marked for erasure", "call `Workspace.erase_task` first")
             if is_busy(connection, tenant, task):
                 raise Conflict(f"a trainer still works on task `{task}`", "it stops within seconds: try again then")
-            erased += Erased(num_datasets=_give_up_datasets(connection, db, key))
+            erased += ErasureCounts(num_datasets=_give_up_datasets(connection, db, key))
     if row is not None:
-        with deleting_files(db.places):
+        with deleting_files(db.paths):
             on_step("versions")
-            erased += Erased(num_versions=db.store.erase(store_name(key)))
+            erased += ErasureCounts(num_versions=db.store.erase(store_name(key)))
             on_step("files")
-            erased += Erased(num_files=_remove_files(db, key))
+            erased += ErasureCounts(num_files=_remove_files(db, key))
         on_step("rows")
         with db.writing() as connection:
             _delete_task_rows(connection, key)
@@ -94,7 +94,7 @@ def erase_task(db: Database, tenant: str, task: str, on_step: OnStep = lambda st
     return erased
 
 
-def erase_tenant(db: Database, tenant: str, on_step: OnStep = lambda step: None) -> Erased:
+def erase_tenant(db: Database, tenant: str, on_step: OnStep = lambda step: None) -> ErasureCounts:
     """Erase a tenant that `Tenants.remove` marked, with all its tasks. A tenant that does not exist is no error."""
     with db.reading() as connection:
         row = find_row(connection, tenant)
@@ -103,24 +103,26 @@ def erase_tenant(db: Database, tenant: str, on_step: OnStep = lambda step: None)
         if row is not None and is_busy(connection, tenant, ""):
             raise Conflict(f"a trainer still works for tenant `{tenant}`", "it stops within seconds: try again then")
         names = connection.execute(select(schema.tasks.c.name).where(schema.tasks.c.tenant == tenant)).scalars().all()
-    erased = Erased()
+    erased = ErasureCounts()
     if row is not None:
         for name in names:
             erased += erase_task(db, tenant, name, on_step)
         on_step("tenant")
-        with deleting_files(db.places):
+        with deleting_files(db.paths):
             for known in db.store.names():
                 if known.startswith(f"{tenant}."):
-                    erased += Erased(num_versions=db.store.erase(known))
+                    erased += ErasureCounts(num_versions=db.store.erase(known))
             folders = ("datasets", "evaluations", "batches", "runs")
-            erased += Erased(num_files=sum(db.files.remove(db.places.service / name / tenant) for name in folders))
+            erased += ErasureCounts(
+                num_files=sum(db.files.remove(db.paths.service / name / tenant) for name in folders)
+            )
         with db.writing() as connection:
             _delete_tenant_rows(connection, tenant)
     _empty_log(db)
     return erased
 
 
-def remove_tenant(db: Database, name: str) -> Erased | None:
+def remove_tenant(db: Database, name: str) -> ErasureCounts | None:
     """Remove a tenant now; None if a trainer still works for it after `PATIENCE_S`: then the service finishes later.
 
     A living trainer stops within seconds, and the lease of a dead one ends in less than `PATIENCE_S`.
@@ -137,7 +139,7 @@ def remove_tenant(db: Database, name: str) -> Erased | None:
         time.sleep(_BUSY_PAUSE_S)
 
 
-def run_erasure(db: Database, queue: JobQueue, cohort: JobCohort) -> Erased:
+def run_erasure(db: Database, queue: JobQueue, cohort: JobCohort) -> ErasureCounts:
     """Do the one erase job of a claimed cohort (`claim(owner, kinds=("erase",))`), with heartbeats, and finish it.
 
     An error ends the job as failed and is raised; `sweep_leftovers` queues it again.
@@ -185,7 +187,7 @@ def _give_up_datasets(connection: Connection, db: Database, task: TaskKey) -> in
     is_own = and_(dataset.tenant == task.tenant, or_(of_task, dataset.task == task.name), ~of_other)
     found = connection.execute(select(dataset.id, dataset.file).where(is_own)).all()
     for dataset_id, file in found:
-        path = (db.places.datasets(task.tenant) / file).relative_to(db.places.home)
+        path = (db.paths.datasets(task.tenant) / file).relative_to(db.paths.home)
         note_file(connection, task, str(path))
         _delete(connection, schema.calls, (call.tenant == task.tenant) & (call.subject == dataset_id))
     _delete(connection, schema.datasets, is_own)
@@ -197,11 +199,11 @@ def _remove_files(db: Database, task: TaskKey) -> int:
     noted, job = schema.job_files.c, schema.jobs.c
     with db.reading() as connection:
         below = select(noted.path).where(noted.tenant == task.tenant, noted.task == task.name)
-        paths = [db.places.home / path for path in connection.execute(below).scalars()]
+        paths = [db.paths.home / path for path in connection.execute(below).scalars()]
         jobs = select(job.id).where(job.tenant == task.tenant, job.task == task.name)
         for job_id in connection.execute(jobs).scalars():
-            paths += [db.places.batch(task.tenant, job_id), db.places.batch_parts(task.tenant, job_id)]
-    return sum(db.files.remove(path) for path in (db.places.evaluations(*task), *paths))
+            paths += [db.paths.batch(task.tenant, job_id), db.paths.batch_parts(task.tenant, job_id)]
+    return sum(db.files.remove(path) for path in (db.paths.evaluations(*task), *paths))
 
 
 def _delete_task_rows(connection: Connection, task: TaskKey) -> None:
@@ -223,7 +225,7 @@ def _delete_task_rows(connection: Connection, task: TaskKey) -> None:
         counts = {"rows": item.rows, "tokens": item.tokens, "requests": item.requests}
         add_counts(connection, (item.tenant, item.day, ""), counts)
     _delete(connection, schema.usage, is_its)
-    bump(connection)
+    count_change(connection)
 
 
 def _delete_jobs(connection: Connection, which: ColumnElement[bool]) -> None:
@@ -239,7 +241,7 @@ def _delete_tenant_rows(connection: Connection, tenant: str) -> None:
         if "tenant" in table.c and table is not schema.jobs:
             _delete(connection, table, table.c.tenant == tenant)
     _delete(connection, schema.tenants, schema.tenants.c.name == tenant)
-    bump(connection)
+    count_change(connection)
 
 
 def _delete(connection: Connection, table: Table, which: ColumnElement[bool]) -> None:
@@ -271,7 +273,7 @@ def sweep_leftovers(db: Database, *, old_s: float = _OLD_S) -> int:
     kept = db.files.sweep_fetched() + db.store.forget_gone()
     if not files and not versions:
         return kept
-    with deleting_files(db.places):
+    with deleting_files(db.paths):
         count = kept + sum(db.files.remove(path) for path in files)
         for reference in versions:
             with suppress(UnknownName):
@@ -283,7 +285,7 @@ def sweep_leftovers(db: Database, *, old_s: float = _OLD_S) -> int:
 
 def sweep_lost_parts(db: Database) -> int:
     """Delete this machine's parts of offline batches that have ended or are erased, perhaps by another machine."""
-    found = list((db.places.service / "batches").glob(f"*/*{PARTS}"))  # listed before the jobs: none is newer
+    found = list((db.paths.service / "batches").glob(f"*/*{PARTS}"))  # listed before the jobs: none is newer
     if not found:
         return 0
     job = schema.jobs.c
@@ -293,7 +295,7 @@ def sweep_lost_parts(db: Database) -> int:
     left = [path for path in found if (path.parent.name, path.stem) not in known]
     if not left:
         return 0
-    with deleting_files(db.places):
+    with deleting_files(db.paths):
         return sum(map(remove_tree, left))
 
 
@@ -314,23 +316,23 @@ def _queue_failed(connection: Connection, now: float) -> None:
 
 def _stray_files(connection: Connection, db: Database) -> Iterator[tuple[Path, float]]:
     """Yield uploads, evaluations and batches without a row, and folders of erased tenants, each with its time."""
-    places = db.places
+    paths = db.paths
     tenants = set(connection.execute(select(schema.tenants.c.name)).scalars())
-    for path in places.service.glob(f"{DRAFT_PREFIX}*"):
+    for path in paths.service.glob(f"{DRAFT_PREFIX}*"):
         with suppress(FileNotFoundError):
             yield path, path.stat().st_mtime
     for kind in ("datasets", "evaluations", "batches"):  # the trainer sweeps the cohorts in `runs`
-        yield from _entries(db, places.service / kind, tenants)
+        yield from _entries(db, paths.service / kind, tenants)
     dataset, job, task = schema.datasets.c, schema.jobs.c, schema.tasks.c
     for tenant in tenants:
         files = set(connection.execute(select(dataset.file).where(dataset.tenant == tenant)).scalars())
-        yield from _entries(db, places.datasets(tenant), files)
+        yield from _entries(db, paths.datasets(tenant), files)
         jobs = set(connection.execute(select(job.id).where(job.tenant == tenant)).scalars())
         outputs = {f"{job_id}{suffix}" for job_id in jobs for suffix in (".jsonl", PARTS)}
-        yield from _entries(db, places.batch(tenant, "").parent, outputs)
+        yield from _entries(db, paths.batch(tenant, "").parent, outputs)
         names = set(connection.execute(select(task.name).where(task.tenant == tenant)).scalars())
         if tenant != LOCAL:
-            yield from _entries(db, places.evaluations(tenant, "x").parent, names)
+            yield from _entries(db, paths.evaluations(tenant, "x").parent, names)
 
 
 def _stray_versions(connection: Connection, db: Database) -> Iterator[tuple[str, float]]:
@@ -338,8 +340,8 @@ def _stray_versions(connection: Connection, db: Database) -> Iterator[tuple[str,
     task, version, job = schema.tasks.c, schema.versions.c, schema.jobs.c
     tenants = set(connection.execute(select(schema.tenants.c.name)).scalars()) - {LOCAL}
     for known in db.store.names():
-        tenant, dot, name = known.partition(".")
-        if not dot or tenant not in tenants:
+        tenant, name = split_store_name(known, tenants)
+        if tenant == LOCAL:
             continue
         mine = (version.tenant == tenant, version.task == name)
         numbers = set(connection.execute(select(version.number).where(*mine)).scalars())

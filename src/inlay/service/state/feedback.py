@@ -16,7 +16,7 @@ from sqlalchemy import Connection, insert
 from inlay.errors import BadConfig, BadData, Unsupported
 from inlay.service.state import schema
 from inlay.service.state.aliases import TaskKey
-from inlay.service.state.datasets import Dataset, DatasetDraft, Found
+from inlay.service.state.datasets import Dataset, DatasetDraft, UploadContent
 from inlay.service.state.values import check_storable, make_id, to_iso
 from inlay.settings import ONE_CELL_KINDS, ONE_LABEL_KINDS, DataConfig
 from inlay.store import DRAFT_PREFIX, make_directory, telling_full_disk
@@ -214,7 +214,7 @@ def _like(sample: Any, label: str) -> Any:
     return value if is_number or (isinstance(sample, list) and isinstance(value, list)) else label
 
 
-def _describe(dataset: Dataset, merge: _Merge, first: Sequence[Mapping[str, Any]]) -> Found:
+def _describe(dataset: Dataset, merge: _Merge, first: Sequence[Mapping[str, Any]]) -> UploadContent:
     """Return what is found in the merged rows, which are read as the old dataset is."""
     reading = dict(merge.reading)
     if reading.get("kind") in ONE_LABEL_KINDS:
@@ -229,4 +229,4 @@ def _describe(dataset: Dataset, merge: _Merge, first: Sequence[Mapping[str, Any]
     for record in first:
         cells = [record.get(name) for name in names]
         rows.append([cell[:200] if isinstance(cell, str) else cell for cell in cells])
-    return Found(dataset.found.columns, reading, None, notes, rows)
+    return UploadContent(dataset.found.columns, reading, None, notes, rows)

@@ -139,7 +139,7 @@ class JobQueue:
                 picked = pick_fresh(connection, kinds, most, company_s, now)
             if picked is None:
                 return None
-            return _read_cohort(connection, hold(connection, picked, owner, now))
+            return _read_cohort(connection, begin_attempt(connection, picked, owner, now))
 
     def heartbeat(self, cohort: JobCohort) -> Heartbeat:
         """Renew the lease; the answer is false if the lease was lost. Never raises StaleLease."""
@@ -163,7 +163,7 @@ class JobQueue:
 
     def note_path(self, cohort: JobCohort, job_id: str, path: Path) -> None:
         """Note a file or folder of a job BEFORE it is made below the home: the erasure of the task deletes it."""
-        below = str(path.resolve().relative_to(self._db.places.home))
+        below = str(path.resolve().relative_to(self._db.paths.home))
         with self._working(cohort, job_id) as (connection, job):
             note_file(connection, TaskKey(job.tenant, job.task), below)
 
@@ -435,7 +435,7 @@ def _make_cohort(connection: Connection, jobs: Sequence[WaitingJob], turns: dict
     return cohort
 
 
-def hold(connection: Connection, cohort: str, owner: str, now: float) -> Any:
+def begin_attempt(connection: Connection, cohort: str, owner: str, now: float) -> Any:
     """Begin the next attempt of a cohort: its token grows, its jobs run. Returns its row."""
     row, job = schema.cohorts.c, schema.jobs.c
     mine = update(schema.cohorts).where(row.id == cohort)

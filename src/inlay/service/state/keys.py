@@ -19,7 +19,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from inlay.errors import BadConfig, UnknownName
 from inlay.service.state import schema
-from inlay.service.state.database import Database, bump, write_audit
+from inlay.service.state.database import Database, count_change, write_audit
 from inlay.service.state.state_errors import Conflict, Forbidden, Unauthorized
 from inlay.service.state.tenants import active_tenant
 from inlay.service.state.values import check_label, to_iso
@@ -185,8 +185,8 @@ class Keys:
                 expires_at=key.expires_at,
             )
         )
-        bump(connection, "keys")
-        bump(connection)
+        count_change(connection, "keys")
+        count_change(connection)
         return secret
 
     def _load(self, key_id: str) -> tuple[Key, str]:
@@ -245,7 +245,7 @@ def _key_of(row: Any) -> Key:
 
 def _end(connection: Connection, key_id: str, values: dict[str, float]) -> None:
     connection.execute(update(schema.keys).where(schema.keys.c.id == key_id).values(**values))
-    bump(connection)
+    count_change(connection)
 
 
 def _make_id() -> str:

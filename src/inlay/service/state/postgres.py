@@ -43,7 +43,7 @@ class Postgres:
             parsed = make_url(re.sub(r"^postgres(ql)?://", "postgresql+psycopg://", url))
         except sql_errors.ArgumentError:
             hint = "write postgresql://USER:PASSWORD@HOST/DATABASE"
-            raise Missing("`$INLAY_DATABASE` is no address of a database", hint) from None
+            raise Missing("`$INLAY_DATABASE` is not the address of a database", hint) from None
         self.url = parsed.render_as_string(hide_password=False)
         self.where = parsed.set(drivername="postgresql").render_as_string(hide_password=True)
 

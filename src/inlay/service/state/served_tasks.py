@@ -17,10 +17,10 @@ from sqlalchemy import Connection, insert, select
 from inlay.errors import BadConfig, StoreDamaged, UnknownName
 from inlay.service.state import schema
 from inlay.service.state.aliases import ACTIVE, Reason, TaskKey, find_task_row, read_alias, set_alias
-from inlay.service.state.database import Database, bump
+from inlay.service.state.database import Database, count_change
 from inlay.service.state.paging import Page, check_limit, cut_page, read_cursor
 from inlay.service.state.state_errors import Conflict
-from inlay.service.state.tenants import LOCAL
+from inlay.service.state.tenants import LOCAL, split_store_name, store_prefix
 from inlay.service.state.values import day_of, to_iso
 from inlay.store import Version, VersionInfo
 
@@ -147,12 +147,12 @@ class FoundTask:
 
 def store_name(task: TaskKey) -> str:
     """Return the name of a task in the store."""
-    return task.name if task.tenant == LOCAL else f"{task.tenant}.{task.name}"
+    return f"{store_prefix(task.tenant)}{task.name}"
 
 
 def check_new_name(task: TaskKey) -> None:
     """Refuse a name that a service cannot give a task."""
-    most = _MOST_NAME - len(store_name(TaskKey(task.tenant, "")))
+    most = _MOST_NAME - len(store_prefix(task.tenant))
     if not _OWN.fullmatch(task.name) or len(task.name) > most:
         rule = f"lower-case letters, digits, `_` and `-`, at most {most}, beginning with a letter or digit"
         raise BadConfig(f"`{task.name[:100]}` cannot name a task", rule)
@@ -191,9 +191,8 @@ def tenant_names(connection: Connection) -> set[str]:
 
 
 def _is_foreign(name: str, tenants: set[str]) -> bool:
-    """Tell whether a name in the store belongs to a tenant other than `local`."""
-    owner, dot, _ = name.partition(".")
-    return bool(dot) and owner in tenants
+    """Tell whether a name in the store begins with a tenant's prefix."""
+    return split_store_name(name, tenants) != (LOCAL, name)
 
 
 def adopt_task(connection: Connection, db: Database, task: TaskKey, now: float, policy: str | None = None) -> Any:
@@ -211,7 +210,7 @@ def adopt_task(connection: Connection, db: Database, task: TaskKey, now: float, 
     if latest is not None:
         why = Reason("service", "the newest version when the service took the task over")
         set_alias(connection, task, (latest.number, latest.digest), why, now)
-    bump(connection)
+    count_change(connection)
     return find_task_row(connection, task)
 
 

@@ -25,7 +25,7 @@ PARTS = ".parts"
 
 
 @dataclass(frozen=True)
-class Places:
+class ServicePaths:
     """The paths of a service's files and folders; `home` is the store's root."""
 
     home: Path
@@ -47,7 +47,7 @@ class Places:
 
     @property
     def run(self) -> Path:
-        """The folder of sockets and secrets of the running service."""
+        """The folder of sockets and locks of the running service."""
         return self.service / "run"
 
     @property
@@ -73,22 +73,22 @@ class Places:
 
 
 @contextmanager
-def deleting_files(places: Places) -> Iterator[None]:
+def deleting_files(paths: ServicePaths) -> Iterator[None]:
     """Hold the lock for deleting files, which several processes share. A backup may hold it for a moment."""
-    with locked(_make_lock(places), exclusive=False):
+    with locked(_make_lock(paths), exclusive=False):
         yield
 
 
 @contextmanager
-def keeping_files(places: Places) -> Iterator[None]:
+def keeping_files(paths: ServicePaths) -> Iterator[None]:
     """Hold the lock of a backup: no file is deleted meanwhile."""
-    with locked(_make_lock(places), exclusive=True):
+    with locked(_make_lock(paths), exclusive=True):
         yield
 
 
-def _make_lock(places: Places) -> Path:
-    make_directory(places.service)
-    return places.service / "files.lock"
+def _make_lock(paths: ServicePaths) -> Path:
+    make_directory(paths.service)
+    return paths.service / "files.lock"
 
 
 def remove_tree(path: Path) -> int:
@@ -105,8 +105,8 @@ def remove_tree(path: Path) -> int:
 class SharedFiles:
     """The files of one service. Paths are always those below this machine's home, wherever the bytes lie."""
 
-    def __init__(self, places: Places, storage: ObjectStorage | None = None) -> None:
-        self._places, self._storage = places, storage
+    def __init__(self, paths: ServicePaths, storage: ObjectStorage | None = None) -> None:
+        self._paths, self._storage = paths, storage
 
     @property
     def is_shared(self) -> bool:
@@ -125,7 +125,7 @@ class SharedFiles:
         if self._storage is None:
             yield path
             return
-        folder = self._places.run / "fetched" / f"{os.getpid()}-{secrets.token_hex(8)}"
+        folder = self._paths.run / "fetched" / f"{os.getpid()}-{secrets.token_hex(8)}"
         try:
             self._storage.get_file(self._key(path), folder / path.name)
             yield folder / path.name
@@ -187,7 +187,7 @@ class SharedFiles:
         if self._storage is not None:
             self._storage.delete(self._key(path))
             return
-        descriptor = os.open(_make_lock(self._places), os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = os.open(_make_lock(self._paths), os.O_RDWR | os.O_CREAT, 0o666)
         try:
             with suppress(BlockingIOError):
                 lock_file(descriptor, is_shared=True)
@@ -197,7 +197,7 @@ class SharedFiles:
 
     def evaluations(self, tenant: str, task: str) -> SharedFolder:
         """Return the folder with the answers of a task's versions to their dev rows."""
-        return SharedFolder(self, self._places.evaluations(tenant, task))
+        return SharedFolder(self, self._paths.evaluations(tenant, task))
 
     def snapshots(self, path: Path) -> FolderSnapshots | None:
         """Return the store of snapshots of a folder; None where no other machine needs them."""
@@ -206,7 +206,7 @@ class SharedFiles:
     def sweep_fetched(self) -> int:
         """Delete the copies for reading that killed processes left behind; return how many."""
         left = []
-        for path in (self._places.run / "fetched").glob("*-*"):
+        for path in (self._paths.run / "fetched").glob("*-*"):
             pid = path.name.partition("-")[0]
             if not (pid.isdigit() and is_alive(int(pid))):
                 left.append(path)
@@ -215,7 +215,7 @@ class SharedFiles:
         return len(left)
 
     def _key(self, path: Path) -> str:
-        return path.relative_to(self._places.home).as_posix()
+        return path.relative_to(self._paths.home).as_posix()
 
 
 @dataclass(frozen=True)

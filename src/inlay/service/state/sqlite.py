@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event
 
 from inlay.errors import DiskFull, InlayError, StoreBusy, StoreDamaged
-from inlay.service.state.service_files import Places
+from inlay.service.state.service_files import ServicePaths
 from inlay.store import locked
 
 BUSY_S = 10.0
@@ -38,10 +38,10 @@ class Sqlite:
     Error = sqlite3.Error
     options: dict[str, Any] = {"connect_args": {"isolation_level": None, "check_same_thread": False, "timeout": BUSY_S}}
 
-    def __init__(self, places: Places) -> None:
-        self.path = places.database
+    def __init__(self, paths: ServicePaths) -> None:
+        self.path = paths.database
         self.url = f"sqlite:///{self.path}"
-        self._upgrade_lock = places.service / "upgrade.lock"
+        self._upgrade_lock = paths.service / "upgrade.lock"
 
     def prepare(self, engine: Engine) -> None:
         """Set up the connections and transactions of an engine."""

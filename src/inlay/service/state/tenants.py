@@ -7,6 +7,7 @@ The tenant `local` always exists. In the store its tasks have their own names, w
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -15,7 +16,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from inlay.errors import BadConfig, UnknownName
 from inlay.service.state import schema
 from inlay.service.state.aliases import ERASING
-from inlay.service.state.database import Database, bump, write_audit
+from inlay.service.state.database import Database, count_change, write_audit
 from inlay.service.state.jobs import ERASE, Job, JobRequest, cancel_where, insert_job, job_of
 from inlay.service.state.state_errors import Conflict
 from inlay.service.state.values import to_iso
@@ -48,6 +49,17 @@ class TenantLimits:
         return asdict(self)
 
 
+def store_prefix(tenant: str) -> str:
+    """Return the beginning of the store's names for a tenant's tasks: `acme.`, or nothing for `local`."""
+    return "" if tenant == LOCAL else f"{tenant}."
+
+
+def split_store_name(name: str, tenants: Collection[str]) -> tuple[str, str]:
+    """Return the tenant and the task that a name in the store means; without a tenant's prefix it is of `local`."""
+    owner, dot, task = name.partition(".")
+    return (owner, task) if dot and owner in tenants else (LOCAL, name)
+
+
 NO_LIMITS = TenantLimits(None, None, None, None, None, None, None)
 
 
@@ -78,7 +90,7 @@ class Tenant:
     @property
     def prefix(self) -> str:
         """The beginning of its tasks' names in the store."""
-        return "" if self.name == LOCAL else f"{self.name}."
+        return store_prefix(self.name)
 
     def to_json(self) -> dict[str, Any]:
         """Return the tenant as data."""
@@ -172,7 +184,7 @@ class Tenants:
         return erasure
 
     def _note(self, connection: Connection, name: str, action: str) -> None:
-        bump(connection)
+        count_change(connection)
         write_audit(connection, name, self._db.now(), (self._actor, action, name))
 
 

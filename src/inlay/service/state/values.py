@@ -43,6 +43,6 @@ def check_storable(what: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise BadConfig(f"the {what} is no Unicode text: it has half a character", "send it as UTF-8") from None
+        raise BadConfig(f"the {what} is not Unicode text: it has half a character", "send it as UTF-8") from None
     if "\0" in text:
         raise BadConfig(f"the {what} has a NUL character", "leave it out")

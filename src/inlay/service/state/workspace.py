@@ -15,8 +15,8 @@ from sqlalchemy import Connection, delete, func, select, update
 from inlay.errors import BadConfig, InlayError, StoreUnreachable, UnknownName
 from inlay.service.state import aliases, datasets, feedback, idempotency, jobs, schema, served_tasks
 from inlay.service.state.aliases import LIVE, Alias, AliasMove, Reason, TaskKey
-from inlay.service.state.database import Database, bump, write_audit
-from inlay.service.state.datasets import Dataset, DatasetDraft, Found
+from inlay.service.state.database import Database, count_change, write_audit
+from inlay.service.state.datasets import Dataset, DatasetDraft, UploadContent
 from inlay.service.state.feedback import Correction, Feedback
 from inlay.service.state.idempotency import Call, StoredAnswer
 from inlay.service.state.jobs import Job, JobEvent, JobRequest
@@ -59,31 +59,31 @@ class Workspace:
     def dataset(self, dataset_id: str) -> Dataset:
         """Return a dataset."""
         with self._reading() as connection:
-            return datasets.find_dataset(connection, self.db.places, self.name, dataset_id)
+            return datasets.find_dataset(connection, self.db.paths, self.name, dataset_id)
 
     def datasets(self, limit: int = 50, cursor: str | None = None) -> Page[Dataset]:
         """Return the datasets, newest first."""
         with self._reading() as connection:
             page = read_newest(connection, schema.datasets, [schema.datasets.c.tenant == self.name], limit, cursor)
-            return page.convert(lambda row: datasets.dataset_of(row, self.db.places))
+            return page.convert(lambda row: datasets.dataset_of(row, self.db.paths))
 
     def set_reading(self, dataset_id: str, found: Mapping[str, object]) -> Dataset:
-        """Replace what was found in a dataset, after other columns were chosen; `found` has names of `Found`."""
-        known = {item.name for item in fields(Found)}
+        """Change what was found in a dataset, after other columns were chosen: some fields of `UploadContent`."""
+        known = {item.name for item in fields(UploadContent)}
         with self._writing() as connection:
-            dataset = datasets.find_dataset(connection, self.db.places, self.name, dataset_id)
+            dataset = datasets.find_dataset(connection, self.db.paths, self.name, dataset_id)
             for name in found:
                 if name not in known:
                     raise BadConfig(f"a dataset has no `{name}` to change", f"one of: {', '.join(sorted(known))}")
             mine = update(schema.datasets).where(schema.datasets.c.number == dataset.number)
             connection.execute(mine.values(found={**asdict(dataset.found), **found}))
-            return datasets.find_dataset(connection, self.db.places, self.name, dataset_id)
+            return datasets.find_dataset(connection, self.db.paths, self.name, dataset_id)
 
     def delete_dataset(self, dataset_id: str) -> None:
         """Delete a dataset and its file; Conflict while a job that has not ended uses it."""
         row = schema.jobs.c
         with self._writing() as connection:
-            dataset = datasets.find_dataset(connection, self.db.places, self.name, dataset_id)
+            dataset = datasets.find_dataset(connection, self.db.paths, self.name, dataset_id)
             is_user = (row.tenant == self.name, row.dataset == dataset_id, row.state.not_in(jobs.ENDED))
             job = connection.execute(select(row.id).where(*is_user)).scalar()
             if job is not None:
@@ -104,7 +104,7 @@ class Workspace:
         with self._writing() as connection:
             tenant = active_tenant(connection, self.name)
             if request.dataset is not None:
-                datasets.find_dataset(connection, self.db.places, self.name, request.dataset)
+                datasets.find_dataset(connection, self.db.paths, self.name, request.dataset)
             if request.kind == jobs.TRAIN:
                 served_tasks.check_new_name(task)
                 row = served_tasks.adopt_task(connection, self.db, task, now, request.publish)
@@ -239,7 +239,7 @@ class Workspace:
             hidden = {"state": aliases.ERASING, "counter": task.counter + 1}
             connection.execute(update(schema.tasks).where(*is_it).values(**hidden))
             jobs.cancel_where(connection, (job.tenant == self.name) & (job.task == name), now)
-            bump(connection)
+            count_change(connection)
             erasure = jobs.insert_job(connection, tenant, JobRequest(jobs.ERASE, name), self.actor, now)
             idempotency.note_subject(connection, self.name, call, erasure.id)
             self._note(connection, "task.erase", name)
@@ -290,11 +290,11 @@ class Workspace:
             if not corrections:
                 raise Conflict(f"task `{task}` has no corrections", "send some first")
             try:
-                dataset = datasets.find_dataset(connection, self.db.places, self.name, live.dataset)
+                dataset = datasets.find_dataset(connection, self.db.paths, self.name, live.dataset)
             except UnknownName:
                 raise Conflict(f"the dataset of the live version of `{task}` was deleted", _UPLOAD) from None
         with self.db.files.reading(dataset.path) as path:
-            folder = self.db.places.datasets(self.name)
+            folder = self.db.paths.datasets(self.name)
             draft = feedback.merge_corrections(replace(dataset, path=path), corrections, task, folder)
         return self._add_dataset(draft, None, made_by=task)
 
@@ -378,7 +378,7 @@ class Workspace:
         """Keep a draft as a dataset. A refused one is deleted."""
         try:
             datasets.check_draft(draft, self.tenant.limits)
-            folder = self.db.places.datasets(self.name)
+            folder = self.db.paths.datasets(self.name)
             dataset_id = datasets.keep_file(draft, folder, self.db.files)
         except BaseException:
             draft.path.unlink(missing_ok=True)
@@ -388,7 +388,7 @@ class Workspace:
                 tenant = active_tenant(connection, self.name)
                 datasets.insert_dataset(connection, tenant, dataset_id, draft, (self.db.now(), made_by))
                 idempotency.note_subject(connection, self.name, call, dataset_id)
-                return datasets.find_dataset(connection, self.db.places, self.name, dataset_id)
+                return datasets.find_dataset(connection, self.db.paths, self.name, dataset_id)
         except StoreUnreachable:  # it may be committed all the same; if not, a sweep deletes the file
             raise
         except BaseException:

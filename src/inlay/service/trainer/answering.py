@@ -108,9 +108,7 @@ class Answerer:
         for answer in predicted.answers:
             if isinstance(answer, WireAnswer):
                 if (answer.store_name, answer.number) != version:
-                    raise Unanswered(
-                        "the engine answered by another version than it was asked for", "report this fault"
-                    )
+                    raise Unanswered("the engine answered with another version than asked for", "report this fault")
                 found.append(answer.answer)
             else:
                 said = {"code": answer.code, "status": answer.status, "message": answer.message, "hint": answer.hint}

@@ -87,7 +87,7 @@ def sweep_runs(context: TrainerContext, *, only_here: bool = False) -> int:
 
     With `only_here` object storage is left alone.
     """
-    folder, files = context.db.places.runs, context.db.files
+    folder, files = context.db.paths.runs, context.db.files
     found = [path.name for path in folder.glob("*")] if only_here else files.names(folder)
     names = [name for name in found if name.startswith("cohort_")]  # listed before the open cohorts: none is newer
     alive = context.queue.open_cohorts() if names else set()

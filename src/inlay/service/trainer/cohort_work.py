@@ -24,7 +24,7 @@ from inlay.service.trainer.attempts import KeptAttempts, take_over
 from inlay.service.trainer.going_live import GoingLive, list_numbers
 from inlay.service.trainer.job_data import PreparedJob, TrainerContext, pack_jobs, prepare_job
 from inlay.service.trainer.job_notes import (
-    PlainWords,
+    TextCleaner,
     describe_failure,
     make_words,
     note_epoch,
@@ -96,8 +96,8 @@ class CohortWork:
         self._jobs: dict[str, list[PreparedJob]] = {}  # run id -> its jobs that have not ended
         self._ended: set[str] = set()  # run ids of jobs that ended in an earlier attempt
         self._known_epochs: dict[str, set[tuple[str, int]]] = {}
-        self._words: dict[str, PlainWords] = {}
-        self._home = context.db.places.runs / cohort.id
+        self._words: dict[str, TextCleaner] = {}
+        self._home = context.db.paths.runs / cohort.id
         self.folder = self._home / f"attempt-{cohort.token}"
         self._kept = KeptAttempts(context.db.files, self._home, cohort.token)
 
@@ -156,7 +156,7 @@ class CohortWork:
         self._lease.check()
         self._check_stop()
         is_todo = job.id in self._todo
-        home = self._context.db.places.home
+        home = self._context.db.paths.home
         words = make_words(home, None)
         try:
             workspace = self._context.workspace(job.tenant)
@@ -294,7 +294,7 @@ class CohortWork:
             for ready in self._jobs.pop(run_id, ()):
                 self._fail(ready.job, error, self._words[ready.job.id])
 
-    def _fail(self, job: Job, error: BaseException, words: PlainWords) -> None:
+    def _fail(self, job: Job, error: BaseException, words: TextCleaner) -> None:
         if job.id in self._lease.cancelled:
             self._finish(job, CANCELLED)
             return

@@ -27,7 +27,7 @@ from inlay.service.logs import log_event
 from inlay.service.state import JobNote, LiveMoved, Publication
 from inlay.service.trainer.answering import TextRow
 from inlay.service.trainer.job_data import PreparedJob, TrainerContext
-from inlay.service.trainer.job_notes import PlainWords, note_notes
+from inlay.service.trainer.job_notes import TextCleaner, note_notes
 from inlay.service.trainer.leases import FencedStore, Lease
 from inlay.service.version_evaluations import NeedsAnswers, compare, find_comparison, read_evaluation, write_evaluation
 from inlay.store import Manifest, Version
@@ -49,7 +49,7 @@ class Verdict:
 class GoingLive:
     """The way of one job's trained run into the store and perhaps live."""
 
-    def __init__(self, ready: PreparedJob, context: TrainerContext, lease: Lease, words: PlainWords) -> None:
+    def __init__(self, ready: PreparedJob, context: TrainerContext, lease: Lease, words: TextCleaner) -> None:
         self._ready, self._context, self._lease, self._words = ready, context, lease, words
         self._folder = context.db.files.evaluations(ready.job.tenant, ready.job.task)
 

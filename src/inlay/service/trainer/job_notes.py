@@ -25,7 +25,7 @@ _OURS = "the job failed with an unexpected error"
 
 
 @dataclass(frozen=True)
-class PlainWords:
+class TextCleaner:
     """A cleaner of texts about one job."""
 
     secrets: Secrets
@@ -39,12 +39,12 @@ class PlainWords:
         return self.secrets.remove(words)
 
 
-def make_words(home: Any, tenant: Tenant | None, dataset: Dataset | None = None) -> PlainWords:
+def make_words(home: Any, tenant: Tenant | None, dataset: Dataset | None = None) -> TextCleaner:
     """Return the cleaner of texts about a tenant's job."""
-    return PlainWords(Secrets(home, "" if tenant is None else tenant.prefix), dataset)
+    return TextCleaner(Secrets(home, "" if tenant is None else tenant.prefix), dataset)
 
 
-def describe_failure(error: BaseException, words: PlainWords) -> dict[str, Any]:
+def describe_failure(error: BaseException, words: TextCleaner) -> dict[str, Any]:
     """Return the reason of a failed job as a problem of the API, with the `message` of an error."""
     if isinstance(error, MemoryError):
         error = OutOfMemory("the job does not fit in memory", "send fewer rows, or choose a smaller `max_length`")
@@ -57,7 +57,7 @@ def describe_failure(error: BaseException, words: PlainWords) -> dict[str, Any]:
     return {**make_problem_body(error.code, error.http_status, message, hint), "message": message}
 
 
-def note_notes(notes: Sequence[str], words: PlainWords) -> list[str]:
+def note_notes(notes: Sequence[str], words: TextCleaner) -> list[str]:
     """Return notes on rows and settings, cleaned, in the words of the API, and limited in number and length."""
     shown = []
     for note in notes[:_MOST_NOTES]:
@@ -114,7 +114,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def note_of(event: Event, words: PlainWords) -> JobNote | None:
+def note_of(event: Event, words: TextCleaner) -> JobNote | None:
     """Return the note of an event about a whole cohort; None for one that does not concern a customer."""
     if isinstance(event, Notice | MemoryRanOut):
         return JobNote("notice", note_notes([event.message], words)[0])

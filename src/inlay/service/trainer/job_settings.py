@@ -100,7 +100,7 @@ def check_settings(settings: Mapping[str, Any], allowed: Mapping[str, AllowedSet
         if name not in allowed:
             close = find_close(str(name), sorted(allowed), 1)
             hint = f"did you mean `{close[0]}`?" if close else f"allowed settings: {', '.join(allowed)}"
-            raise BadConfig(f"`settings.{str(name)[:60]}` is no setting of such a job", hint)
+            raise BadConfig(f"`settings.{str(name)[:60]}` is not a setting of such a job", hint)
         if value is not None and not allowed[name].fits(value):
             shown = str(value)
             shown = shown if len(shown) <= 60 else f"{shown[:60]}…"

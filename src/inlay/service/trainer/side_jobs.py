@@ -37,7 +37,7 @@ from inlay.service.state import (
 from inlay.service.trainer.answering import CHUNK_ROWS, TextRow
 from inlay.service.trainer.attempts import KeptAttempts
 from inlay.service.trainer.job_data import TrainerContext, find_dataset
-from inlay.service.trainer.job_notes import PlainWords, describe_failure, make_words
+from inlay.service.trainer.job_notes import TextCleaner, describe_failure, make_words
 from inlay.service.trainer.job_settings import BATCH_SETTINGS, make_tree
 from inlay.service.trainer.leases import Lease
 from inlay.service.web.problems import make_problem_body
@@ -77,9 +77,9 @@ class BatchWork:
     def __init__(self, cohort: JobCohort, context: TrainerContext, lease: Lease, stopping: threading.Event) -> None:
         self._cohort, self._context, self._lease, self._stopping = cohort, context, lease, stopping
         self._job = cohort.jobs[0]
-        self._words: PlainWords = make_words(context.db.places.home, None)
-        self._output = context.db.places.batch(self._job.tenant, self._job.id)
-        self._parts = context.db.places.batch_parts(self._job.tenant, self._job.id)
+        self._words: TextCleaner = make_words(context.db.paths.home, None)
+        self._output = context.db.paths.batch(self._job.tenant, self._job.id)
+        self._parts = context.db.paths.batch_parts(self._job.tenant, self._job.id)
         self._files = context.db.files
         self._kept = KeptAttempts(self._files, self._parts, cohort.token)
         self._noted_at = 0.0
@@ -121,9 +121,9 @@ class BatchWork:
     def _plan(self) -> BatchPlan:
         job, workspace = self._job, self._context.workspace(self._job.tenant)
         tenant = workspace.tenant
-        self._words = make_words(self._context.db.places.home, tenant)
+        self._words = make_words(self._context.db.paths.home, tenant)
         dataset = find_dataset(job, workspace)
-        self._words = make_words(self._context.db.places.home, tenant, dataset)
+        self._words = make_words(self._context.db.paths.home, tenant, dataset)
         tree = make_tree(job.settings, dataset.found.reading, BATCH_SETTINGS)
         earlier = self._list_parts()
         if earlier:  # the version that answered the first rows answers all

@@ -196,7 +196,7 @@ def open_context(settings: ServeSettings) -> TrainerContext:
     num_threads = settings.threads_of("trainer")
     set_threads(num_threads)
     backbone = load_backbone(settings.backbone, device=None if settings.device == "auto" else settings.device)
-    db, store = Database.open(settings.place), Store(settings.place)
+    db, store = Database.open(settings.store_address), Store(settings.store_address)
     answers = Answerer(backbone, store, _make_client(settings))
     return TrainerContext(db, JobQueue(db), store, backbone, answers, num_threads)
 

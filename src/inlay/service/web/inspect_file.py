@@ -15,7 +15,7 @@ from typing import Any
 
 from inlay.data import FileQuestion, describe_fault, describe_file
 from inlay.errors import InlayError, OutOfMemory
-from inlay.service.child import Place, end_with_parent
+from inlay.service.child import Inherited, end_with_parent
 
 MEMORY_BYTES = 3 << 30
 """address space of the process: numpy and pyarrow reserve more of it than they use"""
@@ -24,7 +24,7 @@ CPU_S = 240
 
 def bound_process() -> None:
     """Set limits before anything is read: memory, time, a low priority, and the end with the parent process."""
-    end_with_parent(Place("inspector", os.getppid()))
+    end_with_parent(Inherited("inspector", os.getppid()))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 5))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

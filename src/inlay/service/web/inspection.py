@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from inlay.errors import OutOfMemory, Unanswered
-from inlay.service.state import Found, TenantLimits
+from inlay.service.state import TenantLimits, UploadContent
 from inlay.service.web.problems import RequestRefused, Secrets, make_problem_body, speak_http
 
 MOST_AT_ONCE = 2
@@ -33,7 +33,7 @@ class Inspector:
 
     async def inspect(
         self, path: Path, format: str, limits: TenantLimits, columns: Mapping[str, str | None]
-    ) -> tuple[int, Found]:
+    ) -> tuple[int, UploadContent]:
         """Return a file's number of rows and what was found in it, read by the columns its owner chose.
 
         Raises the error that makes a file unreadable.
@@ -63,7 +63,7 @@ class Inspector:
             words = (problem["code"], problem["status"], self._clean(problem["message"], path), problem["hint"])
             problem = make_problem_body(*words, self._secrets)
         notes = [{**note, "message": self._clean(note["message"], path)} for note in answer["notes"]]
-        found = Found(answer["columns"], answer["reading"], problem, notes, answer["first_rows"])
+        found = UploadContent(answer["columns"], answer["reading"], problem, notes, answer["first_rows"])
         return answer["num_rows"], found
 
     def _clean(self, message: str, path: Path) -> str:

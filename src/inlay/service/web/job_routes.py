@@ -194,7 +194,7 @@ def get_output(here: CurrentCall, job: str) -> Response:
     found, files = workspace.job(job), workspace.db.files
     if found.kind != BATCH:
         raise Conflict(f"job `{job}` is not a batch", "`GET /v1/jobs` lists the jobs with their kinds")
-    path = workspace.db.places.batch(workspace.name, job)
+    path = workspace.db.paths.batch(workspace.name, job)
     if found.state != SUCCEEDED or not files.has(path):
         raise Conflict(f"job `{job}` is {found.state}: there is no output", "wait until it has succeeded")
     if not files.is_shared:

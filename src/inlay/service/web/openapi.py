@@ -19,7 +19,6 @@ from inlay.service.web.predict_route import PredictAnswer, PredictRequest, predi
 from inlay.service.web.problems import MEDIA_TYPE
 
 _REF = "#/components/schemas/"
-_SUFFIX = re.compile(r"(Shape|Body)\b")
 _ABOUT = """Customers bring text tasks, each is trained on one frozen transformer, and all are answered by it.
 
 Send your key as `Authorization: Bearer inl_…`. Errors are problem documents (RFC 9457) with a `hint` that says what to

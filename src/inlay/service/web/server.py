@@ -128,7 +128,7 @@ def serve(child: Child) -> None:
     """Answer requests until the supervisor says stop; then finish those in progress."""
     settings = child.settings
     child.progress("opening the database")
-    db = Database.open(settings.place)
+    db = Database.open(settings.store_address)
     try:
         roster = find_roster()
         engine = EngineClient(settings.engine_socket) if roster is None else FleetClient(roster)

@@ -86,7 +86,7 @@ class Draft:
     """A file that an upload is written to. At the end of its `async with` block it is deleted."""
 
     def __init__(self, workspace: Workspace) -> None:
-        folder = workspace.db.places.datasets(workspace.name)
+        folder = workspace.db.paths.datasets(workspace.name)
         self.path = folder / f"{DRAFT_PREFIX}{os.getpid()}-{secrets.token_hex(8)}"
         self.size_bytes = 0
         self._hash = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""Conducts studies: trains the missing runs, skips finished ones, and writes every result as soon as it is known.
+"""Runs studies: trains the missing runs, skips finished ones, and writes every result as soon as it is known.
 
 Several studies become one list of units of work, in which a run that several studies ask for occurs once. The most
 valuable work comes first: of every study the first seed of everything with the best-known learning rates, then the next
@@ -88,7 +88,7 @@ class StudyProgress:
         """Note that something failed; the studies go on without it."""
 
 
-def conduct(
+def run_studies(
     plans: Sequence[StudyPlan],
     dirs: StudyDirs,
     *,

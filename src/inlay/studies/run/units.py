@@ -19,7 +19,7 @@ from inlay.studies.judge.row_sampling import keep_influences
 from inlay.studies.run.recording import Recorder, has_diverged, list_notes, name_processor
 from inlay.studies.run.records import Record
 from inlay.studies.spec.planning import PlannedRun, StudyPlan
-from inlay.studies.task_sequence import conduct_sequence
+from inlay.studies.task_sequence import train_sequence
 from inlay.training import (
     AnyRun,
     Emit,
@@ -142,7 +142,7 @@ class UnitRunner:
             elif unit.kind == "baseline":
                 self._score_baseline(unit.items[0])
             else:
-                self._conduct_sequence(unit.items[0], emit)
+                self._train_sequence(unit.items[0], emit)
         except Interrupted:
             self._keep_finished(unit.take(item for item in unit.items if item.arm.kind != "spans"))
             raise
@@ -272,11 +272,11 @@ class UnitRunner:
         )
         self._hand_over(item, [record])
 
-    def _conduct_sequence(self, item: PlannedRun, emit: Emit) -> None:
+    def _train_sequence(self, item: PlannedRun, emit: Emit) -> None:
         """Train one network through all tasks, and keep a record for each."""
         plan = self._plans[item.study]
         settings, folder = FitSettings(**plan.study.fit), self._runs / item.id
-        steps = conduct_sequence(plan.backbone, item.sequence, item.config, folder, emit, settings=settings)
+        steps = train_sequence(plan.backbone, item.sequence, item.config, folder, emit, settings=settings)
         records = []
         for number, step in enumerate(steps):
             known = {name: value for name, value in step.items() if name not in ("task", "extra")}

@@ -1,4 +1,4 @@
-"""Conducts studies on the machines of a Ray cluster: this process claims units of work and sends each as a Ray task.
+"""Runs studies on the machines of a Ray cluster: this process claims units of work and sends each as a Ray task.
 
 The session is an ordinary one (`session.py`), with a claim for each unit that was sent, so that other sessions on the
 same folders leave its runs alone. A task gets its unit with all rows, so the other machines need no data. Only this
@@ -48,15 +48,12 @@ from inlay.model import Backbone
 from inlay.studies.run.records import Record, StudyDirs
 from inlay.studies.run.session import Deadline, Session, SessionResult, StudyProgress
 from inlay.studies.run.units import Unit, UnitRunner
-from inlay.studies.run.worker_processes import noting_interrupts
+from inlay.studies.run.worker_processes import noting_interrupts, send_event
 from inlay.studies.spec.planning import PlannedRun, StudyPlan
 from inlay.studies.spec.study import Study
 from inlay.training import (
-    CohortStarted,
     Event,
     Interrupted,
-    MemoryRanOut,
-    RunEntered,
     StepTaken,
     current_commit,
     is_finished,
@@ -69,7 +66,7 @@ _MOST_LOST = 3
 """so many units lost in a row end the session: others would be lost for the same cause"""
 
 
-def conduct_on_ray(
+def run_studies_on_ray(
     plans: Sequence[StudyPlan],
     dirs: StudyDirs,
     where: RaySettings,
@@ -79,7 +76,7 @@ def conduct_on_ray(
     commit: str | None = None,
     progress: StudyProgress | None = None,
 ) -> SessionResult:
-    """Do what `conduct` does, on the machines of a cluster. `device` is that of each, by default a GPU if it has one.
+    """Do what `run_studies` does, on the machines of a cluster. `device` is that of each, by default its GPU.
 
     A cluster that is not there, or has no machine with room for a unit, is refused before the first run.
     """
@@ -324,7 +321,7 @@ def _do_unit(order: _UnitOrder, common: _Common, relay: Any) -> _UnitOutcome:
     """Train and score a unit on the machine where Ray put it."""
     import ray
 
-    teller = _Teller(ray, relay, order.number)
+    reporter = _UnitReporter(ray, relay, order.number)
     kept: list[Record] = []
     with contextlib.ExitStack() as stack:
         # 1. open the plans, and the folder to train in
@@ -338,7 +335,7 @@ def _do_unit(order: _UnitOrder, common: _Common, relay: Any) -> _UnitOutcome:
             return _UnitOutcome(error=pack_error(error))
         unit, runs = order.unit, common.runs
         is_shared = (runs / common.mark).is_file()
-        keep: Callable[[Sequence[Record]], None] = teller.keep if is_shared else kept.extend
+        keep: Callable[[Sequence[Record]], None] = reporter.keep if is_shared else kept.extend
         if not is_shared:
             runs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inlay-ray-")))
             for folder in ray.get(list(order.folders)):
@@ -347,11 +344,11 @@ def _do_unit(order: _UnitOrder, common: _Common, relay: Any) -> _UnitOutcome:
         failed: list[tuple[PlannedRun, InlayError]] = []
         is_stopped = False
         try:
-            teller.begin()
-            failed = UnitRunner(plans, runs, keep, common.commit).do(unit, teller.listen)
+            reporter.begin()
+            failed = UnitRunner(plans, runs, keep, common.commit).do(unit, reporter.listen)
         except Interrupted:
             is_stopped = True
-        teller.end()
+        reporter.end()
         # 3. hand back what this process cannot write
         reasons = [(item.key, error.message) for item, error in failed]
         if is_shared:
@@ -367,7 +364,7 @@ def _open_backbone(name: str, fingerprint: str, device: str | None) -> Backbone:
     return load_same_backbone(name, fingerprint, device)
 
 
-class _Teller:
+class _UnitReporter:
     """Reports the progress of a unit, rows at most every half second, and stops it if asked to."""
 
     def __init__(self, ray: Any, relay: Any, number: int) -> None:
@@ -391,18 +388,9 @@ class _Teller:
 
     def listen(self, event: Event) -> None:
         """Report an event of training; stop at a step if asked to."""
-        match event:
-            case CohortStarted(cohort):
-                for member in cohort.members:
-                    self._send("enter", member.run.id)
-            case RunEntered(member):
-                self._send("enter", member.run.id)
-            case MemoryRanOut(message):
-                self._send("warn", message)
-            case StepTaken(_, num_rows):
-                self._num_rows += num_rows
-                if time.monotonic() - self._told >= _LISTEN_SECONDS:
-                    self._send_rows()
+        self._num_rows += send_event(event, self._send)
+        if isinstance(event, StepTaken) and time.monotonic() - self._told >= _LISTEN_SECONDS:
+            self._send_rows()
 
     def _send_rows(self) -> None:
         """Report the rows; stop if the answer to the previous report asked for it.

@@ -1,4 +1,4 @@
-"""Conducts studies with several processes of one machine, which share its devices.
+"""Runs studies with several processes of one machine, which share its devices.
 
 Steps of small models wait for the processor more than for the GPU, and a fine-tuned copy of the backbone cannot train
 in a cohort, so several processes finish far sooner than one. Each is an ordinary session (`session.py`) that takes
@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -74,7 +74,7 @@ class JobSettings:
     """share of a GPU's memory for all processes together; other programs may need the rest"""
 
 
-def conduct_in_jobs(
+def run_studies_in_jobs(
     plans: Sequence[StudyPlan],
     dirs: StudyDirs,
     settings: JobSettings,
@@ -82,7 +82,7 @@ def conduct_in_jobs(
     deadline: float | None = None,
     progress: StudyProgress | None = None,
 ) -> SessionResult:
-    """Do what `conduct` does, in several processes."""
+    """Do what `run_studies` does, in several processes."""
     session = Session(plans, dirs, deadline=Deadline(deadline), commit=settings.commit, num_jobs=settings.num_jobs)
     _Workers(session, settings, progress or StudyProgress()).run()
     return session.sum_up_all()
@@ -340,8 +340,8 @@ def _work(link: Connection, job: _Job) -> None:
             prefers_copies=any(prefers_copies),
         )
         session.known.failed.update(job.failed)  # do not repeat runs that other processes died of
-        relay = _Relay(link)
-        session.train(relay, relay.wait)
+        progress = _PipeProgress(link)
+        session.train(progress, progress.wait)
 
 
 def _make_plans(job: _Job) -> list[StudyPlan]:
@@ -372,7 +372,7 @@ def _take_share(backbone: Backbone, number: int, settings: JobSettings) -> bool:
     return number >= num_cohorts * num_gpus
 
 
-class _Relay(StudyProgress):
+class _PipeProgress(StudyProgress):
     """Reports progress to the first process, rows at most every half second, and stops if that process has died."""
 
     def __init__(self, link: Connection) -> None:
@@ -411,19 +411,25 @@ class _Relay(StudyProgress):
         self.send("warn", message)
 
     def _listen(self, event: Event) -> None:
-        match event:
-            case CohortStarted(cohort):
-                for member in cohort.members:
-                    self.send("enter", member.run.id)
-            case RunEntered(member):
-                self.send("enter", member.run.id)
-            case StepTaken(_, num_rows):
-                self._num_rows += num_rows
-                if time.monotonic() - self._told >= _LISTEN_SECONDS:
-                    self.send("rows", self._num_rows)
-                    self._num_rows, self._told = 0, time.monotonic()
-                    self._stop_if_parent_died()
-            case RowsAnswered():
-                self._stop_if_parent_died()
-            case MemoryRanOut(message):
-                self.send("warn", message)
+        self._num_rows += send_event(event, self.send)
+        if isinstance(event, StepTaken) and time.monotonic() - self._told >= _LISTEN_SECONDS:
+            self.send("rows", self._num_rows)
+            self._num_rows, self._told = 0, time.monotonic()
+            self._stop_if_parent_died()
+        elif isinstance(event, RowsAnswered):
+            self._stop_if_parent_died()
+
+
+def send_event(event: Event, send: Callable[[str, Any], object]) -> int:
+    """Send which runs enter, or a warning, if an event tells of one; return the rows of the step if it is one."""
+    match event:
+        case CohortStarted(cohort):
+            for member in cohort.members:
+                send("enter", member.run.id)
+        case RunEntered(member):
+            send("enter", member.run.id)
+        case MemoryRanOut(message):
+            send("warn", message)
+        case StepTaken(_, num_rows):
+            return num_rows
+    return 0

@@ -212,7 +212,7 @@ def _find_proved(context: CohortContext) -> Stopped | None:
         if stopped is not None:
             note = mend_state(own, {run.id for run in stopped.runs})
         elif has_state(own):
-            note = f"the files in `{own}` no longer say how its runs were trained together; they begin anew"
+            note = f"the files in `{own}` no longer say how its runs were trained together; they start again"
     note = context.world.collect(note)[0]  # the others read what the first process has mended
     if not note:
         return stopped

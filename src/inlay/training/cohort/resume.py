@@ -156,7 +156,7 @@ def mend_state(folder: Path, run_ids: Collection[str]) -> str:
         _read_state(folder / _PREVIOUS, run_ids)
     except StoreDamaged:
         drop_state(folder)
-        return f"{reason}; its runs begin anew"
+        return f"{reason}; its runs start again"
     os.replace(folder / _PREVIOUS, folder / _STATE)
     return f"{reason}; its runs go on from the state before it"
 
@@ -176,7 +176,7 @@ def _read_state(path: Path, run_ids: Collection[str]) -> tuple[dict[str, Any], d
             raise ValueError("a part of it is missing")
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise StoreDamaged(
-            f"the resume state `{path}` cannot be read: {error}", "begin anew with `--restart`"
+            f"the resume state `{path}` cannot be read: {error}", "start again with `--restart`"
         ) from None
     return state, found.tensors
 

@@ -1,4 +1,4 @@
-"""Turns: one thread at a time has a backbone's forward passes, and finds the model in the mode that it set.
+"""The lock of a model: one thread at a time has its forward passes, and finds it in the mode that the thread set.
 
 The active route, hooks on blocks, replaced weights, dropout and recomputation are state of the one model that all
 engines and runs share. So a pass is made in a turn (`Bank.routed` takes it), and what a thread changes for longer than
@@ -30,10 +30,10 @@ class _Mode:
     """what each block has in place of its class's `forward`; None: nothing"""
 
 
-class Turns:
+class ModelLock:
     """The lock of a model's passes, and the mode that each thread wants the model in.
 
-    `with turns:` has the model alone, in this thread's mode. A thread may take a turn within its turn.
+    `with lock:` has the model alone, in this thread's mode. A thread may take a turn within its turn.
     """
 
     def __init__(self, model: nn.Module, blocks: Sequence[nn.Module]) -> None:
@@ -44,8 +44,8 @@ class Turns:
         self._holder: int | None = None
         """the thread whose mode the model is in"""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Turns:
-        return Turns(copy.deepcopy(self._model, memo), copy.deepcopy(self._blocks, memo))
+    def __deepcopy__(self, memo: dict[int, Any]) -> ModelLock:
+        return ModelLock(copy.deepcopy(self._model, memo), copy.deepcopy(self._blocks, memo))
 
     def __enter__(self) -> None:
         self._lock.__enter__()

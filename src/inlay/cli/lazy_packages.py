@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from inlay import data, exchange, explore, model, pipeline, reports, training
 else:
     data, exchange, explore, model, pipeline, reports, training = (
-        LazyModule(f"inlay.{room}")
-        for room in ("data", "exchange", "explore", "model", "pipeline", "reports", "training")
+        LazyModule(f"inlay.{name}")
+        for name in ("data", "exchange", "explore", "model", "pipeline", "reports", "training")
     )
 
 __all__ = ["data", "exchange", "explore", "model", "pipeline", "reports", "training"]

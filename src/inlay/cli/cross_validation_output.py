@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from inlay.cli import screen
+from inlay.cli.lazy_packages import data
 from inlay.cli.output import open_rows
-from inlay.cli.rooms import data
 from inlay.cli.screen import Column, numbers
 
 _LABEL_ERRORS = "label_errors.csv"
@@ -48,7 +48,7 @@ def describe_pooled(about: Mapping[str, Any], metric: str) -> str:
     return f"{screen.score(found['value'])} over all {rows} left out (95% interval {span})"
 
 
-def put_label_errors(found: data.LabelErrors, judge: str, file: Path | None = None) -> None:
+def print_label_errors(found: data.LabelErrors, judge: str, file: Path | None = None) -> None:
     """Print the most suspicious rows as a table; `judge` names the model that found them, `file` has all of them."""
     screen.emit()
     rows = screen.count(found.num_rows, "row")

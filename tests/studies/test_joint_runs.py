@@ -15,7 +15,7 @@ from inlay.model.backbone.tiny import make_tiny_folder
 from inlay.studies.run import units as work
 from inlay.studies.run.estimate import estimate_units
 from inlay.studies.run.records import StudyDirs
-from inlay.studies.run.session import conduct
+from inlay.studies.run.session import run_studies
 from inlay.studies.run.units import Unit, UnitRunner
 from inlay.studies.spec.planning import load_tasks, plan_study
 from inlay.studies.spec.study import read_study
@@ -87,7 +87,7 @@ def make_plan(folder, backbone, name="several"):
 def done(tmp_path_factory, backbone):
     folder = tmp_path_factory.mktemp("done")
     plan, places = make_plan(folder, backbone), StudyDirs(folder / "results", folder / "runs")
-    return plan, places, conduct([plan], places, commit="abc")
+    return plan, places, run_studies([plan], places, commit="abc")
 
 
 def test_a_run_of_several_tasks_has_a_record_for_each(done, backbone):
@@ -129,8 +129,8 @@ def test_stopped_anywhere_and_resumed_it_ends_with_the_same_records(tmp_path, ba
     plan, places = make_plan(tmp_path, backbone), StudyDirs(tmp_path / "results", tmp_path / "runs")
     for stop_at in (3, 4, 3):
         with pytest.raises(KeyboardInterrupt):
-            conduct([plan], places, progress=Counter(stop_at))
-    outcome = conduct([plan], places, commit="abc")
+            run_studies([plan], places, progress=Counter(stop_at))
+    outcome = run_studies([plan], places, commit="abc")
     kept = [{**record, "commit": "abc"} for record in without_times(outcome.records)]
     assert kept == without_times(done[2].records)
     assert list_todo([plan], places) == []
@@ -148,11 +148,11 @@ def test_another_study_goes_on_from_a_run_and_trains_it_if_its_weights_are_not_h
     assert few.items
     assert {item.arm.name for item in few.items} == {"hyper-4", "hyper-8"}, "no task has 1,000 rows"
     fresh = StudyDirs(tmp_path / "results", tmp_path / "runs")
-    alone = conduct([few], fresh, commit="abc")
+    alone = run_studies([few], fresh, commit="abc")
     kept = StudyDirs(tmp_path / "other", tmp_path / "kept")
     shutil.copytree(done[1].runs, kept.runs)
     stage = Counter()
-    after = conduct([few], kept, commit="abc", progress=stage)
+    after = run_studies([few], kept, commit="abc", progress=stage)
     # Not to the last bit: there it was trained in company.
     for ours, theirs in zip(alone.records, after.records, strict=True):
         assert ours.key == theirs.key
@@ -207,7 +207,7 @@ def test_a_run_knows_where_its_rows_are_and_its_record_names_no_folder(tmp_path,
     study, root = read_study(tmp_path / "own.toml", "tiny"), str(tmp_path / "data")
     plan = plan_study(study, backbone, *load_tasks(study, root), root=root)
     places = StudyDirs(tmp_path / "results", tmp_path / "runs")
-    (record,) = conduct([plan], places).records
+    (record,) = run_studies([plan], places).records
     assert (record.config["data"]["source"], record.config["data"]["root"]) == ("{root}/Mine/rows.jsonl", None)
     assert record.config["data"]["dev_share"] == 0.25
     folder = places.runs / record.id
@@ -231,7 +231,7 @@ def test_a_source_whose_weights_were_dropped_is_trained_again(tmp_path, backbone
     shutil.copytree(done[1].runs, places.runs)
     few = make_plan(tmp_path, backbone, "few")
     (places.runs / few.items[0].source.id / "best.safetensors").unlink()
-    outcome = conduct([few], places)
+    outcome = run_studies([few], places)
     assert not outcome.missing
     assert (places.runs / few.items[0].source.id / "best.safetensors").is_file()
 
@@ -250,7 +250,7 @@ def test_records_of_a_run_of_several_tasks_are_lent_to_other_studies(tmp_path, b
     study = dataclasses.replace(make_plan(tmp_path, backbone).study, name="other")
     other = plan_study(study, backbone, *load_tasks(study, None))
     stage = Counter()
-    outcome = conduct([other], StudyDirs(tmp_path / "results", tmp_path / "runs"), progress=stage)
+    outcome = run_studies([other], StudyDirs(tmp_path / "results", tmp_path / "runs"), progress=stage)
     assert stage.trained == []
     assert not outcome.missing
     assert len(outcome.records) == len(done[2].records)

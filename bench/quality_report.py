@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,9 @@ class Record:
     commit: str = ""
     date: str = ""
     gpu: str | None = None
-    """its name; the CPU seconds of a run on it say nothing about those without one"""
+    """of the score: its name; the CPU seconds of a run on it say nothing about those without one"""
+    cost_s: float | None = None
+    """CPU seconds of the newest run without a GPU, if there is one"""
 
     @property
     def cell(self) -> Cell:
@@ -101,20 +103,27 @@ class Check:
 def read_records(folder: Path) -> list[Record]:
     """The newest record of each set, size, draw and system; of a cell only those of the same rows.
 
-    One without a GPU counts before all that had one: it says what it cost, too.
+    What it costs is said by the newest one that had no GPU.
     """
     newest: dict[tuple[str, int, int, str], tuple[str, Record]] = {}
-    names = Record.__dataclass_fields__.keys() - {"gpu"}
+    costs: dict[tuple[str, int, int, str], tuple[str, float]] = {}
+    names = Record.__dataclass_fields__.keys() - {"gpu", "cost_s"}
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text(encoding="utf8").splitlines():
             said = json.loads(line)
             record = Record(**{name: said[name] for name in names}, gpu=said.get("hardware", {}).get("gpu"))
-            if record.key not in newest or record.gpu is None or newest[record.key][1].gpu is not None:
+            if record.key not in newest or said["date"] >= newest[record.key][0]:
                 newest[record.key] = (said["date"], record)
+            if record.gpu is None and record.status in ("ok", "timeout"):
+                costs[record.key] = max(costs.get(record.key, ("", 0.0)), (said["date"], record.cpu_s))
     rows: dict[Cell, tuple[str, str]] = {}
     for date, record in newest.values():
         rows[record.cell] = max(rows.get(record.cell, ("", "")), (date, record.digest))
-    kept = [record for _, record in newest.values() if rows[record.cell][1] == record.digest]
+    kept = [
+        replace(record, cost_s=costs[record.key][1] if record.key in costs else None)
+        for _, record in newest.values()
+        if rows[record.cell][1] == record.digest
+    ]
     if len(kept) < len(newest):
         say(f"{len(newest) - len(kept)} records are of other rows than the newest of their cell: left out")
     return kept
@@ -141,10 +150,10 @@ class Scores:
 
     def timed_cells(self, size: int, system: str) -> list[Cell]:
         """The cells of a system that say what it costs on processors alone."""
-        return [cell for cell in self.cells(size, (system,)) if not self.records[(*cell, system)].gpu]
+        return [cell for cell in self.cells(size, (system,)) if self.records[(*cell, system)].cost_s]
 
     def mean_cpu(self, system: str, cells: Sequence[Cell]) -> float:
-        return _mean_of_sets({cell: self.records[(*cell, system)].cpu_s for cell in cells})
+        return _mean_of_sets({cell: self.records[(*cell, system)].cost_s or 0.0 for cell in cells})
 
     def score(self, system: str, cell: Cell) -> float:
         value = self.records[(*cell, system)].score
@@ -236,7 +245,7 @@ def _check_stsb(scores: Scores) -> Check:
 
 def _check_cpu(records: Sequence[Record]) -> list[Check]:
     """CPU seconds beside SetFit's; one that ran out of time took at least its limit."""
-    spent = {record.key: record.cpu_s for record in records if record.status in ("ok", "timeout") and not record.gpu}
+    spent = {record.key: record.cost_s for record in records if record.cost_s is not None}
     checks = []
     for size in sorted({record.size for record in records if record.system == "setfit"}):
         cells = [key[:3] for key in spent if key[1] == size and key[3] == "setfit" and (*key[:3], OURS) in spent]

@@ -125,6 +125,8 @@ class Manifest:
         cuts, num_labels = manifest.head.get("thresholds"), len(manifest.labels)
         if cuts is not None and len(cuts) != (1 if num_labels == _TWO else num_labels) and len(cuts) != num_labels:
             raise StoreDamaged(f"{where}: {len(cuts)} thresholds for {num_labels} labels")
+        if manifest.run_id and not is_name(manifest.run_id):  # it names a folder
+            raise StoreDamaged(f"{where}: `{manifest.run_id[:80]!a}` cannot be the id of a run")
         return manifest
 
 

@@ -79,6 +79,14 @@ def test_an_error_about_one_text_is_said_once_and_an_empty_stdin_too(
     assert "stdin has no lines" in inlay("predict", "mail").err
 
 
+def test_evaluate_gives_no_interval_where_every_draw_scores_the_same(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    own = inlay("predict", "mail", "free prize", "--json").lines[0]["label"]
+    (tmp_path / "right.csv").write_text(f"text,label\nfree prize,{own}\nfree prize now,{own}\n")
+    shown = inlay("evaluate", "mail", "right.csv").out
+    assert "accuracy 1.0000  (95% interval 0." in shown
+    assert "(95% interval 1.0000 to 1.0000)" not in shown
+
+
 def test_evaluate_says_that_rows_are_those_of_training(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
     note = "most dev rows of `mail@1` are among these"
     assert note in inlay("evaluate", "mail", mail.data).err

@@ -7,7 +7,7 @@ JOBS ?= 2
 # Bytecode is written as modules are first imported, not for all that is installed.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: quickstart serve test ray postgres fuzz kill kill-service soak schemathesis histories churn threads mutants interop triton mlflow quality-env docs wheel-test check lint env clean help
+.PHONY: quickstart serve test long ray postgres fuzz kill kill-service soak schemathesis histories churn threads mutants interop triton mlflow quality-env docs wheel-test check lint env clean help
 
 help: ## show this
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -29,8 +29,14 @@ quickstart: env ## train the SMS spam task on the default backbone and use it (m
 serve: env ## serve over HTTP: the page, the API, training (SERVE="--port 9000" for options)
 	@$(BIN)/inlay serve $(SERVE)
 
+# What `make test` and `make long` both leave out: it has an environment, a machine or a target of its own.
+APART := not gpu and not interop and not triton and not mlflow and not ray
+
 test: env ## run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu and not interop and not triton and not mlflow and not ray" -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not long and $(APART)" -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+long: env ## run the tests that take long, which `make test` leaves out (minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "long and $(APART)" -n $(JOBS) --dist load
 
 # How long the fuzzer runs, by attempts of each kind or by minutes for all, and how often `make kill` kills each command.
 TRIES ?= 2500

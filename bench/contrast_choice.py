@@ -232,8 +232,8 @@ def make_report(lines: Sequence[Line]) -> str:
     said = [
         "# How much of a contrastive start to keep",
         "",
-        "Written by `python bench/contrast_choice.py --report`. Test scores × 100 beside those of the linear probe; means "
-        "over sets. Below: sets that lose more than half a point.",
+        "Written by `python bench/contrast_choice.py --report`. Test scores × 100 beside those of the linear probe; "
+        "means over sets. Below: sets that lose more than half a point.",
     ]
     for size in sorted({line["size"] for line in lines}):
         own = [line for line in lines if line["size"] == size]

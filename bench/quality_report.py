@@ -144,6 +144,11 @@ class Scores:
         common = set.intersection(*own.values()) if own else set()
         return sorted(cell for cell in common if sets is None or cell[0] in sets)
 
+    def are_enough(self, size: int, system: str, other: str) -> bool:
+        """Whether a third of the sets that another system has at a size have this one too; a mean of fewer misleads."""
+        both, all_sets = ({cell[0] for cell in self.cells(size, own)} for own in ((system, other), (other,)))
+        return 3 * len(both) >= len(all_sets)
+
     def mean(self, system: str, cells: Sequence[Cell]) -> float:
         """The mean over the sets of the means over their draws."""
         return _mean_of_sets({cell: self.score(system, cell) for cell in cells})
@@ -224,8 +229,8 @@ def _check_best(scores: Scores) -> list[Check]:
     for size in scores.sizes:
         cells = scores.cells(size, (OURS, "best"))
         what = f"within {MOST_BELOW_BEST:g} point of the best settings known afterwards at {size:,} rows"
-        if not cells:
-            checks.append(Check(what, None, "not measured"))
+        if not cells or not scores.are_enough(size, "best", OURS):
+            checks.append(Check(what, None, f"only {_count_sets(cells)}" if cells else "not measured"))
             continue
         best = _mean_of_sets({cell: max(scores.score(OURS, cell), scores.score("best", cell)) for cell in cells})
         ours = scores.mean(OURS, cells)
@@ -480,7 +485,7 @@ def _draw_system(left: Any, right: Any, scores: Scores, name: str, mark: Mark) -
     differences, costs = [], []
     for size in scores.sizes:
         shared, own = scores.cells(size, (base, name)), scores.timed_cells(size, name)
-        if shared:
+        if shared and scores.are_enough(size, name, base):
             value = scores.mean(name, shared) - scores.mean(base, shared)
             differences.append((float(size), MeanWithError(value, 0.0)))
         if own:

@@ -37,6 +37,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_LONGEST = (
+    *("service/test_whole_service.py", "exchange/test_onnx.py", "studies/test_jobs.py", "training/test_parallel.py"),
+    *("training/test_resume.py", "store/test_store_processes.py", "service/page/test_in_a_browser.py"),
+    *("serving/test_engine_threads.py", "test_end_to_end.py", "test_notebooks.py", "cli/test_study.py"),
+    *("estimators/test_estimators.py", "studies/test_session.py", "service/trainer/test_trainer_process.py"),
+)
+"""files whose tests take longest; with `--no-loadscope-reorder` they run first, so that no process waits for them"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, and leave the order of all else."""
+    items.sort(key=lambda item: not item.path.as_posix().endswith(_LONGEST))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def frozen_imports() -> None:
     """What modules and fixtures have made by now is not looked through again whenever garbage is collected."""

@@ -199,6 +199,7 @@ print(json.dumps([found["fxgraph_cache_miss"], found["fxgraph_cache_hit"]]))
 """
 
 
+@pytest.mark.long
 def test_a_second_process_finds_what_a_first_compiled(own_cache, monkeypatch):
     monkeypatch.delenv(VARIABLE)
     monkeypatch.setenv("INLAY_CACHE_BYTES", "100000000")

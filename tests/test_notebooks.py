@@ -21,7 +21,13 @@ def test_the_guide_names_every_notebook():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem == "first_task" else pytest.mark.long)
+        for path in sorted(NOTEBOOKS.glob("*.ipynb"))
+    ],
+)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
     from nbclient import NotebookClient
 

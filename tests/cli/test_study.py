@@ -165,6 +165,7 @@ def test_a_budget_that_is_over_at_once_says_what_is_missing(inlay: Inlay) -> Non
     assert report["missing"]["full"] == [f"glue/{task} seed {seed}" for seed in (0, 1) for task in ("mrpc", "cola")]
 
 
+@pytest.mark.long
 def test_several_processes_train_several_studies_with_one_display(inlay: Inlay) -> None:
     ended = inlay("study", "uva,stream", "--profile", "tiny", "--jobs", "2", "--no-report", "--json")
     assert ended.status == 0, ended.err

@@ -74,6 +74,7 @@ def test_a_named_test_is_it_or_its_parameters_or_those_of_its_file():
     assert not is_part("tests/ab.py::test_b", "tests/a.py")
 
 
+@pytest.mark.long
 def test_a_mutant_is_killed_by_a_test_that_runs_and_fails_and_by_nothing_else():
     named = "tests/store/test_files.py::test_write_once_never_overwrites"
 

@@ -105,6 +105,7 @@ def test_from_a_file_to_an_answer_and_again_after_a_drain(service):
     assert ask(service).json()["answers"][0] == first
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_while_the_engine_begins_again_clients_are_asked_for_patience_or_kept_waiting(service):
     if ask(service).status_code == 404:

@@ -160,7 +160,9 @@ def act_and_die(action: Callable[[str, Manifest], None], place: str, manifest: M
     action(place, manifest)
 
 
-@pytest.mark.parametrize("scheme", ["", "file://"], ids=["folder", "object storage"])
+@pytest.mark.parametrize(
+    "scheme", ["", pytest.param("file://", marks=pytest.mark.long)], ids=["folder", "object storage"]
+)
 @pytest.mark.parametrize("action", [publish_second, import_second, remove_first, collect])
 def test_killed_at_any_step_leaves_whole_versions_and_nothing_gc_cannot_clear(
     tmp_path, make_manifest, monkeypatch, action, scheme

@@ -89,6 +89,7 @@ def test_a_claim_that_is_just_false_is_hardly_ever_confirmed():
     assert found["confirmed"] <= most_often()
 
 
+@pytest.mark.long
 def test_at_the_border_itself_a_bound_is_wrong_about_as_often_as_it_says():
     """Independent rows and one setting each: nothing here is too careful but few degrees of freedom."""
     found = count_verdicts(-0.8, seed=7, rows=20, settings=(1, 1), alike=0.0)
@@ -152,6 +153,7 @@ def _undo(record, num_settings: int) -> float:
     return SHIFT * (num_settings - 1 - number) / 100 if record.arm == "full" else 0.0
 
 
+@pytest.mark.long
 def test_of_verdicts_that_stand_together_hardly_ever_one_is_wrong():
     """Ten claims that are all just false: some are confirmed wrongly by themselves, of those that stand hardly any."""
     draw = np.random.default_rng(5)

@@ -135,6 +135,7 @@ def test_two_processes_come_to_the_records_of_one_though_one_of_them_dies(tmp_pa
     assert not list((dirs.runs / "claims").glob("*.json")), "nothing is in hand any more"
 
 
+@pytest.mark.long
 def test_of_copies_one_after_another_a_killed_process_costs_nothing_that_was_done(tmp_path, backbone, started):
     text = ROW.replace('"glue/cola", "glue/stsb"', '"glue/cola"').replace("[1, 2, 3, 4]", "[40, 41, 42, 43]")
     plan, dirs = make_plan(tmp_path, backbone, text), dirs_in(tmp_path)
@@ -208,7 +209,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGKILL])
 def test_stopped_or_killed_all_processes_end_with_their_state_saved(tmp_path, backbone, how):
     (tmp_path / "stopped.py").write_text(STOPPED)
     here = str(Path(__file__).parent)
@@ -238,6 +239,7 @@ def _children_of(pid: int) -> list[str]:
     return [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
+@pytest.mark.long
 def test_at_the_deadline_what_is_in_hand_is_stopped_and_goes_on_in_the_next_session(tmp_path, backbone, monkeypatch):
     plan, dirs, deadlines = make_plan(tmp_path, backbone, LONG), dirs_in(tmp_path), []
     monkeypatch.setattr(worker_processes, "Deadline", lambda at: deadlines.append(Deadline(at)) or deadlines[0])
@@ -271,6 +273,7 @@ print(*stage.trained, flush=True)
 """
 
 
+@pytest.mark.long
 def test_two_processes_that_nobody_started_together_share_the_work_of_a_folder(tmp_path, backbone):
     """As in two terminals, or as tasks of an array of a cluster."""
     command = [sys.executable, "-c", OTHER_TERMINAL, str(Path(__file__).parent), str(tmp_path), str(backbone.folder)]

@@ -540,6 +540,7 @@ assert without_times(run_studies([plan], places).records) == without_times(whole
 """
 
 
+@pytest.mark.long
 def test_killed_anywhere_and_begun_again_it_ends_with_the_same_records(tmp_path, backbone):
     here = str(Path(__file__).parent)
     command = [sys.executable, "-c", KILLED, here, str(tmp_path), str(backbone.folder)]

@@ -19,7 +19,9 @@ from inlay.training import FitSettings, fit, make_run
 from inlay.training.cohort.parallel import deal, spread_over
 
 
-@pytest.mark.parametrize("method", ["houlsby", "lora", "full"])
+@pytest.mark.parametrize(
+    "method", ["houlsby", *(pytest.param(name, marks=pytest.mark.long) for name in ("lora", "full"))]
+)
 def test_twenty_steps_of_two_processes_equal_those_of_one(tiny_bert_folder, tmp_path, method):
     assert in_processes(processes.take_twenty_steps, str(tiny_bert_folder), tmp_path, method) == [0, 0]
     processes.take_twenty_steps(str(tiny_bert_folder), tmp_path, method)
@@ -56,7 +58,7 @@ def test_two_processes_leave_the_files_of_one(tiny_bert, tiny_bert_folder, tmp_p
     assert sorted(map(len, cohorts)) == ([3] if spread == "rows" else [1, 2])
 
 
-@pytest.mark.parametrize("method", ["hyperformer++", "mahabadi-multi"])
+@pytest.mark.parametrize("method", ["hyperformer++", pytest.param("mahabadi-multi", marks=pytest.mark.long)])
 def test_several_tasks_as_one_run_come_to_the_same_in_two_processes(tiny_bert_folder, tmp_path, method):
     """What tasks share is moved by the rows of both processes, what a task has of its own by its own."""
     runs = make_joint_runs(processes.load(str(tiny_bert_folder)), method)

@@ -31,7 +31,9 @@ from inlay.training.events import ignore
 PROGRAM = Path(__file__).with_name("kill_and_resume.py")
 
 
-@pytest.mark.parametrize("kind", ["one", "several", "queued", "upper"])
+@pytest.mark.parametrize(
+    "kind", ["several", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("one", "queued", "upper"))]
+)
 def test_sigkill_at_twenty_random_moments_changes_nothing(tiny_bert_folder, tmp_path, kind):
     command = [sys.executable, str(PROGRAM), str(tiny_bert_folder), str(tmp_path), kind, "20", "7"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})

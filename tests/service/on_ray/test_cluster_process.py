@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,3 +58,46 @@ def test_engines_stay_if_the_process_ends_with_an_error_while_it_served(left, tm
     with pytest.raises(DiskFull):
         cluster_process.serve(child)
     assert left == ([] if is_ready and not is_stopping else ["the fleet"])
+
+
+class PlayedRay:
+    """A cluster whose keeper answers only at the last of several calls: before it is being restarted."""
+
+    def __init__(self, num_calls: int) -> None:
+        self.num_calls, self.left = num_calls, list[str]()
+
+    def get_actor(self, name: str, namespace: str) -> Any:
+        if self.left:
+            raise ValueError(f"no actor `{name}`")
+        return SimpleNamespace(leave=SimpleNamespace(remote=lambda service: service))
+
+    def get(self, service: str, timeout: float) -> None:
+        self.num_calls -= 1
+        if self.num_calls:
+            raise ConnectionError("the actor is being restarted")
+        self.left.append(service)
+
+
+@pytest.mark.parametrize("num_calls", [1, 3])
+def test_a_keeper_that_is_being_restarted_is_told_that_its_service_has_ended(tmp_path, monkeypatch, num_calls):
+    monkeypatch.setattr(cluster_process, "_PAUSES_S", (0.01,))
+    settings = ServeSettings(home=tmp_path / "home", cluster=ClusterSettings())
+    prepare_home(settings)
+    ray = PlayedRay(num_calls)
+    client = cluster_process.KeeperClient(ray, settings, SimpleNamespace())
+    client.leave()
+    assert len(ray.left) == 1
+    client.leave()
+    assert len(ray.left) == 1, "nobody is left to be told"
+
+
+def test_who_cannot_reach_the_keeper_gives_up_in_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster_process, "_PAUSES_S", (0.01,))
+    monkeypatch.setattr(cluster_process, "START_S", 0.5)
+    settings = ServeSettings(home=tmp_path / "home", cluster=ClusterSettings(), drain_s=0.2)
+    prepare_home(settings)
+    ray = PlayedRay(1_000_000)
+    began = time.monotonic()
+    cluster_process.KeeperClient(ray, settings, SimpleNamespace()).leave()
+    assert 0.2 <= time.monotonic() - began < 5
+    assert not ray.left

@@ -120,10 +120,21 @@ class KeeperClient:
             child.stopping.wait(_PAUSES_S[0])
 
     def leave(self) -> None:
-        """Tell the keeper that this service ends. With the last service its engines and trainers end too."""
-        with suppress(Exception):
-            if self._keeper is not None:
-                self._ray.get(self._keeper.leave.remote(self._service), timeout=self._settings.drain_s + START_S / 10)
+        """Tell the keeper that this service ends. With the last service its engines and trainers end too.
+
+        A keeper whose machine has just died is being restarted on another one: it is asked again and again. Otherwise
+        its members would stay until it has had no heartbeat for a minute.
+        """
+        until = time.monotonic() + self._settings.drain_s + START_S / 10
+        while (left := until - time.monotonic()) > 0:
+            try:
+                keeper = self._ray.get_actor(KEEPER, namespace=self._namespace)
+            except Exception:  # it has ended, or there is no cluster any more
+                return
+            with suppress(Exception):
+                self._ray.get(keeper.leave.remote(self._service), timeout=left)
+                return
+            time.sleep(_PAUSES_S[0])
 
     def _heartbeat(self) -> FleetReport:
         assert self._settings.cluster is not None

@@ -221,7 +221,8 @@ def suggest(
     default all on `backbone`. `store`, `device` and `progress` are those of `train`. Start from the best one with
     `train(data, start=[found.ranked[0].reference])`.
 
-    >>> found = inlay.suggest(rows.head(30), backbone=backbone, progress=False)
+    >>> new = rows.head(30).assign(text="so " + rows["text"])  # a task on the same rows would be no fair start
+    >>> found = inlay.suggest(new, backbone=backbone, progress=False)
     >>> [item.reference for item in found.ranked]
     ['mood@1']
     """

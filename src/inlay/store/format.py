@@ -14,7 +14,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -103,6 +103,16 @@ class Manifest:
         object.__setattr__(self, "metrics", metrics)
         object.__setattr__(self, "labels", tuple(self.labels))
         object.__setattr__(self, "probes", tuple(self.probes))
+
+    def share_of_probes_in(self, rows: Collection[tuple[str, str | None]]) -> float:
+        """Return the share of the probes, which are dev rows, that are among rows of text and pair; 0 without any."""
+        hashes = self.extra.get(HASHED, ())
+        if hashes:
+            found = {Probe(text, pair, ()).hash_row(self.run_id) for text, pair in rows}
+            known = [probe["row"] in found for probe in hashes]
+        else:
+            known = [(probe.text, probe.pair) in rows for probe in self.probes]
+        return sum(known) / len(known) if known else 0.0
 
     def to_json(self) -> str:
         """Return canonical JSON. Logits are hexadecimal floats, which keep every bit."""

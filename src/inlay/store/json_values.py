@@ -34,6 +34,7 @@ _NESTED: dict[str, Any] = {
     "extra": {
         "pairs?": (bool,),
         "merge_labels?": (bool,),
+        "joined_text?": (str,),
         "stride?": (int,),
         "from?": [{"reference": (str,), "digest": (str,)}],
         "joint?": {"run": (str,), "method": (str,), "tasks": [(str,)]},

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,13 +27,14 @@ from inlay.serving import AnswerLike, answer_cell, describe_answer
 from inlay.store import telling_full_disk
 
 Record = Mapping[str, Any]
-# The beginning of a formula, in wide characters too; some spreadsheets skip blanks before it. In our TSV quotes are
-# plain characters, but a spreadsheet would remove them from a cell.
-_FORMULA = {
-    ".csv": re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]"),
-    ".tsv": re.compile(r'["\s]*[=+\-@＝＋－＠]|"*[\t\r\n]'),
-}
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+# A formula begins with one of these, or with a wide, small or raised form of one.
+_FORMULA_STARTS = "=+-@−"
+# Letters that show nothing, beside blanks, controls, formats and marks.
+_BLANK_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"
+# What some spreadsheets remove from the beginning of a cell, beside letters that show nothing: in our TSV quotes are
+# plain characters.
+_REMOVED = {".csv": "", ".tsv": '"'}
+_NUMBER = re.compile(r"[+\-−]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _ADDED = ("label", "probability", "error")
 SUFFIXES = (".csv", ".tsv", ".jsonl", *CONVERTERS)
 
@@ -46,7 +48,7 @@ class Writer:
 
     def __init__(self, stream: TextIO, suffix: str, *, abstains: bool = False, keep_formulas: bool = False) -> None:
         self._stream, self._suffix = stream, suffix
-        self._formula = None if keep_formulas else _FORMULA.get(suffix)
+        self._removed = None if keep_formulas else _REMOVED.get(suffix)
         self._added = (*_ADDED, "abstained") if abstains else _ADDED
         self._columns: tuple[str, ...] | None = None
         self.left_out: dict[str, None] = {}
@@ -107,9 +109,26 @@ class Writer:
 
     def _tame(self, cell: str) -> str:
         """Return a cell that no spreadsheet runs; a plain number such as -1.5 is none."""
-        if self._formula is None or self._formula.match(cell) is None or _NUMBER.fullmatch(cell):
+        if self._removed is None or not begins_formula(cell, self._removed) or _NUMBER.fullmatch(cell):
             return cell
         return f"'{cell}"
+
+
+def begins_formula(cell: str, removed: str = "") -> bool:
+    """Return whether a spreadsheet may run a cell, because of its first letter that can be seen.
+
+    A byte order mark or a zero-width space in front of a `=` is removed by some, as are the letters of `removed`. A tab
+    or a line end may begin another cell.
+    """
+    for letter in cell:
+        if letter in "\t\r\n":
+            return True
+        if letter in removed or letter in _BLANK_LETTERS or letter.isspace() or not letter.isprintable():
+            continue
+        if unicodedata.category(letter).startswith("M"):
+            continue
+        return unicodedata.normalize("NFKC", letter)[0] in _FORMULA_STARTS
+    return False
 
 
 def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:

@@ -138,6 +138,24 @@ def test_too_many_rows_for_a_workbook_are_refused_at_once(tmp_path: Path, monkey
     assert not reached
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".xlsx"])
+def test_a_table_that_is_nearly_all_blanks_is_refused_and_jsonl_is_not(tmp_path: Path, suffix: str) -> None:
+    answer = Answer("mail", error=BadConfig("no answer"))
+    wide = {f"column {number}": 1 for number in range(10_000)}
+    rows = [wide] + [{"text": "a"}] * 999
+
+    def write(path: Path) -> None:
+        with open_rows(path) as writer:
+            for window in (rows[:10], rows[10:], rows):
+                writer.write(window, [answer] * len(window))
+
+    with pytest.raises(BadData, match="nearly all of them blank") as refused:
+        write(tmp_path / f"a{suffix}")
+    assert "write .jsonl" in (refused.value.hint or "")
+    write(tmp_path / "a.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
 def test_answers_to_answers_have_columns_of_their_own(tmp_path: Path) -> None:
     answer = Answer("mail", error=BadConfig("no answer"))
     with open_rows(tmp_path / "a.parquet") as writer:

@@ -22,7 +22,7 @@ from typing import Any, TextIO
 
 from inlay.cli.screen import printable
 from inlay.cli.typed_files import CONVERTERS, check_converter, check_length, text_cell
-from inlay.errors import BadConfig, InlayError
+from inlay.errors import BadConfig, BadData, InlayError
 from inlay.serving import AnswerLike, answer_cell, describe_answer
 from inlay.store import telling_full_disk
 
@@ -35,6 +35,8 @@ _BLANK_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"
 # plain characters.
 _REMOVED = {".csv": "", ".tsv": '"'}
 _NUMBER = re.compile(r"[+\-−]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+FREE_CELLS, MOST_BLANKS = 10_000_000, 20
+"""cells that any table of answers may have, and the limit for each cell of the input beyond that"""
 _ADDED = ("label", "probability", "error")
 SUFFIXES = (".csv", ".tsv", ".jsonl", *CONVERTERS)
 
@@ -51,9 +53,11 @@ class Writer:
         self._removed = None if keep_formulas else _REMOVED.get(suffix)
         self._added = (*_ADDED, "abstained") if abstains else _ADDED
         self._columns: tuple[str, ...] | None = None
+        self._known: set[str] = set()  # the same
         self.left_out: dict[str, None] = {}
         self.settled = (0, 0)
         self._num_lines = 0
+        self._num_cells = self._num_given = 0  # of the table, and of the records in it
 
     def write(self, records: Sequence[Record], answers: Sequence[AnswerLike]) -> None:
         """Write a window of rows and flush it, so that a reader of the stream has it at once."""
@@ -70,12 +74,22 @@ class Writer:
     def _write_cells(self, records: Sequence[Record], answers: Sequence[AnswerLike]) -> None:
         if self._columns is None:
             self._columns = tuple(dict.fromkeys(name for record in records for name in record))
+            self._known = set(self._columns)
             self._put([*self._columns, *rename_added(self._columns, self._added)])
+        self._count_cells(records, self._columns)
         for record, answer in zip(records, answers, strict=True):
             cells = _cells(answer, is_typed=self._suffix in CONVERTERS)
             self._put([*(record.get(name) for name in self._columns), *cells[: len(self._added)]])
-            if not record.keys() <= set(self._columns):
-                self.left_out |= dict.fromkeys(name for name in record if name not in self._columns)
+            if not record.keys() <= self._known:
+                self.left_out |= dict.fromkeys(name for name in record if name not in self._known)
+
+    def _count_cells(self, records: Sequence[Record], columns: Sequence[str]) -> None:
+        """Refuse a table that is nearly all blanks: rows of JSONL may each have keys of their own."""
+        self._num_cells += len(records) * len(columns)
+        self._num_given += sum(map(len, records))
+        if self._num_cells > max(FREE_CELLS, MOST_BLANKS * self._num_given):
+            reason = f"a table of these rows has {len(columns):,} columns, nearly all of them blank"
+            raise BadData(reason, "write .jsonl instead, or leave out the columns that few rows have")
 
     def write_plain(self, records: Sequence[Record]) -> None:
         """Write all records, without answers."""

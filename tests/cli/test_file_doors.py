@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import sys
@@ -137,6 +138,24 @@ def test_too_many_rows_for_a_workbook_are_refused_at_once(tmp_path: Path, monkey
     assert not reached
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".xlsx"])
+def test_a_table_that_is_nearly_all_blanks_is_refused_and_jsonl_is_not(tmp_path: Path, suffix: str) -> None:
+    answer = Answer("mail", error=BadConfig("no answer"))
+    wide = {f"column {number}": 1 for number in range(10_000)}
+    rows = [wide] + [{"text": "a"}] * 999
+
+    def write(path: Path) -> None:
+        with open_rows(path) as writer:
+            for window in (rows[:10], rows[10:], rows):
+                writer.write(window, [answer] * len(window))
+
+    with pytest.raises(BadData, match="nearly all of them blank") as refused:
+        write(tmp_path / f"a{suffix}")
+    assert "write .jsonl" in (refused.value.hint or "")
+    write(tmp_path / "a.jsonl")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
 def test_answers_to_answers_have_columns_of_their_own(tmp_path: Path) -> None:
     answer = Answer("mail", error=BadConfig("no answer"))
     with open_rows(tmp_path / "a.parquet") as writer:
@@ -144,3 +163,32 @@ def test_answers_to_answers_have_columns_of_their_own(tmp_path: Path) -> None:
     frame = pd.read_parquet(tmp_path / "a.parquet")
     assert frame["predicted_predicted_error"].tolist() == ["no answer"]
     assert frame["predicted_error"].tolist() == ["y"]
+
+
+# Letters that show nothing, some of which a program removes before it looks at a cell.
+UNSEEN = "\ufeff\u200b\u2060\u00ad\xa0\u061c\x00\x01\x85\u3164\u2800\u034f\ufe0f\u2028\U000e0020\ufff0"
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("start", ["=1+1", "＝1", "﹦1", "⁼1", "+a", "-a", "−a", "@a", "\tx", "\rx"])
+def test_letters_that_show_nothing_hide_no_formula(tmp_path: Path, suffix: str, start: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    cells = [unseen + start for unseen in ("", *UNSEEN, UNSEEN, "\ufeff\ufeff")]
+    with open_rows(path) as writer:
+        writer.write_plain([dict.fromkeys(cells, "x"), *({cells[0]: cell} for cell in cells)])
+    lines = path.read_bytes().decode()
+    assert lines.lstrip('"').startswith("'"), "no byte order mark, behind which the formula would begin"
+    if suffix == ".csv":  # as written, behind the quote: nothing is removed
+        names, _, *rows = csv.reader(io.StringIO(lines, newline=""))
+        assert names == [f"'{cell}" for cell in cells] == [row[0] for row in rows]
+        return
+    names, _, *rows = [line.split("\t") for line in lines.removesuffix("\n").split("\n")]
+    assert all(cell.startswith("'") for cell in (*names, *(row[0] for row in rows)))
+
+
+@pytest.mark.parametrize("cell", ["-1.5", "−1.5", "+3e8", "\ufeffgood", "a\u200b=1", "½", "é", "", " ", "👍🏽 =)"])
+def test_a_cell_that_begins_no_formula_is_written_as_it_is(tmp_path: Path, cell: str) -> None:
+    with open_rows(tmp_path / "a.csv") as writer:
+        writer.write_plain([{"n": 1, "text": cell}])
+    with (tmp_path / "a.csv").open(encoding="utf8", newline="") as file:
+        assert list(csv.reader(file))[1] == ["1", cell]

@@ -387,6 +387,22 @@ def test_more_columns_than_a_table_of_texts_has_are_refused(name, tmp_path):
         read_table(path)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_row_that_brings_too_many_columns_is_an_error_and_the_others_are_read(name, tmp_path):
+    rows = [{"text": "a", **{f"{row} {number}": 1 for number in range(4_000)}} for row in range(40)] + [{"text": "b"}]
+    shown = [json.dumps(row) for row in rows]
+    path = write(tmp_path, name, "\n".join(shown) if name == "a.jsonl" else "[" + ",\n".join(shown) + "]")
+    (read,) = stream_rows(path, isolate=True)
+    assert [row.line for row in read if row.error is None] == [1, 2, 41]
+    assert sum(len(row.record or {}) for row in read) == 2 * 4_001 + 1
+    refused = f"{name}:3: with this row there are 12,001 columns, but a table may have 10,000"
+    with pytest.raises(BadData, match=refused):
+        read_table(path)
+    document = write(tmp_path, "b.json", json.dumps({"data": rows}))
+    with pytest.raises(BadData, match=r"b\.json:3: with this row"):
+        read_table(document)
+
+
 def test_rows_that_share_no_columns_are_refused_before_their_table_is_made(tmp_path):
     names = {f"column{number}": "a" for number in range(9_000)}
     path = write(tmp_path, "a.jsonl", json.dumps(names) + "\n" + "{}\n" * 200_000)

@@ -130,6 +130,43 @@ def test_entities_that_multiply_are_refused(tmp_path):
         read(path)
 
 
+SHEET = "xl/worksheets/sheet1.xml"
+UNSAFE = {
+    "one entity, three million times": (
+        lambda old: (
+            b'<!DOCTYPE a [<!ENTITY a "%s">]>' % (b"A" * 290)
+            + old.replace(b"<t>text</t>", b"<t>%s</t>" % (b"&a;" * 3_000_000))
+        ),
+        "declares a document type",
+    ),
+    "a document type in UTF-16": (
+        lambda old: b"<!DOCTYPE worksheet>".decode().encode("utf-16") + old.decode().encode("utf-16")[2:],
+        "declares a document type",
+    ),
+    "an attribute of 20 MB": (
+        lambda old: old.replace(b'<row r="2"', b'<row r="2" x="%s"' % (b"y>" * 10_000_000)),
+        "a tag in it is longer than 1,048,576 bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), UNSAFE.values(), ids=UNSAFE)
+def test_a_part_that_is_unsafe_to_parse_is_refused_before_it_is(change, reason, tmp_path, monkeypatch):
+    """Of 14 kB that became 2.7 GB, of 24 kB that took 26 s."""
+    path = change_part(write_book(tmp_path / "a.xlsx", [["text", "label"], ["x", "y"]]), SHEET, change)
+    assert path.stat().st_size < 50_000
+    monkeypatch.setattr(openpyxl, "load_workbook", lambda *given, **settings: pytest.fail("it was read"))
+    with pytest.raises(BadData, match=f"a.xlsx: not a readable workbook: .*{reason}") as refused:
+        read(path)
+    assert "save it again" in refused.value.hint
+
+
+def test_a_workbook_in_utf_16_with_comments_is_read(tmp_path):
+    path = write_book(tmp_path / "a.xlsx", [["text", "label"], ["x", "y"]])
+    change_part(path, SHEET, lambda old: ("<!-- a & b -->" + old.decode()).encode("utf-16"))
+    assert read(path)[1] == [(2, {"text": "x", "label": "y"})]
+
+
 def test_texts_that_cells_share_are_read(tmp_path):
     """As spreadsheet programs write them; openpyxl itself writes texts into their cells."""
     path = write_book(tmp_path / "a.xlsx", [["text", "label"], ["x", "y"]])
@@ -172,7 +209,7 @@ def test_millions_of_empty_elements_are_refused_before_any_is_built(part, end, e
     change_part(path, part, lambda old: old.replace(end, element * 1_600_000 + end))
     assert path.stat().st_size < 50_000
     monkeypatch.setattr(openpyxl, "load_workbook", lambda *given, **settings: pytest.fail("it was read"))
-    with pytest.raises(BadData, match="tags, more than 1,500,000"):
+    with pytest.raises(BadData, match="more than 1,500,000 tags"):
         read(path)
 
 

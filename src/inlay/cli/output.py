@@ -14,6 +14,7 @@ import json
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,18 +22,21 @@ from typing import Any, TextIO
 
 from inlay.cli.screen import printable
 from inlay.cli.typed_files import CONVERTERS, check_converter, check_length, text_cell
-from inlay.errors import BadConfig, InlayError
+from inlay.errors import BadConfig, BadData, InlayError
 from inlay.serving import AnswerLike, answer_cell, describe_answer
 from inlay.store import telling_full_disk
 
 Record = Mapping[str, Any]
-# The beginning of a formula, in wide characters too; some spreadsheets skip blanks before it. In our TSV quotes are
-# plain characters, but a spreadsheet would remove them from a cell.
-_FORMULA = {
-    ".csv": re.compile(r"\s*[=+\-@＝＋－＠]|[\t\r\n]"),
-    ".tsv": re.compile(r'["\s]*[=+\-@＝＋－＠]|"*[\t\r\n]'),
-}
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+# A formula begins with one of these, or with a wide, small or raised form of one.
+_FORMULA_STARTS = "=+-@−"
+# Letters that show nothing, beside blanks, controls, formats and marks.
+_BLANK_LETTERS = "\u115f\u1160\u2800\u3164\uffa0"
+# What some spreadsheets remove from the beginning of a cell, beside letters that show nothing: in our TSV quotes are
+# plain characters.
+_REMOVED = {".csv": "", ".tsv": '"'}
+_NUMBER = re.compile(r"[+\-−]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+FREE_CELLS, MOST_BLANKS = 10_000_000, 20
+"""cells that any table of answers may have, and the limit for each cell of the input beyond that"""
 _ADDED = ("label", "probability", "error")
 SUFFIXES = (".csv", ".tsv", ".jsonl", *CONVERTERS)
 
@@ -46,12 +50,14 @@ class Writer:
 
     def __init__(self, stream: TextIO, suffix: str, *, abstains: bool = False, keep_formulas: bool = False) -> None:
         self._stream, self._suffix = stream, suffix
-        self._formula = None if keep_formulas else _FORMULA.get(suffix)
+        self._removed = None if keep_formulas else _REMOVED.get(suffix)
         self._added = (*_ADDED, "abstained") if abstains else _ADDED
         self._columns: tuple[str, ...] | None = None
+        self._known: set[str] = set()  # the same
         self.left_out: dict[str, None] = {}
         self.settled = (0, 0)
         self._num_lines = 0
+        self._num_cells = self._num_given = 0  # of the table, and of the records in it
 
     def write(self, records: Sequence[Record], answers: Sequence[AnswerLike]) -> None:
         """Write a window of rows and flush it, so that a reader of the stream has it at once."""
@@ -68,12 +74,22 @@ class Writer:
     def _write_cells(self, records: Sequence[Record], answers: Sequence[AnswerLike]) -> None:
         if self._columns is None:
             self._columns = tuple(dict.fromkeys(name for record in records for name in record))
+            self._known = set(self._columns)
             self._put([*self._columns, *rename_added(self._columns, self._added)])
+        self._count_cells(records, self._columns)
         for record, answer in zip(records, answers, strict=True):
             cells = _cells(answer, is_typed=self._suffix in CONVERTERS)
             self._put([*(record.get(name) for name in self._columns), *cells[: len(self._added)]])
-            if not record.keys() <= set(self._columns):
-                self.left_out |= dict.fromkeys(name for name in record if name not in self._columns)
+            if not record.keys() <= self._known:
+                self.left_out |= dict.fromkeys(name for name in record if name not in self._known)
+
+    def _count_cells(self, records: Sequence[Record], columns: Sequence[str]) -> None:
+        """Refuse a table that is nearly all blanks: rows of JSONL may each have keys of their own."""
+        self._num_cells += len(records) * len(columns)
+        self._num_given += sum(map(len, records))
+        if self._num_cells > max(FREE_CELLS, MOST_BLANKS * self._num_given):
+            reason = f"a table of these rows has {len(columns):,} columns, nearly all of them blank"
+            raise BadData(reason, "write .jsonl instead, or leave out the columns that few rows have")
 
     def write_plain(self, records: Sequence[Record]) -> None:
         """Write all records, without answers."""
@@ -107,9 +123,26 @@ class Writer:
 
     def _tame(self, cell: str) -> str:
         """Return a cell that no spreadsheet runs; a plain number such as -1.5 is none."""
-        if self._formula is None or self._formula.match(cell) is None or _NUMBER.fullmatch(cell):
+        if self._removed is None or not begins_formula(cell, self._removed) or _NUMBER.fullmatch(cell):
             return cell
         return f"'{cell}"
+
+
+def begins_formula(cell: str, removed: str = "") -> bool:
+    """Return whether a spreadsheet may run a cell, because of its first letter that can be seen.
+
+    A byte order mark or a zero-width space in front of a `=` is removed by some, as are the letters of `removed`. A tab
+    or a line end may begin another cell.
+    """
+    for letter in cell:
+        if letter in "\t\r\n":
+            return True
+        if letter in removed or letter in _BLANK_LETTERS or letter.isspace() or not letter.isprintable():
+            continue
+        if unicodedata.category(letter).startswith("M"):
+            continue
+        return unicodedata.normalize("NFKC", letter)[0] in _FORMULA_STARTS
+    return False
 
 
 def rename_added(columns: Sequence[str], added: Sequence[str]) -> list[str]:

@@ -29,6 +29,8 @@ WINDOW_ROWS = 4096
 WINDOW_LETTERS = 4_000_000
 """most letters of a file in memory at a time, if rows are long"""
 
+_MOST_NAMED = 20  # left-out columns that are named
+
 
 def predict(
     task: Annotated[
@@ -345,7 +347,8 @@ def _write_answers(
     if tally.rate is not None:
         screen.log(f"{tally.rate.describe()}{failed}")
     if writer.left_out:
-        names = ", ".join(f"`{name}`" for name in writer.left_out)
+        names = ", ".join(f"`{name}`" for name in itertools.islice(writer.left_out, _MOST_NAMED))
+        names += f" and {len(writer.left_out) - _MOST_NAMED:,} more" if len(writer.left_out) > _MOST_NAMED else ""
         screen.log(f"left out columns that the first rows do not have: {names}; a .jsonl output keeps them", "yellow")
     if tally.first is not None:
         screen.log(f"first failure: {tally.first.message}", "yellow")

@@ -9,13 +9,22 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from inlay.data.columns import TEXT_NAMES, Header
 from inlay.data.data_files import RawFile
 from inlay.data.squad import is_squad, read_squad
-from inlay.data.streams import KNOWN_NAMES, SKIP_HINT, ReadOptions, Record, Stream, UnpackLimit, count_letters
+from inlay.data.streams import (
+    KNOWN_NAMES,
+    MOST_COLUMNS,
+    SKIP_HINT,
+    ReadOptions,
+    Record,
+    Stream,
+    UnpackLimit,
+    count_letters,
+)
 from inlay.errors import BadData
 
 _FORMS = 'write a list of objects, [{"text": …, "label": …}, …], or one object in each line'
@@ -28,7 +37,7 @@ def open_jsonl(file: RawFile, options: ReadOptions) -> Stream:
     first = file.head().lstrip(codecs.BOM_UTF8).lstrip()
     if first.startswith(b"[") and first[1:].lstrip()[:1] in (b"{", b""):
         raise BadData("it is one list, not an object in each line", "name it with the suffix .json", path=file.name)
-    return Stream(Header(file.name, (), None), _read_json_lines(file, options.encoding))
+    return Stream(Header(file.name, (), None), _limit_columns(file, _read_json_lines(file, options.encoding)))
 
 
 def open_json(file: RawFile, options: ReadOptions) -> Stream:
@@ -38,7 +47,7 @@ def open_json(file: RawFile, options: ReadOptions) -> Stream:
     if is_squad(start):
         return _open_squad(file, options)
     if start.lstrip().startswith("["):
-        return Stream(Header(file.name, (), None), _read_list(file, options.encoding))
+        return Stream(Header(file.name, (), None), _limit_columns(file, _read_list(file, options.encoding)))
     if _is_lines(file, options.encoding):
         return open_jsonl(file, options)
     return _open_document(file, options)
@@ -94,7 +103,25 @@ def _open_document(file: RawFile, options: ReadOptions) -> Stream:
         hint = f"{_FORMS}; an object of columns has a list of one length for each"
         raise BadData("no rows found in this JSON document", hint, path=file.name)
     note = f"{file.title}: one JSON document; a line is a row's number"
-    return Stream(Header(file.name, (), None), enumerate(records, start=1), (note,))
+    return Stream(Header(file.name, (), None), _limit_columns(file, enumerate(records, start=1)), (note,))
+
+
+def _limit_columns(file: RawFile, records: Iterable[Record]) -> Iterator[Record]:
+    """Yield records; one that brings more columns than a table may have is an error of its row.
+
+    Each row may have keys of its own, and a table of them all would have a cell for every key in every row.
+    """
+    names: set[str] = set()
+    for line, record in records:
+        added = record.keys() - names if isinstance(record, dict) else set()
+        num_columns = len(names) + len(added)
+        if num_columns > MOST_COLUMNS:
+            reason = f"with this row there are {num_columns:,} columns, but a table may have {MOST_COLUMNS:,}"
+            hint = f"keep the columns of the text and its label; {SKIP_HINT}"
+            yield line, BadData(reason, hint, path=file.name, line=line)
+            continue
+        names |= added
+        yield line, record
 
 
 def _find_records(document: Any) -> list[dict[str, Any]] | None:

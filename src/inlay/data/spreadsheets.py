@@ -2,7 +2,8 @@
 
 A workbook is a zip of XML files, in which a few kB may unpack to many GB, or to millions of empty cells, styles and
 rows. A part is refused if the size that it declares (which unpacking enforces) or its number of tags (counted before
-any element is built) is too large; rows and cells are counted again while they are read. Formulas are not computed: the
+any element is built) is too large, or if its XML is unsafe to parse (`xml_parts`); rows and cells are counted again
+while they are read. Formulas are not computed: the
 values are those that the last program to save the file left there.
 """
 
@@ -22,6 +23,7 @@ from xml.etree.ElementTree import ParseError
 from inlay.archives import open_archive
 from inlay.data.data_files import RawFile
 from inlay.data.streams import Cells, Names, ReadOptions, Stream, UnpackLimit, with_header
+from inlay.data.xml_parts import UnsafeXML, scan_xml
 from inlay.errors import BadData, Missing
 
 MOST_SHARED_BYTES = 200_000_000
@@ -77,8 +79,8 @@ def open_spreadsheet(file: RawFile, options: ReadOptions) -> Stream:
 
 
 def _check_parts(file: RawFile, limit: UnpackLimit) -> None:
-    """Refuse a workbook whose parts are too large, or have too many tags."""
-    num_tags = 0
+    """Refuse a workbook whose parts are too large, have too many tags, or are unsafe to parse."""
+    num_tags, most = 0, min(MOST_ELEMENTS, max(FREE_ELEMENTS, file.size_bytes))
     try:
         with file.open() as raw, open_archive(raw, _MOST_ENTRIES_BYTES) as archive:
             parts = archive.infolist()
@@ -87,13 +89,14 @@ def _check_parts(file: RawFile, limit: UnpackLimit) -> None:
                 # The elements of styles and names take eight times as long as those of cells.
                 is_cells = "sheet" in part.filename or "sharedStrings" in part.filename
                 with archive.open(part) as content:
-                    found = sum(chunk.count(b"<") for chunk in iter(lambda: content.read(1 << 20), b""))
-                num_tags += found if is_cells else 8 * found
+                    for piece in scan_xml(content):
+                        num_tags += piece.count(b"<") * (1 if is_cells else 8)
+                        if num_tags > most:
+                            raise BadData(f"it has more than {most:,} tags", "save it as CSV", path=file.name)
+    except UnsafeXML as error:
+        raise BadData(f"not a readable workbook: {error}", _HINT, path=file.name) from None
     except _UNREADABLE as error:
         raise _refuse(file, error) from None
-    most = min(MOST_ELEMENTS, max(FREE_ELEMENTS, file.size_bytes))
-    if num_tags > most:
-        raise BadData(f"it has {num_tags:,} tags, more than {most:,}", "save it as CSV", path=file.name)
     shared = max((part.file_size for part in parts if part.filename.endswith("sharedStrings.xml")), default=0)
     if shared > MOST_SHARED_BYTES:
         raise BadData(f"its cells share {shared:,} bytes of text", "save it as CSV", path=file.name)

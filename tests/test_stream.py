@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -446,6 +447,13 @@ def test_nothing_is_moved_through_a_link_in_place_of_the_folder_of_bad_files(pla
     place.stream()
     assert "stays where it is" in place.of("aside")[0].message
     assert not list(target.iterdir())
+
+
+def test_settings_that_want_several_rows_fit_a_stream(place):
+    folds = {"head_start": "probe", "contrast": 2, "contrast_folds": 3, "blend": 0.5, "lr": 1e-3, "epochs": 0}
+    write_task(place.folder / "sms.csv", 1)
+    place.stream(dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, **folds)))
+    assert list(place.digests()) == ["sms"]
 
 
 def test_settings_that_fit_no_file_are_refused_before_any_file_is_called_bad(place):

@@ -289,6 +289,47 @@ def test_a_start_that_does_worse_on_rows_left_out_is_never_taken(tiny_bert, toy_
     assert member.steps_left == 0, "those on all rows are not taken"
 
 
+def test_training_that_was_asked_for_begins_at_the_probe_where_the_start_does_worse(
+    tiny_bert, toy_task, tmp_path, monkeypatch
+):
+    run = make(tiny_bert, toy_task(num_rows=40), **FOLDED | {"epochs": 2, "keep": "late"})
+    member, seen, slots = train_folds(run, tiny_bert, [4.0, 6.1], monkeypatch)
+    assert [stage for stage, *_ in seen] == ["fold"] * 4 + [""] * 10
+    assert (member.progress.status, len(member.progress.history)) == ("finished", 3)
+    assert not member.progress.message
+    plain = make(tiny_bert, run.task, **FOLDED | {"contrast": 0, "contrast_folds": 0})
+    (probe,) = fit([plain], tiny_bert, tmp_path)
+    for name, tensor in slots[1].items():
+        torch.testing.assert_close(tensor, probe.tensors[name], msg=name)
+
+
+def test_losses_that_are_not_finite_are_kept_as_nothing(tiny_bert, toy_task, monkeypatch):
+    run = make(tiny_bert, toy_task(num_rows=40), **FOLDED)
+    member, _, _ = train_folds(run, tiny_bert, [4.0, math.inf], monkeypatch)
+    assert member.progress.best_epoch == 0
+    assert member.progress.history[0]["left_out_loss"] == {"probe": 0.25, "contrast": None}
+
+
+def test_a_run_that_a_fold_ends_is_heard_of_though_answering_was_stopped(tiny_bert, toy_task, monkeypatch):
+    """Nothing has changed where dev rows could not be answered: not for the run whose fold was to be judged, too."""
+    runs = [
+        make(tiny_bert, toy_task("a", num_rows=40), **FOLDED | {"contrast": 2}),
+        make(tiny_bert, toy_task("b", num_rows=40), **FOLDED | {"contrast_folds": 0, "contrast": 1}),
+    ]
+    cohort = Cohort(runs, tiny_bert, SETTINGS)
+    folded, _ = cohort.members
+    with cohort.training():
+        cohort.finish_epochs()
+        cohort.step()
+        with monkeypatch.context() as patch:
+            patch.setattr(cohort._world, "infer", lambda *given, **more: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                cohort.finish_epochs()
+        assert (folded.progress.fold, folded.progress.cursor) == (0, 1)
+        cohort.finish_epochs()
+    assert (folded.progress.fold, folded.progress.cursor) == (1, 0)
+
+
 @pytest.mark.parametrize("step", [1, 4, 5, 7, 8])
 def test_stopped_while_folds_are_judged_a_run_ends_the_same(tiny_bert, toy_task, tmp_path, step):
     run = make(tiny_bert, toy_task(num_rows=40), **FOLDED | {"contrast_folds": 3})
@@ -333,7 +374,7 @@ def test_folds_judge_where_rows_are_enough_and_dev_rows_are_few(tiny_bert, toy_t
     with pytest.raises(BadConfig, match="no contrastive start to judge"):
         folds(200, contrast=0, contrast_folds=3)
     with pytest.raises(BadConfig, match="40 training rows"):
-        folds(40, contrast_folds=41)
+        folds(40, contrast_folds=21)
     with pytest.raises(BadConfig, match="contrast_folds"):
         folds(40, contrast_folds=1)
 

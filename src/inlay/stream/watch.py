@@ -121,7 +121,8 @@ def watch_folder(
         raise Missing(f"no folder `{folder}`", "make it, then put data files into it")
     config = dataclasses.replace(config, backbone=backbone.name)
     # Refuse settings that do not work with any file, before the first file is treated as bad because of them.
-    rows = Split(["a", "b"], None, np.array([0, 1]), [1, 2])
+    number = 8  # enough for every setting that wants several rows
+    rows = Split(["a", "b"] * number, None, np.array([0, 1] * number), [*range(1, 2 * number + 1)])
     make_run(Task("any", WHOLE_ROW, ("a", "b"), "accuracy", rows, rows, None, (), "", ""), config, backbone, store)
     with open_journal(store, folder) as journal:
         return _Stream(Inbox(folder, settings.settle_s), journal, backbone, store, settings, emit).run(config)

@@ -145,8 +145,8 @@ class Desk:
         self.cluster = settings.cluster
         self.queued_s = 0.0
 
-    async def heartbeat(self) -> Any:
-        return await self.keeper.heartbeat(ServiceHeartbeat("me", self.order, self.cluster, queued_s=self.queued_s))
+    async def heartbeat(self, service: str = "me") -> Any:
+        return await self.keeper.heartbeat(ServiceHeartbeat(service, self.order, self.cluster, queued_s=self.queued_s))
 
     async def until(self, condition: Any, what: str) -> Any:
         for _ in range(1000):
@@ -350,7 +350,28 @@ async def leave_alone(desk: Desk) -> FleetKeeper:
     return desk.keeper
 
 
-def test_a_keeper_that_is_started_again_ends_all_with_the_last_service(played, settings):
+def test_a_keeper_that_is_started_again_waits_for_the_heartbeats_of_others_before_it_ends_all(
+    played, settings, monkeypatch
+):
+    monkeypatch.setattr(fleet_keeper, "_SILENT_S", 0.5)
+
+    async def work() -> None:
+        async with ready_desk(settings, played) as desk:
+            keeper = await leave_alone(desk)
+            leaving = asyncio.ensure_future(keeper.leave("me"))
+            await asyncio.sleep(0.05)
+            await desk.heartbeat("another")
+            assert not await leaving, "another service is there"
+            assert played.actors
+            assert await keeper.leave("another")
+            assert not played.actors
+
+    run(work())
+
+
+def test_a_keeper_that_is_started_again_ends_all_with_the_last_service(played, settings, monkeypatch):
+    monkeypatch.setattr(fleet_keeper, "_SILENT_S", 0.5)
+
     async def work() -> None:
         async with ready_desk(settings, played) as desk:
             members = list(played.actors.values())

@@ -79,6 +79,7 @@ class FleetKeeper:
         self._members: dict[str, _Watched] = {}
         self._heartbeats: dict[str, tuple[float, ServiceHeartbeat]] = {}
         self._seen_at = time.monotonic()
+        self._adopted_at = -_SILENT_S
         # Revisions must not start again after a restart: the same number would stand for two rosters.
         self._roster = Roster(int(time.time() * 1000), order.token)
         self._scalers = {ENGINE: Scaler(self._cluster.engines[0]), TRAINER: Scaler(self._cluster.trainers[0])}
@@ -111,12 +112,16 @@ class FleetKeeper:
         if self._task is None:
             self._news = asyncio.Event()
             self._adopt()
+            if self._members:
+                self._adopted_at = time.monotonic()
             self._task = asyncio.ensure_future(self._run())
 
     async def leave(self, service: str) -> bool:
         """Note that a service has ended. With the last one everything ends; return whether it does."""
         self._begin()  # after a restart it must find the members before it can end them
         self._heartbeats.pop(service, None)
+        if not self._heartbeats and (left := self._adopted_at + _SILENT_S - time.monotonic()) > 0:
+            await asyncio.sleep(left)  # after a restart it does not know yet what other services there are
         if not self._heartbeats:
             await self._end()
         return self._is_ending

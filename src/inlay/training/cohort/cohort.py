@@ -434,14 +434,7 @@ class Cohort:
         if not ended:
             return []
         folded = [member for member in ended if isinstance(member, Member) and member.progress.stage == FOLD]
-        for judged in folded:
-            if judged.progress.cursor == judged.steps_of_epoch:
-                self.attempt(partial(self._judge_fold, judged))
-            else:
-                judged.progress.cursor = 0  # time is up, and an unfinished start says nothing
         ended = [member for member in ended if member not in folded]
-        if not ended:
-            return []
         for member in ended:
             if member.progress.stage and not member.progress.is_fitted:
                 self.attempt(partial(self._fit_head, member))
@@ -451,6 +444,11 @@ class Cohort:
         logits = iter(
             self.attempt(lambda: self._world.infer(self.bank, rows, token_budget=budget, check_stop=check_stop))
         )
+        for judged in folded:  # what follows cannot fail, so no run ends before an error
+            if judged.progress.cursor == judged.steps_of_epoch:
+                self.attempt(partial(self._judge_fold, judged))
+            else:
+                judged.progress.cursor = 0  # time is up, and an unfinished start says nothing
         records = []
         for member in ended:
             verdicts = [score_dev(part.run, part.dev, [next(logits) for _ in part.dev.ids]) for part in member.parts]
@@ -496,7 +494,8 @@ class Cohort:
         inside, outside = member.split_fold()
         loss = left_out_loss(run.task, vectors, inside, outside, most_strength=MOST_STRENGTH)
         close_fold(member, self._agree(loss))
-        self.bank.put(slot, run.spec, start if member.is_active else member.best_tensors or start)
+        goes_on = member.progress.stage in (FOLD, CONTRAST)
+        self.bank.put(slot, run.spec, start if goes_on else member.best_tensors or start)
         self.optimizer.reset(slot, run.config.train)
         self._world.spread(list(self.stored.values()))
 

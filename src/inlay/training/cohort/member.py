@@ -462,7 +462,8 @@ def close_epoch(member: AnyMember, verdict: DevScores, seconds: float, bank: Ban
 def close_fold(member: Member, loss: float) -> None:
     """Record the summed loss of a fold's rows after the contrastive start without them; begin what is next.
 
-    After the last fold that is the contrastive start on all rows, or the end of the run if the probe did better.
+    After the last fold that is the contrastive start on all rows. If the probe did better it is not taken: training
+    begins at the probe, and where there is none to be done the run ends.
     """
     progress = member.progress
     progress.fold_losses[CONTRAST] = progress.fold_losses.get(CONTRAST, 0.0) + loss
@@ -472,15 +473,18 @@ def close_fold(member: Member, loss: float) -> None:
     if progress.fold < member.num_folds:
         return
     progress.stage = CONTRAST
-    means = {name: round(total / len(member.train), 5) for name, total in progress.fold_losses.items()}
-    progress.history[0]["left_out_loss"] = means
-    if progress.fold_losses[CONTRAST] > progress.fold_losses[PROBE]:
-        progress.stage = ""
-        progress.status = FINISHED
-        progress.message = (
-            f"the linear probe is kept: on rows left out its loss is {means[PROBE]:.3f}, "
-            f"after a contrastive start {means[CONTRAST]:.3f}"
-        )
+    means = {name: total / len(member.train) for name, total in progress.fold_losses.items()}
+    progress.history[0]["left_out_loss"] = {  # JSON has no infinity
+        name: round(mean, 5) if math.isfinite(mean) else None for name, mean in means.items()
+    }
+    if means[CONTRAST] > means[PROBE]:
+        progress.stage = ""  # training, if there is any, begins at the probe
+        if not member.num_steps:
+            progress.status = FINISHED
+            progress.message = (
+                f"the linear probe is kept: on rows left out its loss is {means[PROBE]:.3f}, "
+                f"after a contrastive start {means[CONTRAST]:.3f}"
+            )
 
 
 def _is_kept(member: AnyMember, value: float, dev_loss: float) -> bool:

@@ -140,7 +140,8 @@ def _count_before(run: Run, parts: Durations) -> float:
         return 0.0
     contrast = count_start_steps(train)
     steps = contrast * parts.epoch / max(1, run.steps_per_epoch)
-    return steps + (2 if contrast else 1) * (parts.probe + parts.dev)
+    num_readings = (2 if contrast else 1) + (train.contrast_folds or 0)
+    return steps + num_readings * (parts.probe + parts.dev)
 
 
 def count_answered(task: Task, *, has_probe: bool) -> float:

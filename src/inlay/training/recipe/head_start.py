@@ -75,7 +75,7 @@ def fit_head(
     rows = draw_rows(len(member.train), _MOST_NUMBERS // width)
     vectors = read_vectors(bank, member, rows, token_budget)
     if not np.isfinite(vectors).all():
-        return FittedHead({}, math.nan, {})
+        return FittedHead({}, math.nan, {}, math.inf)
     head = run.spec.head
     task = dataclasses.replace(run.task, train=run.task.train.take(rows))
     calibrated = fit_calibrated(task, vectors, has_towers=head.has_towers, most_strength=most_strength)

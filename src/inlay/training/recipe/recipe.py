@@ -181,10 +181,10 @@ def _find_folds(task: Task, config: RunConfig, contrast: int) -> int:
                 f"`train.contrast_folds` is `{asked}`, but there is no contrastive start to judge",
                 "leave it out, or use `--set train.contrast=100` with it",
             )
-        if asked > len(task.train):
+        if 2 * asked > len(task.train):
             raise BadConfig(
                 f"`train.contrast_folds` is `{asked}`, but `{task.name}` has {len(task.train)} training rows",
-                "use 3",
+                "use fewer: two rows a fold at least",
             )
     if asked is not None:
         return asked

@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 import inlay
-from inlay.errors import BadConfig, UnknownName
+from inlay.errors import BadConfig, BadData, UnknownName
 
 
 @pytest.fixture
@@ -120,6 +120,14 @@ def test_one_call_trains_the_run_that_the_command_line_trains(backbone_folder, f
     assert again.was_finished
     assert again.version == report.version
     assert "was finished before" in capsys.readouterr().err
+
+
+def test_a_plan_of_rows_in_memory_needs_no_name_and_a_number_is_no_text(tiny_bert, frame, tmp_path):
+    found = inlay.plan(frame, backbone=tiny_bert, store=tmp_path, measure=False, progress=False, size=8, lr=1e-2)
+    assert found.inlay.trained_parameters < found.full.trained_parameters
+    for texts in (3, ["a text", 3]):
+        with pytest.raises(BadData, match="`3` is no text"):
+            inlay.predict("mood", texts, store=tmp_path)
 
 
 def test_dev_and_test_rows_are_given_and_judged(backbone_folder, frame, tmp_path):

@@ -160,6 +160,25 @@ def test_quickstart_and_the_tour_run_from_top_to_bottom(run, elsewhere):
     assert len(found) == 3
 
 
+def test_the_start_page_runs_from_an_empty_folder(run, elsewhere, tiny_bert, monkeypatch, capsys):
+    _install, *parts = blocks(page("start.md"), "sh")
+    printed = {}
+    for words, content in read_commands("".join(parts)):
+        if words[0] == "cat":
+            (elsewhere / words[1]).write_text(content)
+        else:
+            printed[words[1]] = run(words)
+    assert list(printed) == ["train", "predict", "evaluate", "tasks", "show"]
+    assert "desk@1" in printed["train"]
+    assert len((elsewhere / "answers.csv").read_text().splitlines()) == 3
+    (example,) = blocks(page("start.md"), "python")
+    monkeypatch.setattr(inlay, "load_backbone", lambda name: tiny_bert)
+    make_run = inlay.make_run
+    monkeypatch.setattr(inlay, "make_run", lambda *given: make_run(*given, epochs=1, lr=1e-3, max_length=32))
+    exec(compile(example, "docs/start.md", "exec"), {})
+    assert "desk@2" in capsys.readouterr().out
+
+
 def test_python_example_runs_and_is_the_shipped_script(elsewhere, tiny_bert, monkeypatch, capsys):
     (example,) = blocks(README, "python")
     path = ROOT / "examples" / "python_quickstart.py"

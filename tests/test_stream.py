@@ -248,6 +248,42 @@ def test_a_fault_of_ours_in_one_file_goes_aside_with_its_traceback(place, monkey
     assert list(place.digests()) == ["sms"]
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        "[train]\nclip_norm = inf\n",
+        "[data]\nlabels = [1979-05-27]\n",
+        f"[train]\nepochs = 0x{'f' * 4000}\n",
+        f"[train]\nlr = {{a = 0x{'f' * 4000}}}\n",
+        f"[method]\nlayers = '{'9' * 5000}'\n",
+    ],
+    ids=["infinite", "date", "huge", "huge in a table", "huge layer"],
+)
+def test_settings_that_no_run_can_have_cost_only_their_own_file(place, own):
+    write_task(place.folder / "aa.csv", 1)
+    (place.folder / "aa.toml").write_text(own)
+    write_task(place.folder / "zz.csv", 2)
+    place.stream()
+    assert list(place.digests()) == ["zz"]
+    assert "Traceback" not in (place.folder / "bad" / "aa.csv.error.txt").read_text()
+
+
+def test_a_version_that_cannot_be_published_costs_only_its_own_file(place, monkeypatch):
+    publish = inlay.stream.watch.publish_result
+
+    def fail_for_the_first(prepared, result):
+        if prepared.run.name == "aa":
+            raise ValueError("nobody thought of this")
+        return publish(prepared, result)
+
+    monkeypatch.setattr(inlay.stream.watch, "publish_result", fail_for_the_first)
+    for seed, name in enumerate(("aa.csv", "zz.csv")):
+        write_task(place.folder / name, seed)
+    place.stream()
+    assert list(place.digests()) == ["zz"]
+    assert "nobody thought of this" in (place.folder / "bad" / "aa.csv.error.txt").read_text()
+
+
 def test_a_diverged_run_goes_aside_and_the_others_of_its_cohort_are_published(place):
     write_task(place.folder / "wild.csv", 1)
     (place.folder / "wild.toml").write_text("[train]\nlr = 9.9\nwarmup = 0.0\nclip_norm = 0.0\nepochs = 60\n")

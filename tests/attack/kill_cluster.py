@@ -92,7 +92,9 @@ class ClusterAttack(kill_service.Attack):
         elif name in ("web", "cluster"):
             self.service.kill(name)
         elif name in ("engine", "trainer"):
-            self.kill_one([each["pid"] for each in self.service.members() if each["name"].startswith(name)])
+            self.kill_one(
+                [each["pid"] for each in self.service.members() if each["name"].startswith(name) and "pid" in each]
+            )
         else:
             title = {"keeper": b"ray::FleetKeeper", "member": b"ray::FleetMember"}[name]
             self.kill_one(find_titles(title))

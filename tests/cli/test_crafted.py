@@ -26,7 +26,7 @@ NESTED: list[tuple[str, str, Any]] = [
     *(("head", "kind", value) for value in ("regress", "tag", "span", "text", "ordinal", "nothing", ["classify"])),
     *(("head", "num_outputs", value) for value in (0, -1, 3, 10**15, 2.0, True, "2", None)),
     *(("head", "pooling", value) for value in ("tokens", "text", "pooler2", None, ["mean"])),
-    *(("head", "temperature", value) for value in (0, -1.0, "1", None, [1])),
+    *(("head", "temperature", value) for value in (0, -1.0, "1", None, [1], 5e-324, 1e300)),
     *(("head", "target_std", value) for value in (0.0, -2.0, "x")),
     *(("head", "thresholds", value) for value in ([0.1, 0.2], [], "0.5", ["a"], [[1]])),
     *(("head", "texts", value) for value in (["a", "b"], "ab", [1, 2])),
@@ -38,7 +38,8 @@ NESTED: list[tuple[str, str, Any]] = [
     ("head", "surprise", 1),
     *(("method", "name", value) for value in ("lora", "none", "", "hyperformer")),
     *(("method", "size", value) for value in (0, -3, 10**12, 7, "8", 8.5)),
-    *(("method", "layers", value) for value in ("0", "99", "a", 3.5)),
+    *(("method", "layers", value) for value in ("0", "99", "a", 3.5, "9" * 5000, "0:" + "9" * 5000, ":," * 900_000)),
+    *(("method", "sharing", value) for value in ("every-" + "9" * 5000, "every-0")),
     *(("method", "places", value) for value in (["nowhere"], [1], "attention")),
     *(("method", "activation", value) for value in ("exp", 1)),
     *(("method", "scale", value) for value in (0.0, "1")),
@@ -55,6 +56,8 @@ NESTED: list[tuple[str, str, Any]] = [
     *(("extra", "origin", value) for value in ("x", {"library": 1})),
 ]
 WHOLE: list[tuple[str, Any]] = [
+    *(("run_id", value) for value in ("../../../etc", "a\0b", "/etc")),
+    ("config", {"deep": json.loads("[" * 900 + "]" * 900)}),
     *(("kind", value) for value in ("regress", "tag", "span", "text", "ordinal", "multilabels", "")),
     *(("labels", value) for value in ([], ["ham"], ["ham", "ham"], ["a", "b", "c"], ["ham", 1])),
     *(("metric", value) for value in ("rmse", "nothing", "")),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Inlay, Mail
+from .conftest import SETTINGS, Inlay, Mail, write_mail
 
 MIXED = """id,task,text,label
 1,mail,free prize,spam
@@ -44,6 +44,53 @@ def test_predict_answers_texts_with_probabilities(inlay: Inlay, mail: Mail) -> N
         assert line["probability"] == max(line["probabilities"].values()) == line["probabilities"][line["label"]]
     shown = inlay("predict", "mail", "free prize now").out
     assert shown == f"{ended.lines[0]['label']}  {ended.lines[0]['probability']:.4f}  free prize now\n"
+
+
+def test_columns_joined_in_training_are_joined_in_use(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    rows = list(csv.reader(mail.data.read_text().splitlines()))[1:]
+    lines = [["title", "body", "label"], *([text.split()[0], text, label] for text, label in rows)]
+    for name, columns in (("both.csv", (0, 1, 2)), ("body.csv", (1, 2))):
+        (tmp_path / name).write_text("".join(",".join(line[place] for place in columns) + "\n" for line in lines))
+    (tmp_path / "plain.csv").write_text("".join(f"{line[0]}\n" for line in [["text"], *rows]))
+    options = ("--backbone", mail.backbone, *SETTINGS)
+    assert inlay("train", "both.csv", "--task", "joined", "--text", "title,body", *options).status == 0
+    given = inlay("predict", "joined", "--input", "both.csv", "--text", "title,body").out
+    assert inlay("predict", "joined", "--input", "both.csv").out == given
+    assert inlay("predict", "joined", "--input", "both.csv", "--text", "body").out != given
+    scores = inlay("evaluate", "joined", "both.csv", "--text", "title,body", "--json").data["metrics"]
+    assert inlay("evaluate", "joined", "both.csv", "--json").data["metrics"] == scores
+    for command in (("predict", "joined", "--input", "body.csv"), ("evaluate", "joined", "body.csv")):
+        refused = inlay(*command)
+        assert refused.status == 4
+        assert "no column named `title`" in refused.err
+        assert "`title,body` joined" in refused.err
+    assert inlay("predict", "joined", "--input", "plain.csv").status == 0  # no column of them: the usual one is read
+    mixed = inlay("predict", "joined,mail", "--input", "both.csv")
+    assert (mixed.status, "read other columns" in mixed.err) == (2, True)
+
+
+def test_an_error_about_one_text_is_said_once_and_an_empty_stdin_too(
+    inlay: Inlay, mail: Mail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = inlay("predict", "mail", "free", "--pair", "prize")
+    assert refused.status == 4
+    assert refused.err.count("but task `mail`") == 1
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert "stdin has no lines" in inlay("predict", "mail").err
+
+
+def test_evaluate_gives_no_interval_where_every_draw_scores_the_same(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    own = inlay("predict", "mail", "free prize", "--json").lines[0]["label"]
+    (tmp_path / "right.csv").write_text(f"text,label\nfree prize,{own}\nfree prize now,{own}\n")
+    shown = inlay("evaluate", "mail", "right.csv").out
+    assert "accuracy 1.0000  (95% interval 0." in shown
+    assert "(95% interval 1.0000 to 1.0000)" not in shown
+
+
+def test_evaluate_says_that_rows_are_those_of_training(inlay: Inlay, mail: Mail, tmp_path: Path) -> None:
+    note = "most dev rows of `mail@1` are among these"
+    assert note in inlay("evaluate", "mail", mail.data).err
+    assert note not in inlay("evaluate", "mail", write_mail(tmp_path / "other.csv", seed=5)).err
 
 
 def test_several_tasks_each_answer_every_text(inlay: Inlay, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

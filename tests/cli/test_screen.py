@@ -179,13 +179,13 @@ def test_data_cannot_move_the_cursor_or_turn_letters_round(monkeypatch: pytest.M
     screen.log(EVIL, "red")
     screen.detail(EVIL)
     screen.emit_table([Column(EVIL)], [[f"{EVIL}\n{EVIL}"]])
-    screen.emit_pairs({"labels": f"{EVIL}\nfaked"})
+    screen.emit_pairs({"labels": f"{EVIL}\nfaked", f"{EVIL}\nname": "0.5"})
     screen.print_error(BadData(EVIL, EVIL, path=EVIL))
     with screen.Meter(EVIL) as meter:
         meter.log(EVIL)
     shown = terminal.getvalue()
     assert not set("\x1b\r\x9b\u202e\udc80") & set(shown)
-    assert shown.count(TOLD) == 11
+    assert shown.count(TOLD) == 12
     assert rf"{TOLD}\n{TOLD}" in shown
     assert rf"{TOLD}\nfaked" in shown
 

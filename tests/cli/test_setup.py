@@ -104,6 +104,16 @@ def test_flags_of_a_run_say_what_their_config_fields_say(inlay: Inlay) -> None:
     assert "--on-bad-row refuse|skip what happens to a bad row [default: refuse]" in text
 
 
+def test_an_option_before_the_command_and_a_group_without_one_say_what_to_do(inlay: Inlay) -> None:
+    early = inlay("--store", "other", "tasks")
+    assert early.status == 2
+    assert "error: no such option: --store\nhint: options follow the command" in early.err
+    bare = inlay("runs")
+    assert bare.status == 2
+    assert bare.err.startswith("Usage: inlay runs")
+    assert "error" not in bare.err
+
+
 def test_unknown_command_is_refused_with_the_nearest(inlay: Inlay) -> None:
     ended = inlay("trian")
     assert ended.status == 2

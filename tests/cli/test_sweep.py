@@ -35,7 +35,7 @@ def test_every_ended_run_of_a_sweep_is_named(inlay: Inlay, mail: Mail) -> None:
     ended = inlay(*command, "--method", "bitfit,top", "--lr", "1e-4,1e-3", "--no-publish")
     assert ended.status == 0, ended.err
     for name in ("bitfit  lr 0.0001", "bitfit  lr 0.001", "top  lr 0.0001", "top  lr 0.001"):
-        assert f"\n{name}  seed 0  dev accuracy " in ended.err
+        assert f"\n{name}  seed 0  72 rows  dev accuracy " in ended.err
     assert "None" not in ended.out + ended.err
     assert "\nepoch 1/1" not in ended.err
 

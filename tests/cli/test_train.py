@@ -61,10 +61,32 @@ def test_name_publishes_under_another_name(inlay: Inlay, mail: Mail) -> None:
 
 
 def test_a_version_that_is_worse_than_an_earlier_one_says_so(inlay: Inlay, mail: Mail) -> None:
-    assert "better" not in inlay(*train_mail(mail, "--name", "twice")).out
+    assert "better" not in inlay(*train_mail(mail, "--name", "twice", "--epochs", 12)).out
     worse = inlay(*train_mail(mail, "--name", "twice", "--epochs", 1, "--lr", 1e-7))
     assert "better" in worse.out
     assert "twice@1, on the same dev rows: `twice@best` is that one, `twice` the new one" in worse.out
+
+
+def test_a_version_as_good_as_an_earlier_one_is_not_called_worse(inlay: Inlay, mail: Mail) -> None:
+    first = inlay(*train_mail(mail, "--json")).data
+    tie = inlay(*train_mail(mail, "--batch-size", 15))
+    scores = inlay("show", "mail@2", "--json").data["metrics"]["dev"], first["metrics"]["dev"]
+    assert scores[0]["accuracy"] == scores[1]["accuracy"]
+    assert "better" not in tie.out
+
+
+def test_a_version_published_again_is_not_called_the_new_one(inlay: Inlay, mail: Mail) -> None:
+    inlay(*train_mail(mail, "--epochs", 1))
+    again = inlay(*train_mail(mail))
+    assert "mail@1 (" in again.out
+    assert "`mail` still means mail@2" in again.out
+    assert 'inlay predict mail@1 "a text"' in again.out
+    assert inlay("predict", "mail", "free", "--json").lines[0]["version"] == "mail@2"
+
+
+def test_few_dev_rows_are_told(inlay: Inlay, mail: Mail) -> None:
+    assert "8 dev rows say little" not in inlay(*train_mail(mail, "--dev-share", 0.5)).out
+    assert "dev rows say little" in inlay(*train_mail(mail, "--dev-share", 0.1, "--test-share", 0.2)).out
 
 
 def test_no_reuse_computes_the_frozen_layers_in_every_step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
@@ -12,6 +13,7 @@ import transformers
 from inlay.data.tasks import Split
 from inlay.errors import BadData, Unsupported, WrongBackbone
 from inlay.exchange import ImportOptions, export_folder, import_folder
+from inlay.exchange.peft import _find_scale
 from inlay.model.bank.bank import Bank
 from inlay.model.bank.methods import SlotSpec
 from inlay.model.batch.route import collate
@@ -269,3 +271,24 @@ def test_another_backbone_is_refused(backbone_folder, backbone_of, tmp_path):
     save_lora(backbone_folder("bert"), tmp_path / "folder", target_modules=["query"])
     with pytest.raises(WrongBackbone, match="in no module of the backbone's family, `roberta`"):
         import_folder(tmp_path / "folder", backbone_of("roberta"), Store(tmp_path / "store"), ImportOptions())
+
+
+@pytest.mark.parametrize(
+    "pattern", ["([a-z0-9._]+)+!", "(a|aa)*b", ".*.*.*.*.*x", "(?=a)a", r"(.)\1", "x" * 201, "([a-z.]{1,9}){1,9}!"]
+)
+def test_a_pattern_of_names_that_may_match_for_ever_is_refused_at_once(pattern):
+    began = time.perf_counter()
+    with pytest.raises(BadData, match="alpha_pattern"):
+        _find_scale({"lora_alpha": 8, "alpha_pattern": {pattern: 4}}, "encoder.layer.0.attention.self.query", 4)
+    assert time.perf_counter() - began < 1
+
+
+def test_patterns_as_peft_writes_them_are_matched():
+    name = "encoder.layer.0.attention.self.query"
+    for pattern in (
+        "query",
+        r".*layer\.[02]\..*\.(key|query)",
+        r"encoder\.layer\.0\.attention\.self\.query",
+        "^encoder.*",
+    ):
+        assert _find_scale({"lora_alpha": 8, "alpha_pattern": {pattern: 4}}, name, 4) == 1.0

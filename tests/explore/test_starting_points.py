@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import numpy as np
@@ -87,7 +88,7 @@ def store(tiny_bert, toy_task, tmp_path_factory):
 def test_vectors_in_mixed_batches_are_those_of_each_slot_alone(tiny_bert, toy_task, store):
     task = toy_task(num_rows=20)
     encoded = encode(tiny_bert.tokenizer, task.train.texts, None, 32)
-    candidates, refused = _load_candidates(store, tiny_bert, None, "")
+    candidates, refused = _load_candidates(store, tiny_bert, None, task)
     assert not refused
     everyone = [StartCandidate("", None, {}), *candidates]
     together = pooled_vectors(everyone, tiny_bert, encoded, lambda num_rows: None)
@@ -112,6 +113,17 @@ def test_the_task_with_the_same_labels_ranks_first_and_beats_the_plain_backbone(
     assert [item.score for item in found.ranked] == sorted((item.score for item in found.ranked), reverse=True)
     assert found.ranked[1].gain == pytest.approx(found.ranked[1].score - found.plain.score)
     assert found.num_rows == 40
+
+
+@pytest.mark.parametrize("probes", ["rows", "hashed"])
+def test_a_task_on_the_same_rows_split_otherwise_is_no_start(tiny_bert, toy_task, tmp_path, probes):
+    seen, store = toy_task("seen", num_rows=40), Store(tmp_path)
+    run = make_run(seen, RunConfig(train=TrainConfig(epochs=1, max_length=32)), tiny_bert)
+    (result,) = fit([run], tiny_bert, store.root / "runs")
+    publish(run, result, tiny_bert, store, probes=probes)
+    swapped = dataclasses.replace(seen, train=seen.dev, dev=seen.train, digest="another split")
+    assert suggest(swapped, tiny_bert, store).refused == {"seen@1": "it was trained on these very rows"}
+    assert not suggest(toy_task("new", num_rows=40, seed=10), tiny_bert, store).refused
 
 
 @pytest.mark.parametrize("kind", ["regress", "multilabel"])
@@ -151,7 +163,7 @@ def test_methods_mix_and_full_fine_tuning_goes_alone(tiny_bert, toy_task, tmp_pa
         (alone,) = suggest(task, tiny_bert, store, [reference], settings).ranked
         assert value == pytest.approx(alone.fit, abs=1e-4)
     encoded = encode(tiny_bert.tokenizer, task.train.texts, None, 32)
-    for candidate in _load_candidates(store, tiny_bert, None, "")[0]:
+    for candidate in _load_candidates(store, tiny_bert, None, task)[0]:
         (vectors,) = pooled_vectors([candidate], tiny_bert, encoded, lambda num_rows: None)
         bank = Bank(tiny_bert, 1)
         bank.put(0, candidate.spec, candidate.tensors)

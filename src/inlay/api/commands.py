@@ -6,7 +6,7 @@ Notes and progress go to stderr; `progress=False` prints none.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
@@ -23,7 +23,7 @@ from inlay.api.arguments import (
 )
 from inlay.api.steps import Engine
 from inlay.data import RowsGiven
-from inlay.errors import BadConfig, UnknownName, speaking_python
+from inlay.errors import BadConfig, BadData, UnknownName, speaking_python
 from inlay.model import Backbone
 from inlay.notebook import show_metrics
 from inlay.pipeline import EvaluationReport, SweepReport, TrainReport
@@ -186,10 +186,12 @@ def predict(
     ['yes', 'no']
     """
     is_one = isinstance(texts, str | tuple)
-    given: Sequence[Any] = [texts] if is_one else texts
+    given: Sequence[Any] = texts if not is_one and isinstance(texts, Iterable) else [texts]
     requests = []
     for item in given:
         if not isinstance(item, Request):
+            if not isinstance(item, str | tuple | list):
+                raise BadData(f"`{item!r:.80}` is no text", "give a text, a pair `(text, text)`, or a list of them")
             text, pair = (item, None) if isinstance(item, str) else item
             item = Request(task, text, pair, min_confidence)
         requests.append(item)
@@ -219,7 +221,8 @@ def suggest(
     default all on `backbone`. `store`, `device` and `progress` are those of `train`. Start from the best one with
     `train(data, start=[found.ranked[0].reference])`.
 
-    >>> found = inlay.suggest(rows.head(30), backbone=backbone, progress=False)
+    >>> new = rows.head(30).assign(text="so " + rows["text"])  # a task on the same rows would be no fair start
+    >>> found = inlay.suggest(new, backbone=backbone, progress=False)
     >>> [item.reference for item in found.ranked]
     ['mood@1']
     """
@@ -321,6 +324,8 @@ def plan(
     """
     opened = open_store(store)
     with terminal.silenced(not progress):
+        if not isinstance(data, str | Path):
+            task = task or "task"  # nothing is kept, so rows in memory need no name
         asked = find_config(data, task, backbone, config, preset, opened, settings)
         ready = prepare(asked, opened, device, backbone, data, dev, test)
         return (training.make_plan if measure else training.count_plan)(ready.run, ready.backbone)

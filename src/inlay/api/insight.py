@@ -143,7 +143,7 @@ def pick(
                 raise
             train = None
         options = PickSettings(count, by, lambda number: meter.advance(number, "rows"))
-        return explore.pick_rows(reader, _read_texts(pool, settings), options, train)
+        return explore.pick_rows(reader, _read_texts(pool, settings, reader), options, train)
 
 
 @speaking_python()
@@ -171,7 +171,7 @@ def drift(
     with terminal.silenced(not progress), terminal.Meter("comparing") as meter:
         kept, reader = _open(task, backbone, store, device)
         train = explore.find_training_rows(reader.version, reader.manifest, kept, _source(data)).train
-        rows = explore.split_of(_read_texts(new, settings))
+        rows = explore.split_of(_read_texts(new, settings, reader))
         return explore.find_drift(reader, rows, train, on_rows=lambda number: meter.advance(number, "rows"))
 
 
@@ -221,10 +221,11 @@ def _source(data: str | Path | Task | None) -> str | Task | None:
     return data if data is None or isinstance(data, Task) else str(data)
 
 
-def _read_texts(given: Texts, settings: Mapping[str, Any]) -> list[InputRow]:
+def _read_texts(given: Texts, settings: Mapping[str, Any], reader: VersionReader) -> list[InputRow]:
     """Return the rows of a file, read with these settings, or texts and pairs as rows, counted from 1."""
     config = from_tree(DataConfig, settings, "data.")
     if isinstance(given, str | Path):
-        return explore.draw_rows(given, config, most=_MOST_READ)[0]
+        joined = reader.manifest.extra.get("joined_text")
+        return explore.draw_rows(given, config, most=_MOST_READ, joined=joined)[0]
     pairs = [(item, None) if isinstance(item, str) else item for item in given]
     return [InputRow(line, text, pair) for line, (text, pair) in enumerate(pairs, 1)]

@@ -27,6 +27,9 @@ from inlay.threads import spin_briefly
 STOPPED = 130  # the exit status that shells report for a program ended by Ctrl-C
 _UsageError: Any = typer.BadParameter.__base__  # click's; newer versions of typer bring their own copy of click
 
+_NO_COMMAND = "NoArgsIsHelpError"  # click's error for a group without a command; `typer` does not export it
+_OPTIONS_FOLLOW = "options follow the command, as in `inlay tasks --store DIR`; `inlay --help` lists the commands"
+
 
 class Command(NamedTuple):
     """A command's group in the list, and its line there, which is the first line of its docstring."""
@@ -134,6 +137,16 @@ class Commands(TyperGroup):
             raise BadConfig(f"`{args[0]}` runs in one process, not in {size}", "run it without `torchrun`")
         return args[0], load_command(args[0]), args[1:]
 
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        """Read the options before the command; print an error in them as a message, as `invoke` does."""
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            if type(error).__name__ == _NO_COMMAND:
+                raise
+            screen.print_error(BadConfig(_describe_usage(error), _OPTIONS_FOLLOW), as_json="--json" in args)
+            raise typer.Exit(BadConfig.exit_status) from None
+
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of commands, a section for each group."""
         sections: dict[str, list[tuple[str, str]]] = {}
@@ -155,6 +168,9 @@ class Commands(TyperGroup):
             refusal = _describe_os_error(error) if isinstance(error, OSError) else error
         except _UsageError as error:
             where = error.ctx.command_path if error.ctx is not None else "inlay"
+            if type(error).__name__ == _NO_COMMAND:  # its message is the help
+                screen.log(error.format_message())
+                raise typer.Exit(BadConfig.exit_status) from None
             refusal = BadConfig(_describe_usage(error), f"see `{where} --help`")
         except KeyboardInterrupt as stop:
             screen.log()

@@ -10,7 +10,7 @@ import typer
 from inlay.cli import flags, lazy_packages, screen
 from inlay.cli.lazy_packages import explore
 from inlay.cli.screen import Column, numbers
-from inlay.cli.trained_on import PairColumnOption, TrainedOnOption, open_version, read_training_rows
+from inlay.cli.trained_on import PairColumnOption, TrainedOnOption, find_joined, open_version, read_training_rows
 from inlay.settings import DataConfig
 
 _MOST_READ = 5_000
@@ -46,7 +46,7 @@ def drift(
     file.
     """
     columns = DataConfig(format=format, header=header, text=text, pair=pair)
-    rows, num_rows = explore.draw_rows(new, columns, most=_MOST_READ)
+    rows, num_rows = explore.draw_rows(new, columns, most=_MOST_READ, joined=find_joined(task, store))
     kept, reader = open_version(task, store, backbone, device)
     train = read_training_rows(reader, kept, data).train
     with screen.Meter("comparing") as meter:

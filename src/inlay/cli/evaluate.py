@@ -99,8 +99,10 @@ def _print_report(judged: pipeline.ScoredVersion) -> None:
     screen.log()
     for name in sorted(report.metrics, key=lambda name: name != judged.manifest.metric):
         found = report.metrics[name]
-        low, high = screen.score(found.low), screen.score(found.high)
-        screen.emit(f"{name} {screen.score(found.value)}  (95% interval {low} to {high})")
+        interval = f"95% interval {screen.score(found.low)} to {screen.score(found.high)}"
+        if found.low == found.high:  # the bootstrap draws from these rows only, which says nothing about others
+            interval = "no interval: all draws of these rows score the same"
+        screen.emit(f"{name} {screen.score(found.value)}  ({interval})")
     if report.ece is not None:
         about = " of all rows" if report.coverage is not None else ""
         screen.emit(f"ece {screen.score(report.ece)}  (expected calibration error{about}, 15 bins)")

@@ -11,7 +11,7 @@ from inlay.cli import flags, screen
 from inlay.cli.lazy_packages import explore
 from inlay.cli.output import open_rows, rename_added
 from inlay.cli.screen import Column, numbers
-from inlay.cli.trained_on import PairColumnOption, TrainedOnOption, open_version, try_training_rows
+from inlay.cli.trained_on import PairColumnOption, TrainedOnOption, find_joined, open_version, try_training_rows
 from inlay.settings import DataConfig
 
 _MOST_READ = 20_000
@@ -61,7 +61,7 @@ def pick(
     the difference counts.
     """
     columns = DataConfig(format=format, header=header, text=text, pair=pair)
-    rows, num_rows = explore.draw_rows(pool, columns, most=most)
+    rows, num_rows = explore.draw_rows(pool, columns, most=most, joined=find_joined(task, store))
     kept, reader = open_version(task, store, backbone, device)
     trained, _ = try_training_rows(reader, kept, data, "picked rows may resemble training rows")
     with screen.Meter("reading") as meter:
@@ -99,5 +99,6 @@ def _describe(found: explore.PickedRows, num_rows: int, count: int) -> dict[str,
     if found.measure is None:
         pairs["picked by"] = "difference alone: these answers have no probability"
     if len(found.rows) < count:
-        pairs["fewer"] = f"only {len(found.rows)} rows differ from each other and from the training rows"
+        few = "1 row differs" if len(found.rows) == 1 else f"{len(found.rows)} rows differ"
+        pairs["fewer"] = f"only {few} from each other and from the training rows"
     return pairs

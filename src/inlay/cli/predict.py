@@ -96,8 +96,9 @@ def predict(
     asked = PredictInput(task, texts or [], pair or [], file, columns)
     asked.check()
     source = ("stdin" if file == "-" else file) if asked.is_file else None
-    # 2. find who answers; the tasks' versions say whether lines of stdin are pairs
+    # 2. find who answers; the tasks' versions say whether lines of stdin are pairs, and which columns were joined
     pool: RowAnswerer
+    joined: str | None = None
     if server is not None:
         from inlay.cli.server_pool import ServerPool
         from inlay.client import Client
@@ -120,8 +121,11 @@ def predict(
             precision=precision,
             on_compile=screen.log_above,
         )
-        has_pairs = any(bool(engines.find_version(name).manifest.extra.get("pairs")) for name in asked.tasks)
-    windows = asked.read(has_pairs=has_pairs)
+        extras = [engines.find_version(name).manifest.extra for name in asked.tasks]
+        has_pairs = any(bool(extra.get("pairs")) for extra in extras)
+        if asked.is_file and text is None:
+            joined = _agree_on_columns(asked.tasks, extras)
+    windows = asked.read(has_pairs=has_pairs, joined=joined)
     # 3. answer window by window, on the screen or into a file
     to_file = output is not None and str(output) != "-"
     try:
@@ -134,7 +138,7 @@ def predict(
             )
             tally = _write_answers(windows, pool, target)
         else:
-            tally = _show_answers(windows, pool, names_tasks=len(asked.tasks) > 1)
+            tally = _show_answers(windows, pool, len(asked.tasks), is_one=len(asked.texts) * len(asked.tasks) == 1)
     finally:  # after Ctrl-C too: the answers given so far have drifted
         if pool.num_tokens and precision == "int8":
             _log_drift(pool.drifts)
@@ -143,6 +147,15 @@ def predict(
     elif to_file:
         screen.emit(f"wrote {output}")
     tally.check(strict=strict)
+
+
+def _agree_on_columns(tasks: Sequence[str], extras: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return the text columns that the tasks were trained on joined; refuse tasks that read a row differently."""
+    found = {extra.get("joined_text"): task for task, extra in zip(tasks, extras, strict=True)}
+    if len(found) > 1:
+        first, second = [f"`{task}` by {text or 'one column'}" for text, task in found.items()][:2]
+        raise BadConfig(f"the tasks read other columns: {first}, {second}", "ask one at a time, or give `--text`")
+    return next(iter(found), None)
 
 
 def _refuse_beside_server(unset: Mapping[str, Any], auto: Mapping[str, str]) -> None:
@@ -202,10 +215,15 @@ class PredictInput:
             hint = f'write `inlay predict {self.task} "a text"`, pipe lines in, or use `--input FILE`'
             raise BadConfig("no text to answer", hint)
 
-    def read(self, *, has_pairs: bool) -> Iterator[list[data.InputRow]]:
-        """Yield the rows a window at a time. With `has_pairs`, a line of stdin is two texts separated by a tab."""
+    def read(self, *, has_pairs: bool, joined: str | None = None) -> Iterator[list[data.InputRow]]:
+        """Yield the rows a window at a time.
+
+        With `has_pairs`, a line of stdin is two texts separated by a tab; `joined` names the columns of a file whose
+        texts the tasks read as one.
+        """
         if self.is_file:
-            chunks = data.stream_rows(str(self.file), self.columns, chunk_size=CHUNK_ROWS // 2, isolate=True)
+            size = CHUNK_ROWS // 2
+            chunks = data.stream_rows(str(self.file), self.columns, joined=joined, chunk_size=size, isolate=True)
             return _join_chunks(self._name_tasks(chunk) for chunk in chunks)
         rows: Iterator[data.InputRow]
         if self.texts:
@@ -289,20 +307,26 @@ class Tally:
         raise BadData(f"{self.num_failed} of {self.num_rows} rows failed, first: {self.first.message}", self.first.hint)
 
 
-def _show_answers(windows: Iterator[list[data.InputRow]], pool: RowAnswerer, *, names_tasks: bool = False) -> Tally:
-    """Print a line for every text: the answer, its probability, and the text; with `names_tasks` first the task."""
+def _show_answers(windows: Iterator[list[data.InputRow]], pool: RowAnswerer, num_tasks: int, *, is_one: bool) -> Tally:
+    """Print a line for every text: the answer, its probability, and the text; of several tasks first the task.
+
+    The error of `is_one` text alone is left to `Tally.check`.
+    """
     tally = Tally()
     for rows in windows:
         answers = pool.answer(rows)
         tally.add(answers)
         for row, answer in zip(rows, answers, strict=True):
-            task = f"{screen.in_line(answer.task)}  " if names_tasks else ""
-            if answer.error is not None:
+            task = f"{screen.in_line(answer.task)}  " if num_tasks > 1 else ""
+            if answer.error is not None and not is_one:
                 screen.log(f"line {row.line}: {task}{answer.error.message}", "yellow")
+            if answer.error is not None:
                 continue
             about = serving.describe_answer(answer)
             sure = f"  {about['probability']:.4f}" if "probability" in about else ""
             screen.emit(f"{task}{screen.in_line(serving.answer_words(about))}{sure}  {screen.shorten(row.text, 60)}")
+    if not tally.num_rows:
+        screen.log("no text to answer: stdin has no lines", "yellow")
     return tally
 
 

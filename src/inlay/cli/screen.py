@@ -148,6 +148,7 @@ def emit_pairs(pairs: Mapping[str, Any]) -> None:
     """Print names and values, one pair on each line, with the values aligned."""
     if not is_main_process():
         return
+    pairs = {in_line(name): value for name, value in pairs.items()}  # names of metrics come with an imported version
     width = max(map(len, pairs), default=0)
     for name, value in pairs.items():
         indent = f"{name.ljust(width)}  "

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from inlay.client import Client, RemoteAnswer
-from inlay.errors import BadData, InlayError
+from inlay.errors import BadData, InlayError, UnknownName
 
 if TYPE_CHECKING:
     from inlay.data import InputRow
@@ -37,6 +37,8 @@ class ServerPool:
             found = self._client.predict(None, [row for _, row in asked], min_confidence=self._min_confidence)
             for (position, _), answer in zip(asked, found, strict=True):
                 failed = answer.error
+                if failed is not None and failed.code == UnknownName.code:  # its hint is a route of the API
+                    failed.hint = "the page at the service's address lists its tasks, and so does `GET /v1/tasks`"
                 answers[position] = answer if failed is None else self._fail(rows[position], answer.task, failed)
         return [answer for answer in answers if answer is not None]
 

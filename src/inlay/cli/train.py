@@ -17,6 +17,7 @@ from inlay.cli.screen import numbers
 from inlay.settings import FitSettings
 from inlay.store import Store
 
+_FEW_DEV = 20  # dev rows below which one row is more than five points
 NameOption = Annotated[str | None, typer.Option("--name", help="publish under this name; default: the task's name")]
 PublishOption = Annotated[bool, typer.Option("--publish/--no-publish", help="publish the result in the store")]
 ProbesOption = Annotated[
@@ -151,6 +152,10 @@ def print_report(finished: pipeline.TrainReport, store: Path | None) -> None:
             f"{scores}: {report['metric']} of a linear model on the frozen backbone, where training started"
         )
     pairs["trained"] = f"{screen.duration(report['seconds'])}, best epoch {report['best_epoch']}"
+    num_dev = len(ready.run.task.dev)
+    if num_dev < _FEW_DEV and "folds" not in report:
+        few = screen.count(num_dev, "dev row")
+        pairs["few rows"] = f"{few} say little: `inlay train --folds 5` scores every row by a model that did not see it"
     if "folds" in report:
         pairs["folds"] = describe_report(report["folds"], ready.run.task)
     if (rising := report["still_rising"]) is not None:
@@ -159,13 +164,18 @@ def print_report(finished: pipeline.TrainReport, store: Path | None) -> None:
     if report["reference"] is not None:
         name = report["reference"].partition("@")[0]
         pairs["published"] = f"{report['reference']} ({screen.size(report['size_bytes'])})"
+        is_latest = report["latest"] in (None, report["reference"])
+        if not is_latest:
+            pairs["as before"] = f"`{name}` still means {report['latest']}, which was published after this one"
         if report["best"] not in (None, report["reference"]):
-            pairs["better"] = f"{report['best']}, on the same dev rows: `{name}@best` is that one, `{name}` the new one"
+            means = f", `{name}` the new one" if is_latest else ""
+            pairs["better"] = f"{report['best']}, on the same dev rows: `{name}@best` is that one{means}"
     pairs["run"] = report["folder"]
     pairs |= {name: report[name] for name in ("curve", "report") if report[name] is not None}
     if report["reference"] is not None:
         second = ' --pair "the second text"' if ready.run.task.train.pairs is not None else ""
-        pairs["next"] = screen.repeat_store(f'`inlay predict {name} "a text"{second}`', store).strip("`")
+        asked = name if is_latest else report["reference"]
+        pairs["next"] = screen.repeat_store(f'`inlay predict {asked} "a text"{second}`', store).strip("`")
     screen.emit_pairs(pairs)
 
 

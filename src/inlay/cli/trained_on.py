@@ -38,6 +38,13 @@ PairColumnOption = Annotated[
 ]
 
 
+def find_joined(task: str, store: Path | None) -> str | None:
+    """Return the text columns that a task was trained on, if it was trained on several that were joined."""
+    kept = Store(store)
+    joined: str | None = kept.manifest(kept.resolve(task)).extra.get("joined_text")
+    return joined
+
+
 def open_version(
     task: str, store: Path | None, backbone: str | None, device: str
 ) -> tuple[Store, explore.VersionReader]:

@@ -172,6 +172,11 @@ def describe_file(question: FileQuestion) -> dict[str, Any]:
     """Return what a file holds; raise what makes it unreadable."""
     scan = FileScan(question)
     scan.run()
+    for name in scan.names:
+        if any("\ud800" <= letter <= "\udfff" for letter in name):  # no JSON can hold it
+            raise BadData(
+                f"the name of the column {name!a} is not text", "save the file as UTF-8, or rename the column"
+            )
     notes: list[dict[str, Any]] = [{"message": note} for note in scan.notes]
     notes += [{"message": fault.reason, "line": fault.line} for fault in scan.faults]
     task, problem = _read_task(scan)

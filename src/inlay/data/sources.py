@@ -162,13 +162,20 @@ def _list_names(path: str | Path, records: Sequence[Mapping[str, Any]]) -> tuple
 
 
 def stream_rows(
-    path: str | Path, config: DataConfig = DataConfig(), *, chunk_size: int = 1024, isolate: bool = False
+    path: str | Path,
+    config: DataConfig = DataConfig(),
+    *,
+    joined: str | None = None,
+    chunk_size: int = 1024,
+    isolate: bool = False,
 ) -> Iterator[list[InputRow]]:
     """Yield the rows of a file to predict, in chunks, in constant memory; chunks of long rows are smaller.
 
-    Text and pair columns are those of `config`, or recognised by name; a column `task` names the task of each row. A
-    bad row stops the stream, or with `isolate` is an `InputRow` with an `error`; a quoted field that never ends always
-    stops it.
+    Text and pair columns are those of `config`, or recognised by name; a column `task` names the task of each row.
+    `joined` names the text columns that the task was trained on, for a file that has them and no others named.
+
+    A bad row stops the stream, or with `isolate` is an `InputRow` with an `error`; a quoted field that never ends
+    always stops it.
     """
     stream = open_file(path, config)
     header, columns = stream.header, None
@@ -179,7 +186,7 @@ def stream_rows(
         num_rows += 1
         if columns is None and isinstance(record, dict):
             header = header if header.names else header._replace(names=tuple(record))
-            columns, texts = _find_inputs(header, config)
+            columns, texts = _find_inputs(header, config, joined)
         row = _read_input(line, record, columns, texts, header.path)
         if row.error is not None and not isolate:
             raise row.error
@@ -194,13 +201,28 @@ def stream_rows(
         raise BadData("the file has no rows", "give a file with rows under its header", path=path)
 
 
-def _find_inputs(header: Header, config: DataConfig) -> tuple[Columns, tuple[str, ...]]:
+def _find_inputs(header: Header, config: DataConfig, joined: str | None) -> tuple[Columns, tuple[str, ...]]:
     """Return the columns of a file to predict, and the text columns that are joined if there are several."""
+    if config.text is None:
+        config = replace(config, text=_find_joined(header, joined))
     config = replace(by_number(config, header.names), label=None, split=None)
     texts = split_names(config.text, header)
     inputs = tuple(name for name in header.names if name != TASK_COLUMN)
     config = replace(config, text=texts[0] if texts else None)
     return find_columns(header._replace(names=inputs), config, labelled=False), texts if len(texts) > 1 else ()
+
+
+def _find_joined(header: Header, joined: str | None) -> str | None:
+    """Return the text columns that the task was trained on if the file has them, None if it has none; refuse a part."""
+    if joined is None or split_names(joined, header, required=False):
+        return joined
+    names = [name.strip() for name in joined.split(",")]
+    there = [name for name in names if name in header.names]
+    if not there:
+        return None
+    missing = next(name for name in names if name not in header.names)
+    reason = f"no column named `{missing}`, and the task was trained on `{joined}` joined"
+    raise BadData(reason, f"name the columns to read with `--text`, such as `--text {there[0]}`", path=header.path)
 
 
 def _read_input(

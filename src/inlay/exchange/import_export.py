@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -209,8 +208,9 @@ def _read_own(path: Path) -> dict[str, Any]:
             raise BadData(
                 f"`{key}` is `{str(own[key])[:40]}`", "delete the file: the folder is complete without it", path=path
             )
-    if not 0 < own.get("temperature", 1.0) < math.inf:
-        raise BadData(f"`temperature` is `{own['temperature']}`", "it must be above 0, or left out", path=path)
+    if not 1e-4 <= own.get("temperature", 1.0) <= 1e4:
+        hint = "it must be from 0.0001 to 10,000, or left out"
+        raise BadData(f"`temperature` is `{own['temperature']}`", hint, path=path)
     if own.get("max_length", 4) < 4:
         raise BadData(f"`max_length` is `{own['max_length']}`", "it must be 4 or more, or left out", path=path)
     for label in own.get("labels", ()):

@@ -45,6 +45,8 @@ VERSION = "0.21.2"
 """version of the library that this file is made for"""
 ROOT = "base_model.model."
 _MAGNITUDE = "lora_magnitude_vector"  # DoRA's
+_MOST_LETTERS, _MOST_REPEATS = 200, 3
+"""letters and repetitions of a pattern of module names"""
 
 _COMMON: foreign.Neutral = {"fan_in_fan_out": ((False, None), "weights stored transposed")}
 _NEUTRAL: dict[str, foreign.Neutral] = {
@@ -157,13 +159,25 @@ def _find_scale(config: Mapping[str, Any], path: str, rank: int) -> float:
     """Return alpha / r, or alpha / √r in rsLoRA, with the alpha of the first pattern that fits the module's name."""
     patterns = config.get("alpha_pattern") or {}
     try:
-        matching = [key for key in patterns if re.match(rf"(.*\.)?({key})$", path)]
-    except (re.error, TypeError):
-        reason = f"`alpha_pattern` is `{patterns}`, which are not patterns of names"
+        matching = [key for key in patterns if re.match(rf"(.*\.)?({_check_pattern(key)})$", path)]
+    except (re.error, TypeError, RecursionError, OverflowError):
+        reason = f"`alpha_pattern` is `{str(patterns)[:80]}`, which are not patterns of names"
         raise BadData(reason, "save the adapter again") from None
     default = foreign.read_number(config, "lora_alpha", 8)
     alpha = foreign.read_number(patterns, matching[0], default) if matching else default
     return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _check_pattern(key: str) -> str:
+    """Return a pattern of names; refuse one that could be matched for ever, since it is a stranger's."""
+    # Time is exponential only where something that repeats is repeated, and it grows with each repetition.
+    num_repeats = len(re.findall(r"[*+{]", key))
+    if len(key) > _MOST_LETTERS or num_repeats > _MOST_REPEATS or re.search(r"\)\s*[*+{]|\\[0-9gk]|\(\?", key):
+        raise BadData(
+            f"`alpha_pattern` has the pattern `{key[:80]}`, which may take for ever to match",
+            "name the modules in it, as in `layer.0.attention.self.query`",
+        )
+    return key
 
 
 def _read_ia3(config: Mapping[str, Any], locate: _PeftLocator) -> tuple[ResolvedMethod, dict[str, Tensor]]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import torch
@@ -92,7 +93,7 @@ def suggest(
     if kind.output_targets is None:
         raise Unsupported(f"a suggestion for a `{task.kind}` task", f"it knows: {linear_kinds()}")
     # 1. the candidates, and a sample of the rows
-    candidates, refused = _load_candidates(store, backbone, references, task.digest)
+    candidates, refused = _load_candidates(store, backbone, references, task)
     rows = sample_rows(task, settings.num_rows)
     part = task.train.take(rows)
     whole = Reading(WHOLE_ROW, min(settings.max_length, backbone.max_length))
@@ -228,7 +229,7 @@ def predict_left_out(vectors: np.ndarray, targets: np.ndarray) -> tuple[np.ndarr
 
 
 def _load_candidates(
-    store: Store, backbone: Backbone, references: Sequence[str] | None, data_digest: str
+    store: Store, backbone: Backbone, references: Sequence[str] | None, task: Task
 ) -> tuple[list[StartCandidate], dict[str, str]]:
     """Load the candidates; also return the reasons for versions that cannot be starts."""
     if references is not None:
@@ -238,12 +239,18 @@ def _load_candidates(
         fingerprint = backbone.fingerprint
         versions = [info.version for info in latest if info.summary.backbone["fingerprint"] == fingerprint]
     found, refused = [], {}
+    splits = [split for split in (task.train, task.dev, task.test) if split is not None]
+    rows = {row for split in splits for row in zip_longest(split.texts, split.pairs or ())}
+    labels = (task.kind, task.labels)
     for version in versions:
         try:
             loaded = store.load(version)
             if loaded.manifest.backbone["fingerprint"] != backbone.fingerprint:
                 raise Unsupported(f"it was trained on the backbone `{loaded.manifest.backbone['name']}`")
-            if loaded.manifest.data_digest == data_digest:
+            manifest = loaded.manifest
+            # The same rows split otherwise: it may know the answers to dev rows, and would score too well.
+            is_split_otherwise = (manifest.kind, manifest.labels) == labels and manifest.share_of_probes_in(rows) > 0.5
+            if manifest.data_digest == task.digest or is_split_otherwise:
                 raise Unsupported("it was trained on these very rows")
             spec = SlotSpec.from_stored(loaded.manifest.method, loaded.manifest.head)
             Bank(backbone, 1).put(0, spec, loaded.tensors)  # fails here, before any work, if no bank can hold it

@@ -16,15 +16,18 @@ from inlay.settings import DataConfig
 MEASURES = ("margin", "entropy")
 
 
-def draw_rows(path: str | Path, config: DataConfig = DataConfig(), *, most: int) -> tuple[list[InputRow], int]:
+def draw_rows(
+    path: str | Path, config: DataConfig = DataConfig(), *, most: int, joined: str | None = None
+) -> tuple[list[InputRow], int]:
     """Draw up to `most` rows of a file, in constant memory and always the same; also return the number of all rows.
 
+    `joined` names the text columns that the task was trained on, for a file that has them and no others named.
     Rows that cannot be read are left out; if no row can be read, the first error is raised.
     """
     generator, number = random.Random(0), 0
     kept: list[InputRow] = []
     fault: InlayError | None = None
-    for chunk in stream_rows(path, config, isolate=True):
+    for chunk in stream_rows(path, config, joined=joined, isolate=True):
         for row in chunk:
             if row.error is not None:
                 fault = fault or row.error

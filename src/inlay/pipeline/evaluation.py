@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from inlay import data, model, serving, terminal, training
@@ -14,6 +16,9 @@ from inlay.notebook import show_html
 from inlay.pipeline.backbones import check_backbone_name, check_device_name, device_for_precision, open_stored
 from inlay.settings import DataConfig
 from inlay.store import HASHED, Manifest, Store, Version
+
+_MANY = 0.5
+"""share of a version's probes from which rows are taken to be those that it was trained on"""
 
 
 @dataclass(frozen=True)
@@ -119,12 +124,25 @@ def evaluate(
 
 def _read_rows(source: data.RowsGiven, config: DataConfig, version: Version, manifest: Manifest) -> data.Split:
     """Read labelled rows; refuse single texts for a task that reads pairs, and the other way round."""
-    rows = data.read_split(source, manifest.labels, manifest.kind, config)
+    joined = manifest.extra.get("joined_text")
+    has_columns = isinstance(source, str | Path) or hasattr(source, "columns")
+    takes_joined = config.text is None and joined is not None and has_columns
+    try:
+        own = dataclasses.replace(config, text=joined) if takes_joined else config
+        rows = data.read_split(source, manifest.labels, manifest.kind, own)
+    except BadData as error:
+        if takes_joined and "no column named" in error.message:
+            why = f"the task was trained on `{joined}` joined; name another column with `--text`"
+            error.hint = "; ".join(filter(None, (why, error.hint)))
+        raise
     wants = bool(manifest.extra.get("pairs"))
     if wants != (rows.pairs is not None):
         has, needs = ("single texts", "pairs") if wants else ("pairs", "single texts")
         hint = "name the second text's column with `--pair`" if wants else "name the text's column with `--text`"
         raise BadData(f"the rows are {has}, but `{version.reference}` reads {needs}", hint, path=rows.path)
+    if manifest.share_of_probes_in(set(itertools.zip_longest(rows.texts, rows.pairs or ()))) > _MANY:
+        note = f"most dev rows of `{version.reference}` are among these: the scores are too good for rows it never saw"
+        rows = dataclasses.replace(rows, notes=(*rows.notes, note))
     for note in rows.notes:
         terminal.detail(note)
     return rows

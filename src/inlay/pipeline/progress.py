@@ -167,8 +167,10 @@ class TrainingProgress:
             self._meter.log(progress.message)
         elif not self._is_alone:
             why = f"  {progress.message}" if progress.message else ""
+            own = member.run.task.train if isinstance(member, training.Member) else None
+            rows = "" if own is None else f"  {terminal.count(len(own), 'row')}"
             self._meter.log(
-                f"{_describe(member)}  dev {member.run.metric} {terminal.score(progress.best_metric)}  "
+                f"{_describe(member)}{rows}  dev {member.run.metric} {terminal.score(progress.best_metric)}  "
                 f"epoch {progress.best_epoch}{why}"
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import field
 from typing import Any
@@ -46,9 +47,11 @@ def check_below_one(config: Any, section: str, *names: str) -> None:
         require(is_open or 0 <= value < 1, f"{section}.{name}", value, "at least 0 and below 1")
 
 
-def check_choices(config: Any, section: str) -> None:
-    """Refuse a value that is not one of its field's choices."""
+def check_values(config: Any, section: str) -> None:
+    """Refuse a value that is not one of its field's choices, and a number that is not finite: no run can keep it."""
     for item in dataclasses.fields(config):
         choices, value = item.metadata.get("choices"), getattr(config, item.name)
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        require(is_finite, f"{section}.{item.name}", value, "a finite number")
         if choices and value not in choices:
             raise BadConfig(f"`{section}.{item.name}` is `{value}`", f"it must be one of: {', '.join(choices)}")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inlay.errors import BadConfig
-from inlay.settings.fields import check_at_least, check_choices, require, setting
+from inlay.settings.fields import check_at_least, check_values, require, setting
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class JointConfig:
         fits = math.isfinite(self.temperature) and self.temperature > 0
         require(fits, "joint.temperature", self.temperature, "a finite number above 0")
         check_at_least(self, "joint", 1, "steps")
-        check_choices(self, "joint")
+        check_values(self, "joint")
 
     def weight_of(self, task: str) -> float:
         """Return the weight of a task in the loss."""

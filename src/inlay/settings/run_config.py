@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from inlay.settings.fields import check_at_least, check_below_one, check_choices, require, setting
+from inlay.settings.fields import check_at_least, check_below_one, check_values, require, setting
 from inlay.settings.joint_config import JointConfig
 from inlay.settings.trees import assign, from_tree, read_tree
 
@@ -91,7 +91,7 @@ class MethodConfig:
             require(fits, f"method.{name}", value, "a number that is not 0")
         for name in ("places", "linears"):  # a manifest's JSON has lists
             object.__setattr__(self, name, tuple(getattr(self, name)))
-        check_choices(self, "method")
+        check_values(self, "method")
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ class TrainConfig:
         check_at_least(self, "train", 4, "max_length")
         check_at_least(self, "train", 0, "weight_decay", "clip_norm", kind="number")
         check_below_one(self, "train", "warmup", "head_dropout", "attention_dropout", "dropout", "label_smoothing")
-        check_choices(self, "train")
+        check_values(self, "train")
 
 
 KIND_NAMES = ("classify", "multilabel", "regress", "ordinal", "tag", "span", "text")
@@ -332,7 +332,7 @@ class DataConfig:
         check_below_one(self, "data", "dev_share", "test_share")
         require(self.dev_share + self.test_share < 1, "data.test_share", self.test_share, "below 1 with dev_share")
         check_at_least(self, "data", 1, "limit", "sample", "most_dev", "most_test")
-        check_choices(self, "data")
+        check_values(self, "data")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -104,6 +104,16 @@ class Manifest:
         object.__setattr__(self, "labels", tuple(self.labels))
         object.__setattr__(self, "probes", tuple(self.probes))
 
+    def share_of_probes_in(self, rows: Collection[tuple[str, str | None]]) -> float:
+        """Return the share of the probes, which are dev rows, that are among rows of text and pair; 0 without any."""
+        hashes = self.extra.get(HASHED, ())
+        if hashes:
+            found = {Probe(text, pair, ()).hash_row(self.run_id) for text, pair in rows}
+            known = [probe["row"] in found for probe in hashes]
+        else:
+            known = [(probe.text, probe.pair) in rows for probe in self.probes]
+        return sum(known) / len(known) if known else 0.0
+
     def to_json(self) -> str:
         """Return canonical JSON. Logits are hexadecimal floats, which keep every bit."""
         tree = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
@@ -125,6 +135,8 @@ class Manifest:
         cuts, num_labels = manifest.head.get("thresholds"), len(manifest.labels)
         if cuts is not None and len(cuts) != (1 if num_labels == _TWO else num_labels) and len(cuts) != num_labels:
             raise StoreDamaged(f"{where}: {len(cuts)} thresholds for {num_labels} labels")
+        if manifest.run_id and not is_name(manifest.run_id):  # it names a folder
+            raise StoreDamaged(f"{where}: `{manifest.run_id[:80]!a}` cannot be the id of a run")
         return manifest
 
 

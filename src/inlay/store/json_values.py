@@ -13,6 +13,8 @@ from inlay.errors import StoreDamaged
 
 _MAX_DIGITS = 20  # of a whole number: enough for every counter
 MOST_VALUES = 2_000_000
+MOST_LEVELS = 50
+"""levels of lists and objects in each other; a manifest has about six"""
 """most values of a JSON text: a value of three bytes takes seventy in memory, and is read more than once. So many are
 the answers of 8 probes with 512 tokens and 480 tags each"""
 _NUMBER, _MAYBE_NUMBER = (int, float), (int, float, type(None))
@@ -32,6 +34,7 @@ _NESTED: dict[str, Any] = {
     "extra": {
         "pairs?": (bool,),
         "merge_labels?": (bool,),
+        "joined_text?": (str,),
         "stride?": (int,),
         "from?": [{"reference": (str,), "digest": (str,)}],
         "joint?": {"run": (str,), "method": (str,), "tasks": [(str,)]},
@@ -67,7 +70,24 @@ def parse_json(text: str | bytes, where: str) -> dict[str, Any]:
         raise StoreDamaged(f"{where}: not JSON: {error}") from None
     if not isinstance(tree, dict):
         raise StoreDamaged(f"{where}: not a JSON object")
+    if is_too_deep(tree):
+        raise StoreDamaged(f"{where}: more than {MOST_LEVELS} levels of lists and objects in each other")
     return tree
+
+
+def is_too_deep(value: Any) -> bool:
+    """Return whether lists and objects lie in each other more than `MOST_LEVELS` deep: what prints them recurses."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [
+            part
+            for item in level
+            if isinstance(item, dict | list)
+            for part in (item.values() if isinstance(item, dict) else item)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _parse_int(text: str) -> int:

@@ -72,11 +72,16 @@ def identify(path: Path, stamp: Stamp, config: RunConfig, fingerprint: str) -> D
     if any("\ud800" <= letter <= "\udfff" for letter in path.name):  # a config that names it could not be written
         raise BadData(f"its name is not UTF-8: {path.name!a}", "rename it, then put it back")
     _check_inside(path, path.parent)
-    own = _read_own_settings(path.with_suffix(".toml"), config)
-    merged = _merge(config, own, path)
-    others = [Path(other) for other in (merged.data.dev, merged.data.test) if other]
-    hashes = [_hash_file(each) for each in (path, *others) if each is path or each.is_file()]
-    return DataFile(path, stamp, merged, own, digest([hashes, own, fingerprint]))
+    toml = path.with_suffix(".toml")
+    try:
+        own = _read_own_settings(toml, config)
+        merged = _merge(config, own, path)
+        others = [Path(other) for other in (merged.data.dev, merged.data.test) if other]
+        hashes = [_hash_file(each) for each in (path, *others) if each is path or each.is_file()]
+        content = digest([hashes, own, fingerprint])
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:  # a date, or a number of 4,000 digits
+        raise BadConfig(f"{toml}: a value that no setting can have: {str(error)[:200]}", "correct it") from None
+    return DataFile(path, stamp, merged, own, content)
 
 
 class Inbox:

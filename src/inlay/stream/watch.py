@@ -336,7 +336,7 @@ class _Stream:
             return self._fit(batch, restart=True)
         except (DiskFull, StoreBusy):  # not the files' fault: they stay, and the next stream trains them
             raise
-        except (InlayError, RuntimeError) as error:  # RuntimeError: for example, one file used up the memory
+        except Exception as error:  # whatever is wrong with one file, for example its memory, the others go on
             if len(batch) == 1:
                 self._set_aside(batch[0].item.path, batch[0].item.stamp, error)
                 return {}
@@ -349,7 +349,13 @@ class _Stream:
             hint = f"set a smaller learning rate in `{item.path.stem}.toml`, or correct its rows, and put it back"
             self._set_aside(item.path, item.stamp, Diverged(result.message, hint))
             return
-        version = publish_result(ready.prepared, result)
+        try:
+            version = publish_result(ready.prepared, result)
+        except (DiskFull, StoreBusy):  # not the file's fault
+            raise
+        except Exception as error:
+            self._set_aside(item.path, item.stamp, error)
+            return
         self._keep(item, version, [item.content, ready.rows])
         score = "" if result.dev_metric is None else f", dev {task.metric} {result.dev_metric:.4g}"
         message = f"{item.name}: published `{version.reference}`{score}" + ("" if was_trained else ", trained before")

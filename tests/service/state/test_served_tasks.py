@@ -35,8 +35,10 @@ def test_a_reference_is_a_name_or_a_number_of_one(workspace, reference):
 
 def test_a_task_without_a_live_version_says_what_to_do(workspace):
     train(workspace)
-    with pytest.raises(Conflict, match="no live version"):
+    with pytest.raises(Conflict, match="no live version") as caught:
         workspace.resolve("mail")
+    assert "wait until its job has succeeded" in str(caught.value.hint)
+    assert "mail@1" not in str(caught.value.hint)
     assert workspace.live("mail") is None
     assert workspace.alias("mail") is None
 

@@ -17,6 +17,7 @@ from pyarrow import parquet
 from web_bench import CSV, send_pieces
 
 from inlay.data import FileQuestion, describe_file, file_contents
+from inlay.errors import BadData
 from inlay.service.state import TenantLimits
 from inlay.service.web import inspection
 
@@ -409,3 +410,10 @@ def test_labels_of_a_long_file_are_counted_in_all_its_rows(tmp_path, monkeypatch
     assert {item["label"]: item["count"] for item in found["reading"]["labels"]} == {"a": 100, "b": 100}
     assert "first 50 rows of 200" in found["notes"][-1]["message"]
     assert [item.name for item in tmp_path.iterdir()] == ["long.csv"]
+
+
+def test_a_column_whose_name_no_json_can_hold_is_refused(tmp_path):
+    path = Path(tmp_path / "half.jsonl")
+    path.write_bytes(b'{"text": "a", "label": "x", "\\ud800": 1}\n{"text": "b", "label": "y", "\\ud800": 2}\n')
+    with pytest.raises(BadData, match="is not text"):
+        describe_file(FileQuestion(str(path), "jsonl"))

@@ -67,6 +67,13 @@ def test_a_file_is_answered_row_by_row_and_a_bad_row_costs_only_itself(predict, 
     assert "tokens/s" not in err
 
 
+def test_an_unknown_task_of_the_service_is_said_once_with_where_its_tasks_are_listed(predict):
+    status, _, err = predict("nowhere", "a prize")
+    assert status == 3
+    assert err.count("no task named `nowhere`") == 1
+    assert "hint: the page at the service's address lists its tasks" in err
+
+
 def test_json_of_the_service_is_that_of_the_command_line(predict):
     status, out, _ = predict("mail", "a prize", "--json")
     assert status == 0

@@ -35,7 +35,7 @@ _FITS: dict[str, Callable[[Any], bool]] = {
     "pooling": (*POOLED, "tokens", WRITTEN).__contains__,
     "target_mean": _is_number,
     "target_std": lambda value: _is_number(value) and value > 0,
-    "temperature": lambda value: _is_number(value) and value > 0,
+    "temperature": lambda value: _is_number(value) and 1e-4 <= value <= 1e4,  # a fitted one is from 0.01 to 100
     "null_threshold": lambda value: value is None or _is_number(value),
     "thresholds": lambda value: value is None or _is_list(value, _is_number),
     "hidden": ("none", "tanh", "pooler").__contains__,

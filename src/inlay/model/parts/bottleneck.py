@@ -145,12 +145,12 @@ def adapter_groups(anatomy: Anatomy, method: ResolvedMethod) -> dict[str, str]:
 
 def sharing_step(sharing: str, num_layers: int) -> int:
     """Return the number of layers that share one adapter; 0: none do."""
-    match = re.fullmatch(r"every-([1-9]\d*)", sharing)
+    match = re.fullmatch(r"every-([1-9][0-9]{0,5})", sharing)
     if match:
         return int(match[1])
     known = {"none": 0, "within-layer": 1, "all": num_layers}
     if sharing not in known:
-        raise BadConfig(f"`method.sharing` is `{sharing}`", "it must be none, within-layer, every-K or all")
+        raise BadConfig(f"`method.sharing` is `{sharing:.80}`", "it must be none, within-layer, every-K or all")
     return known[sharing]
 
 

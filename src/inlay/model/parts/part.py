@@ -96,14 +96,21 @@ def draw_tensor(item: TensorSpec, seed: int, task: str = "") -> Tensor:
     return drawn.mul_(math.sqrt(2.0) * item.std).clamp_(-2 * item.std, 2 * item.std)
 
 
+_LAYER = r"-?[0-9]{1,6}"
+_MOST_LETTERS = 2_000
+"""letters of `method.layers`: hundreds of layers one by one"""
+
+
 def adapted_layers(anatomy: Anatomy, config: ResolvedMethod) -> tuple[int, ...]:
     """Return the layers that `method.layers` names: `all`, `6:`, `-3:`, `2:5`, `0,2,5`."""
     num_layers, found = anatomy.num_layers, set()
     hint = f"layers go from 0 to {num_layers - 1}"
+    if len(config.layers) > _MOST_LETTERS:  # it may come with an imported version
+        raise BadConfig(f"`method.layers` has {len(config.layers):,} letters: `{config.layers:.40}…`", hint)
     for item in ("0:",) if config.layers == "all" else config.layers.split(","):
-        match = re.fullmatch(r"\s*(?:(-?\d+)|(-?\d+)?(:)(-?\d+)?)\s*", item)
+        match = re.fullmatch(rf"\s*(?:({_LAYER})|({_LAYER})?(:)({_LAYER})?)\s*", item)
         if match is None:
-            raise BadConfig(f"`method.layers` is `{config.layers}`", "write all, 6:, -3:, 2:5 or 0,2,5")
+            raise BadConfig(f"`method.layers` is `{config.layers:.80}`", "write all, 6:, -3:, 2:5 or 0,2,5")
         single, first, colon, last = match.groups()
         if colon:
             found |= set(range(*slice(*(int(end) if end else None for end in (first, last))).indices(num_layers)))

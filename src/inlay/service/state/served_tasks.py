@@ -311,7 +311,9 @@ def _look_up(db: Database, tenant: str, reference: str) -> ResolvedTask | None:
         alias = read_alias(connection, task.key)
         if alias is None:
             raise Conflict(
-                f"task `{name}` has no live version yet", f"train it, or choose one of its versions: `{name}@1`"
+                f"task `{name}` has no live version yet",
+                f"if it is in training, wait until its job has succeeded; `GET /v1/tasks/{name}/versions` lists what it"
+                " has",
             )
         return ResolvedTask(task.store_name, alias.version, alias.digest)
 

@@ -33,7 +33,7 @@ from inlay.model import (
     infer_canonically,
     make_rows,
 )
-from inlay.store import HASHED, Manifest, Probe, Store, Version
+from inlay.store import HASHED, Manifest, Probe, Store, Version, VersionInfo
 from inlay.training.cohort.member import PROBE
 from inlay.training.evaluate import score_probe, score_split
 from inlay.training.recipe.cross_validation import FoldScores
@@ -105,6 +105,8 @@ def make_manifest(
         extra["stride"] = run.reading.stride
     if run.config.data.merge_labels:  # later rows are read alike
         extra["merge_labels"] = True
+    if "," in (run.config.data.text or ""):  # several columns, joined
+        extra["joined_text"] = run.config.data.text
     if run.start.lineage:
         extra["from"] = list(run.start.lineage)
     if run.origin:  # the multi-task run that it was part of
@@ -234,11 +236,12 @@ def publish_result(
 def report_run(prepared: PreparedRun, result: Result, version: Version | None) -> dict[str, Any]:
     """Return the report on a trained run, published or not, as data: `inlay train --json` prints it."""
     run, store, task = prepared.run, prepared.store, prepared.run.task
-    best = None  # the task's version that is best on these dev rows
+    best = latest = None  # the task's version that is best on these dev rows, and the one that its name means
     if version is not None:
         metrics, infos = store.manifest(version).metrics, store.versions(version.name)
+        latest = store.resolve(version.name).reference
         with suppress(UnknownName):  # versions that cannot be compared
-            best = store.resolve(f"{version.name}@best").reference
+            best = _find_better(store, version, infos)
     else:
         metrics, infos = {"dev": result.dev_metrics}, []
         if task.test is not None and task.test.targets is not None:
@@ -249,6 +252,7 @@ def report_run(prepared: PreparedRun, result: Result, version: Version | None) -
     return {
         "task": task.name,
         "reference": None if version is None else version.reference,
+        "latest": latest,
         "best": best,
         "digest": None if version is None else version.digest,
         "size_bytes": next((info.size_bytes for info in infos if info.version == version), None),
@@ -267,6 +271,16 @@ def report_run(prepared: PreparedRun, result: Result, version: Version | None) -
         "folder": str(folder),
         "curve": str(curve) if curve.is_file() else None,
     }
+
+
+def _find_better(store: Store, version: Version, infos: Sequence[VersionInfo]) -> str:
+    """Return the reference of `NAME@best` if it scored better than a version on the same dev rows; else its own."""
+    best = store.resolve(f"{version.name}@best")
+    own, other = (next((info.summary for info in infos if info.version == item), None) for item in (version, best))
+    if own is None or other is None or own.dev_digest != other.dev_digest:
+        return version.reference
+    is_tie = own.score(own.metric) == other.score(own.metric)
+    return version.reference if is_tie else best.reference
 
 
 def _score_probe(prepared: PreparedRun, result: Result, metrics: Mapping[str, Any]) -> dict[str, float] | None:

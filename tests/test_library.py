@@ -70,6 +70,18 @@ def test_an_unknown_setting_is_an_error_that_names_the_nearest(tiny_bert, toy_ta
         inlay.load_task(tmp_path / "x.csv", name="x", lable="y")
 
 
+@pytest.mark.parametrize(
+    "given", [None, 5, {"text": "good"}, [None], [5], [{"text": "a"}], [("a",)], [("a", "b", "c")]]
+)
+def test_rows_that_are_no_texts_are_refused_and_named(given):
+    from inlay.api.insight import _read_texts
+
+    with pytest.raises(BadData, match=r"holds no texts|is no text") as caught:
+        _read_texts(given, {}, None)
+    assert "a list of texts" in caught.value.hint
+    assert len(_read_texts(["a", ("b", "c"), ["d", None]], {}, None)) == 3
+
+
 def test_importing_inlay_imports_nothing_heavy():
     program = "import sys, inlay; print([n for n in ('torch', 'numpy', 'pandas', 'typer') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

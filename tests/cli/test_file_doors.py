@@ -138,6 +138,43 @@ def test_too_many_rows_for_a_workbook_are_refused_at_once(tmp_path: Path, monkey
     assert not reached
 
 
+ODD_CELLS = {
+    "half a character": ("\ud800x", "\\ud800x"),
+    "half characters in a list": (["a", "\udfff"], '["a", "\\udfff"]'),
+    "half characters in an object": ({"\ud800": ["\udc00"]}, '{"\\ud800": ["\\udc00"]}'),
+    "400 digits": (10**400, str(10**400)),
+    "20 digits": (-(10**20), str(-(10**20))),
+    "no number": (float("nan"), "nan"),
+    "infinity": (float("-inf"), "-inf"),
+    "no character": ("a\uffff\x00\x0bb", "ab"),
+    "more than a float's digits": (2**53 + 1, str(2**53 + 1)),
+}
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".xlsx", ".csv", ".tsv", ".jsonl"])
+@pytest.mark.parametrize("what", ODD_CELLS)
+def test_what_a_format_cannot_hold_becomes_text_and_costs_no_answers(tmp_path: Path, what: str, suffix: str) -> None:
+    cell, text = ODD_CELLS[what]
+    path = tmp_path / f"a{suffix}"
+    names = ["odd", "\ud800k", "\\ud800k", "n\x00", "\uffff"]
+    with open_rows(path) as writer:
+        answer = Answer("mail", error=BadConfig("no answer"))
+        writer.write([dict.fromkeys(names, "x") | {"odd": cell}, {"odd": "y"}, {"odd": 1}], [answer] * 3)
+    if suffix == ".parquet":
+        frame = pd.read_parquet(path)
+        assert frame.columns.tolist()[:3] == ["odd", "\\ud800k", "\\ud800k.2"]
+        assert frame["odd"].tolist() == ["a\uffff\x00\x0bb" if what == "no character" else text, "y", "1"]
+        assert frame["error"].tolist() == ["no answer"] * 3
+    elif suffix == ".xlsx":
+        book = openpyxl.load_workbook(path)
+        head, *rows = book.worksheets[0].iter_rows(values_only=True)
+        assert head[:5] == ("odd", "\\ud800k", "\\ud800k.2", "n", None)
+        assert [row[0] for row in rows] == [text, "y", 1]
+        assert [row[-1] for row in rows] == ["no answer"] * 3
+    else:
+        assert path.read_text(encoding="utf8").count("no answer") == 3
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet", ".xlsx"])
 def test_a_table_that_is_nearly_all_blanks_is_refused_and_jsonl_is_not(tmp_path: Path, suffix: str) -> None:
     answer = Answer("mail", error=BadConfig("no answer"))

@@ -144,6 +144,16 @@ def test_the_nearest_training_row_of_a_training_row_is_itself(readers):
     assert near[0].cosine >= near[1].cosine >= near[2].cosine
 
 
+@pytest.mark.parametrize("given", [None, 5, float("nan"), {"text": "good"}, b"good", ["good"]])
+def test_what_is_no_text_is_refused_and_named(readers, given):
+    named, _ = readers
+    with pytest.raises(BadData, match="not a text") as refused:
+        explain_answer(named["classify"], given)
+    assert refused.value.hint == "give a text"
+    with pytest.raises(BadData, match="not a text"):
+        explain_answer(named["towers"], TEXT, ["good"])
+
+
 def test_what_cannot_be_explained_is_refused_with_a_clear_word(readers):
     found = readers[0]
     with pytest.raises(Unsupported, match="has an answer for every word"):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
 from inlay import explore, pipeline, reports, terminal
 from inlay.api.arguments import find_config, load, open_backbone, open_store, open_trained_on
 from inlay.data import InputRow, RowsGiven, Task
-from inlay.errors import InlayError, speaking_python
+from inlay.errors import BadData, InlayError, speaking_python
 from inlay.explore import DriftReport, Explanation, LearningCurve, PickedRows, PickSettings, VersionReader
 from inlay.model import Backbone
 from inlay.reports import TaskReport
@@ -227,5 +227,13 @@ def _read_texts(given: Texts, settings: Mapping[str, Any], reader: VersionReader
     if isinstance(given, str | Path):
         joined = reader.manifest.extra.get("joined_text")
         return explore.draw_rows(given, config, most=_MOST_READ, joined=joined)[0]
-    pairs = [(item, None) if isinstance(item, str) else item for item in given]
-    return [InputRow(line, text, pair) for line, (text, pair) in enumerate(pairs, 1)]
+    hint = "give a file, or a list of texts or of pairs `(text, text)`"
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+        raise BadData(f"`{given!r:.80}` holds no texts", hint)
+    rows = []
+    for line, item in enumerate(given, 1):
+        pair = (item, None) if isinstance(item, str) else item
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise BadData(f"`{item!r:.80}`, item {line} of the list, is no text", hint)
+        rows.append(InputRow(line, *pair))
+    return rows

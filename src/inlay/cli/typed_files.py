@@ -1,7 +1,8 @@
 """Conversion of answers to Parquet and .xlsx, whose cells have types, once all rows are there.
 
 Until then the rows are lines of JSON in a draft, whose first line has the column names. So a column gets the type that
-all of its cells have; a column with mixed types becomes text.
+all of its cells have; a column with mixed types becomes text, and so does what a format cannot hold. A conversion loses
+no answers: half characters are written as escapes, as in text files.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from inlay.errors import BadConfig, BadData, Missing
+from inlay.errors import BadData, Missing
 from inlay.terminal import log
 
 _ROWS_AT_ONCE = 10_000
@@ -21,6 +24,9 @@ MOST_SHEET_ROWS = 1_048_575
 """most rows under the header of a sheet"""
 MOST_CELL_LETTERS = 32_767
 _LARGEST_INTEGER = 2**63
+_LARGEST_IN_SHEET = 2**53
+"""integers beyond this lose digits in a workbook, whose numbers are floats"""
+_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 
 
 def check_converter(suffix: str) -> None:
@@ -52,7 +58,21 @@ def _read_draft(draft: Path) -> tuple[list[str], Iterator[list[Any]]]:
 
     with draft.open(encoding="utf8") as file:
         first = file.readline()
-    return (json.loads(first) if first else []), rows()
+    return (_number_names(json.loads(first)) if first else []), rows()
+
+
+def _write_half_characters(text: str) -> str:
+    """Return a text with its half characters (lone surrogates) written out, such as `\\ud800`."""
+    return text if text.isascii() else text.encode("utf8", errors="backslashreplace").decode("utf8")
+
+
+def _number_names(names: Sequence[str]) -> list[str]:
+    """Return names without half characters; one that was there before gets a number."""
+    unique: dict[str, None] = {}
+    for name in map(_write_half_characters, names):
+        free = (f"{name}.{number}" if number > 1 else name for number in itertools.count(1))
+        unique[next(each for each in free if each not in unique)] = None
+    return list(unique)
 
 
 def write_parquet(draft: Path, target: Path) -> None:
@@ -68,8 +88,6 @@ def write_parquet(draft: Path, target: Path) -> None:
         "string": pyarrow.string(),
     }
     names, rows = _read_draft(draft)
-    if len(set(names)) < len(names):
-        raise BadConfig("two columns have the same name", "write .csv instead")
     kinds = _find_kinds(rows, len(names))
     schema = pyarrow.schema([(name, types[kind]) for name, kind in zip(names, kinds, strict=True)])
     _, rows = _read_draft(draft)
@@ -113,14 +131,15 @@ def _convert(cell: Any, kind: str) -> Any:
         return None
     if kind == "float":
         return float(cell)
-    return text_cell(cell) if kind == "string" else cell
+    if kind == "strings":
+        return [_write_half_characters(item) for item in cell]
+    return _write_half_characters(text_cell(cell)) if kind == "string" else cell
 
 
 def write_workbook(draft: Path, target: Path) -> None:
     """Write a draft as a workbook with one sheet. Every text stays a text: none is run as a formula."""
     import openpyxl
     from openpyxl.cell import WriteOnlyCell
-    from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
     book = openpyxl.Workbook(write_only=True)
     sheet = book.create_sheet("rows")
@@ -129,10 +148,10 @@ def write_workbook(draft: Path, target: Path) -> None:
     def make_cells(values: Sequence[Any]) -> Iterator[Any]:
         nonlocal num_cut
         for value in values:
-            if value is None or isinstance(value, bool | int | float):
+            if value is None or _is_sheet_number(value):
                 yield value
                 continue
-            text = ILLEGAL_CHARACTERS_RE.sub("", text_cell(value))
+            text = _NOT_IN_XML.sub("", _write_half_characters(text_cell(value)))
             num_cut += len(text) > MOST_CELL_LETTERS
             cell = WriteOnlyCell(sheet, value=text[:MOST_CELL_LETTERS])
             cell.data_type = "s"  # a text that begins with = would otherwise become a formula
@@ -148,6 +167,13 @@ def write_workbook(draft: Path, target: Path) -> None:
             f"{num_cut:,} texts were cut to {MOST_CELL_LETTERS:,} letters, the limit of a cell; .csv keeps them whole",
             "yellow",
         )
+
+
+def _is_sheet_number(value: Any) -> bool:
+    """Return whether a workbook can hold a value as a number or truth value."""
+    if isinstance(value, int):
+        return abs(value) <= _LARGEST_IN_SHEET
+    return isinstance(value, float) and math.isfinite(value)
 
 
 CONVERTERS: dict[str, Callable[[Path, Path], None]] = {".parquet": write_parquet, ".xlsx": write_workbook}

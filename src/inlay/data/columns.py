@@ -198,8 +198,10 @@ def read_text(value: Any, column: str) -> str:
     raise Fault(f"column `{column}` holds a {type(value).__name__}, not a text", "name another column with `--text`")
 
 
-def find_fault(text: str) -> Fault | None:
-    """Return why a text must not reach a tokenizer (half a character in it, or far too long); None if it may."""
+def find_fault(text: object) -> Fault | None:
+    """Return why a text must not reach a tokenizer (no text, half a character in it, far too long); None if it may."""
+    if not isinstance(text, str):
+        return Fault(f"`{text!r:.80}` is a {type(text).__name__}, not a text", "give a text")
     if len(text) > MOST_LETTERS:
         reason = f"a text of {len(text):,} characters, but a row may have {MOST_LETTERS:,}"
         return Fault(reason, "cut it into several rows: a task reads only as many tokens as its `max_length`")

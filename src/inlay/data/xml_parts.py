@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import IO, Any
 from xml.parsers import expat
 
 PROLOG_BYTES = 1 << 16
@@ -27,7 +27,7 @@ class UnsafeXML(Exception):
     """XML that is not read, and why."""
 
 
-def scan_xml(content: BinaryIO) -> Iterator[bytes]:
+def scan_xml(content: IO[bytes]) -> Iterator[bytes]:
     """Yield a part piece by piece, as UTF-8; raise `UnsafeXML` where it is unsafe to parse.
 
     What a parser would refuse at its start, such as a picture, is yielded unchecked.
